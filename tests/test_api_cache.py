@@ -20,7 +20,7 @@ from tests.timelyfreeze.helpers.stages import (
     process_group,
 )
 from timelyfreeze import ActivationCache, Row, TimelyFreeze
-from timelyfreeze.control.caching.verdict import N_COMPUTED, Verdict
+from timelyfreeze.front.caching.verdict import N_COMPUTED, Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -83,7 +83,7 @@ ALLOWED = {
         "import_module",
     ): "a module of ours that our own command names on the command line",
     (
-        "torchtitan/checkpoints/handover.py",
+        "torchtitan/checkpoints/manager.py",
         "read_metadata",
     ): "what the processes of this run have just told each other, never a file",
     (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from timelyfreeze.api import TimelyFreeze as TimelyFreeze
     from timelyfreeze.control import FreezeReport as FreezeReport
-    from timelyfreeze.control.caching import CacheUse as CacheUse
-    from timelyfreeze.control.caching import Row as Row
-    from timelyfreeze.control.caching import token_digest as token_digest
+    from timelyfreeze.front.caching import CacheUse as CacheUse
+    from timelyfreeze.front.caching import Row as Row
+    from timelyfreeze.front.caching import token_digest as token_digest
     from timelyfreeze.planning import FreezePlan as FreezePlan
     from timelyfreeze.planning import LpError as LpError
     from timelyfreeze.planning import plan_from_ratios as plan_from_ratios
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "api": ("TimelyFreeze",),
     "control": ("FreezeReport",),
-    "control.caching": ("CacheUse", "Row", "token_digest"),
+    "front.caching": ("CacheUse", "Row", "token_digest"),
     "planning": ("FreezePlan", "LpError", "plan_from_ratios", "solve_freeze_ratios"),
     "policies": (
         "Check", "Decision", "FreezePolicy", "Measurement", "Metric", "ModelLayout", "Source",

@@ -18,8 +18,8 @@ from timelyfreeze.control import (
     processors_of,
 )
 from timelyfreeze.control.arguments import check_alike, optimizer_errors, setting_errors
-from timelyfreeze.control.caching import NamedRows, Row
-from timelyfreeze.control.caching.library import cache_errors, front_identity, opened
+from timelyfreeze.front.caching import NamedRows, Row
+from timelyfreeze.front.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import FreezePolicy, chosen_policy
 from timelyfreeze.runtime import (

@@ -6,7 +6,7 @@ import pytest
 from turn_times import at_equal_speed, batches_from_json, outcome, resampled
 
 from tests.benchmarks.turns import CAP, OUTSIDE_MS, PLANNED, backward_ms, batches_text
-from timelyfreeze.schedule.actions import Action
+from timelyfreeze.schedule.order import Action
 
 STEADY = {mode: [1.0] * 3 for mode in ("nothing", "everything", CAP)}
 # Half as fast again whenever the plan is in force, with one batch that is slower still.

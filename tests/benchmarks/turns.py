@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.dag import build_dag, start_times
-from timelyfreeze.schedule.order import order_to_csv, parse_order
+from timelyfreeze.schedule.order import Action, ActionKind, order_to_csv, parse_action, parse_order
 from timelyfreeze.timing.bounds import uniform_bounds
 
 ORDER = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])

@@ -13,8 +13,7 @@ from PIL import Image
 
 from tests.fuzz.mangling import fuzzed, mangled_bytes, message_of
 from tests.make_assets.pictures import pixels, png, rows, write_parquet
-from torchtitan.images.examples import ImageError, ImageExamples
-from torchtitan.images.sources import ImagePlace, read_images
+from torchtitan.images.sources import ImageError, ImageExamples, ImagePlace, read_images
 
 
 def _jpeg() -> bytes:

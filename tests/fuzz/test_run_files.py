@@ -17,15 +17,24 @@ from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_js
 from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
 from timelyfreeze.plots import gallery, run_timelines, style
-from timelyfreeze.records.counts import COUNTS, FrozenCount
-from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
-from timelyfreeze.records.losses import LOSSES
-from timelyfreeze.records.responses import RESPONSES, ResponseRow, read_responses
-from timelyfreeze.records.steps import STEPS, StepRow
-from timelyfreeze.records.timeline_file import timeline_from_json
+from timelyfreeze.records.tables import (
+    COUNTS,
+    FRONT,
+    LOSSES,
+    PLASTICITY,
+    RESPONSES,
+    STEPS,
+    FrontRow,
+    FrozenCount,
+    PlasticityRow,
+    ResponseRow,
+    StepRow,
+    read_responses,
+)
+from timelyfreeze.records.timeline import timeline_from_json
 from timelyfreeze.records.title import read_names, run_title
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.losses import read_reference
+from torchtitan.freezing.report.step_record import read_reference
 
 PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]
 # What is drawn from a file, besides the titles.

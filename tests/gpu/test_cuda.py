@@ -8,7 +8,7 @@ from timelyfreeze.policies.policy import Measurement, Metric, Source
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
-from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.schedule.order import parse_action
 from torchtitan.upstream import fixes as upstream_fixes
 
 pytestmark = [

@@ -23,9 +23,9 @@ from timelyfreeze.compare.paper import command as paper
 from timelyfreeze.compare.paper import planned
 from timelyfreeze.compare.runs import find_runs
 from timelyfreeze.records import STEPS
-from timelyfreeze.records.losses import LOSSES
 from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
+from timelyfreeze.records.tables import LOSSES
 
 pytestmark = pytest.mark.slow
 

@@ -40,7 +40,7 @@ COMMANDS = {
         "from measured times: what freezing brings for any schedule, cap, split or front",
         extra="",
     ),
-    "draw": Command("timelyfreeze.plots.command", "plots and traces of a run", extra="plots"),
+    "draw": Command("timelyfreeze.plots.drawing", "plots and traces of a run", extra="plots"),
     "compare": Command(
         "timelyfreeze.compare.command", "run methods side by side; show what runs say", "plots"
     ),

@@ -13,10 +13,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from timelyfreeze.cli import part
+from timelyfreeze.cli import torchrun as part
 from timelyfreeze.cli.hub import with_fetched_model
+from timelyfreeze.files import write_whole
 
 USER_ERROR = 2
 # What torchrun takes where --rdzv_conf has no "timeout" and there is no --master_port.
@@ -112,3 +114,36 @@ def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 if __name__ == "__main__":
     main()
+
+
+# Names the file in which a part says how the run goes on; set where somebody will read it.
+NEXT = "TIMELYFREEZE_NEXT_PART"
+# What the part before has said.
+PRESENT = "TIMELYFREEZE_PART"
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a run goes on.
+
+    Attributes:
+        split: Layers of each process, which has one stage of the pipeline.
+        first_split: Likewise of the run's first part.
+        n_former: Processes of the part before.
+        left_at: When these began to leave, in seconds since the epoch.
+    """
+
+    split: Sequence[int]
+    first_split: Sequence[int]
+    n_former: int
+    left_at: float
+
+    def leave(self) -> None:
+        """Write it down for whoever starts processes; one process of the former part does."""
+        write_whole(Path(os.environ[NEXT]), json.dumps(asdict(self)).encode())
+
+
+def present_part() -> Part | None:
+    """Return what this process goes on from; None in the first part of a run."""
+    text = os.environ.get(PRESENT)
+    return None if text is None else Part(**json.loads(text))

@@ -23,7 +23,7 @@ import pandas as pd
 from timelyfreeze.compare.metrics import COLUMNS, Terms
 from timelyfreeze.compare.runs import FINISHED, Run
 from timelyfreeze.compare.runs.peers import split_peer
-from timelyfreeze.compare.runs.variants import concerning, variants, work_differs
+from timelyfreeze.compare.runs.run import concerning, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (

@@ -16,7 +16,19 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_ratios, training_losses
+from timelyfreeze.compare.curves import (
+    Curve,
+    Example,
+    Examples,
+    Point,
+    batches,
+    curves,
+    frozen_counts,
+    points,
+    same_work,
+    stage_ratios,
+    training_losses,
+)
 from timelyfreeze.compare.drawing import (
     Panels,
     by_schedule,
@@ -27,7 +39,6 @@ from timelyfreeze.compare.drawing import (
     draw_points,
     draw_stages,
 )
-from timelyfreeze.compare.examples import Example, Examples, batches, frozen_counts, same_work
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import (
@@ -47,7 +58,7 @@ from timelyfreeze.compare.plot import (
 )
 from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.compare.runs.peers import split_peer
-from timelyfreeze.plots.histogram import mean_frequency
+from timelyfreeze.plots.response import mean_frequency
 from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from timelyfreeze.control.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.front.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import ComparesOutputs, FreezePolicy, ReferenceSettings, build_layout
 from timelyfreeze.runtime import (
@@ -186,7 +186,7 @@ def checks_for(
         make_reference: Returns what compares them.
 
     Raises:
-        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.layout.build_layout`.
+        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.policy.build_layout`.
     """
     mine = {
         stage.stage_index: list(

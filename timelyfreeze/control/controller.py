@@ -13,6 +13,7 @@ when times are compared with it, every so many steps; when a policy's check is d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,20 +22,20 @@ from typing import Any
 
 from torch import Tensor
 
-from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
-from timelyfreeze.control.caching import FrontCache
 from timelyfreeze.control.collected import (
+    BatchLog,
     CollectedMetrics,
+    LoggedBatch,
     ObservedBatch,
     RankMetrics,
     collected,
 )
-from timelyfreeze.control.known import KnownPlan
+from timelyfreeze.control.known import NOT_MEASURED, KnownPlan
 from timelyfreeze.control.masks import BatchMasks, units_of
-from timelyfreeze.control.phase_log import PhaseLog
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
+from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
@@ -48,7 +49,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule, key
 from timelyfreeze.timing import DurationBounds
 
 
@@ -397,3 +398,35 @@ class FreezeController(KnownPlan):
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self._settled_front = state.get("front", self.checks.frozen_layers)
+
+
+logger = logging.getLogger(__name__)
+
+
+class PhaseLog:
+    """Writes to the log what phase a run is in."""
+
+    def __init__(self, phases: PhaseSchedule) -> None:
+        self._phases = phases
+        self._warned = False
+
+    def tell_phase(self, phase: Phase, step: int) -> None:
+        """Tell a phase that begins at ``step``."""
+        if phase is Phase.OFF:
+            return  # the planner has told, with the reason
+        last = None if phase is Phase.STABLE else self._phases.last_step_of(phase)
+        until = "the end" if last is None else f"step {last}"
+        logger.info("Freezing phase %s from step %d to %s", phase.value, step, until)
+
+    def tell_missing_plan(self, step: int, failure: str | None) -> None:
+        """Warn, once, that nothing is frozen although ``step`` should freeze by a plan."""
+        if self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
+            step,
+            key("monitor"),
+            self._phases.last_monitor_step,
+            failure or NOT_MEASURED,
+        )

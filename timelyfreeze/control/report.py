@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import within
 

@@ -1,13 +1,6 @@
 """Files: JSON that anyone may have written, CSV tables, safe replacement, locks."""
 
 from timelyfreeze.files.lock import FileLock, is_held
-from timelyfreeze.files.markdown import (
-    markdown_lines,
-    markdown_table,
-    markdown_text,
-    printable,
-    spreadsheet_cell,
-)
 from timelyfreeze.files.plain_json import (
     field_of,
     keys_of,
@@ -22,7 +15,20 @@ from timelyfreeze.files.plain_json import (
     whole_of,
 )
 from timelyfreeze.files.safe_write import write_obstacle, write_whole
-from timelyfreeze.files.table import AnyFloat, Count, Fraction, Number, OneOf, Seconds, Table
+from timelyfreeze.files.table import (
+    AnyFloat,
+    Count,
+    Fraction,
+    Number,
+    OneOf,
+    Seconds,
+    Table,
+    markdown_lines,
+    markdown_table,
+    markdown_text,
+    printable,
+    spreadsheet_cell,
+)
 
 __all__ = [
     "AnyFloat", "Count", "FileLock", "Fraction", "Number", "OneOf", "Seconds", "Table", "field_of",

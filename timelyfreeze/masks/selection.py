@@ -7,7 +7,7 @@ near the ratio, because the fraction is what shortens the backward. Notation: n 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -246,3 +246,142 @@ def check_ratio(ratio: float) -> None:
     """Raise ValueError if an actual freeze ratio is not in [0, 1]."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"the actual freeze ratio is {ratio}; it must lie in [0, 1]")
+
+
+@dataclass(frozen=True, eq=False)
+class FreezeUnits:
+    """The tensors of a stage, and the units that they are frozen in.
+
+    Attributes:
+        tensors: The n tensors.
+        table: The u units, each with the name of its first tensor, and in the order of those.
+        of_tensor: Number of the unit that each tensor belongs to, int64, shape [n]; u for those
+            that are never frozen.
+    """
+
+    tensors: ParameterTable
+    table: ParameterTable
+    of_tensor: NDArray[np.int64]
+
+    def spread(self, units: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the mask over tensors, shape [n], of one over units, shape [u]."""
+        return np.append(units, False)[self.of_tensor]
+
+    def gather(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the mask over units, shape [u], of one over tensors, shape [n].
+
+        What it says of tensors that are never frozen does not count.
+
+        Raises:
+            ValueError: If it freezes a part of a unit.
+        """
+        n_units = len(self.table.names)
+        units = np.zeros(n_units + 1, dtype=np.bool_)
+        units[self.of_tensor[mask]] = True
+        units = units[:n_units]
+        if (torn := (self.spread(units) != mask) & (self.of_tensor < n_units)).any():
+            raise ValueError(
+                f"{self.tensors.names[torn.argmax()]} is to stay live and other tensors of its "
+                "block are not; the block is compiled, so all of it is frozen or none"
+            )
+        return units
+
+
+def build_units(
+    tensors: ParameterTable,
+    blocks: Sequence[Sequence[int]] = (),
+    exact: NDArray[np.bool_] | None = None,
+) -> FreezeUnits:
+    """Group the tensors of a stage.
+
+    Args:
+        tensors: The n tensors.
+        blocks: Positions of tensors that are frozen together; every other tensor is alone.
+        exact: Which tensors are never frozen, bool, shape [n]; None for none.
+
+    Raises:
+        ValueError: If a tensor is in two blocks.
+    """
+    block_of: dict[int, tuple[int, ...]] = {}
+    for block in map(tuple, blocks):
+        for i in block:
+            if i in block_of:
+                raise ValueError(
+                    f"{tensors.names[i]} belongs to two compiled blocks, which would have to be "
+                    "frozen together; set compile.enable = false"
+                )
+            block_of[i] = block
+    n = len(tensors.names)
+    frozen = range(n) if exact is None else np.flatnonzero(~exact).tolist()
+    members = list(dict.fromkeys(block_of.get(i, (i,)) for i in frozen))
+    of_tensor = np.full(n, len(members), dtype=np.int64)
+    for unit, block in enumerate(members):
+        of_tensor[list(block)] = unit
+    of_tensor.setflags(write=False)
+    table = build_parameter_table(
+        (tensors.names[block[0]], int(tensors.sizes[list(block)].sum())) for block in members
+    )
+    return FreezeUnits(tensors, table, of_tensor)
+
+
+def fit_to_ratio(
+    table: ParameterTable, chosen: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Bring a policy's choice to a freeze ratio: Algorithm 2 of arXiv:2602.05754, App. C.2.
+
+    If the choice has just the ratio's part of the elements, it stands. If it has less, live tensors
+    are frozen besides, drawn uniformly; if more, frozen ones are drawn to stay live. The paper
+    counts single elements and rounds down; here whole tensors are drawn, each of those in question
+    with the same probability, such that the expected number of frozen elements is the ratio's
+    exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`).
+
+    Args:
+        table: The n tensors of the stage.
+        chosen: What the policy would freeze, bool, shape [n]. What is returned contains it, or is
+            part of it.
+        ratio: Actual freeze ratio, in [0, 1].
+        rng: Generator, from ``mask_rng``.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
+    """
+    check_ratio(ratio)
+    fraction = frozen_ratio(table, chosen)
+    if not chosen.any():
+        return draw_uniform(table, ratio, rng)
+    mask = chosen.copy()
+    if fraction < ratio:
+        mask[~chosen] = _draw(table, ~chosen, (ratio - fraction) / (1.0 - fraction), rng)
+    elif fraction > ratio:
+        mask[chosen] = _draw(table, chosen, ratio / fraction, rng)
+    return mask
+
+
+def fit_whole_stage(
+    table: ParameterTable, front: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Freeze all of a first stage, the front that a policy chose, or nothing.
+
+    The backward of a first stage ends at its lowest live tensor, so it becomes shorter by a front
+    that is frozen, and not by tensors here and there. A draw between the front and all, or between
+    the front and nothing, freezes the ratio's part of the elements in the mean.
+
+    ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
+    without any the stage is frozen all or nothing. Arguments and errors as for ``fit_to_ratio``.
+    """
+    check_ratio(ratio)
+    fraction = frozen_ratio(table, front)
+    if fraction >= ratio:
+        is_taken = fraction > 0.0 and draw_whether(ratio / fraction, rng)
+        return front & is_taken
+    return front | draw_whether((ratio - fraction) / (1.0 - fraction), rng)
+
+
+def _draw(
+    table: ParameterTable, among: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw ``ratio`` of the elements of the tensors ``among``; shape [among.sum()]."""
+    part = build_parameter_table(
+        (table.names[i], int(table.sizes[i])) for i in np.flatnonzero(among).tolist()
+    )
+    return draw_uniform(part, ratio, rng)

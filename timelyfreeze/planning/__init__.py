@@ -3,12 +3,18 @@
 from timelyfreeze.planning.background import BackgroundCall, BackgroundError, end_with_parent
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
+from timelyfreeze.planning.plan import (
+    FreezePlan,
+    plan_from_json,
+    plan_from_ratios,
+    plan_to_json,
+    skip_depths,
+)
 from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.planning.rank_times import RankTimes, bounds_from_times
-from timelyfreeze.planning.skipped_grads import skip_depths
 from timelyfreeze.planning.solution import (
+    RankTimes,
     Solution,
+    bounds_from_times,
     check_same_pipeline,
     solution_from_plain,
     solution_to_plain,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from timelyfreeze.planning.lp import MAX_ACTIONS_BY_SIMPLEX, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.planning.progress import steps_factor
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.settings import AUTO
 from timelyfreeze.timing import DurationBounds
@@ -86,3 +89,22 @@ def _plan(
         skips_grads=choices.skips_grads,
     )
     return replace(plan, steps_factor=steps_factor(dag, plan.ratios, bounds.captured))
+
+
+# No mean gradient is left of a tensor that is always frozen; it learns nothing at all.
+_MAX_RATIO = 0.99
+
+
+def steps_factor(dag: PipelineDag, ratios: NDArray[np.float64], captured: float = 0.0) -> float:
+    """Return how many times as many steps a plan takes: sqrt(1 + V), V the mean over stages.
+
+    Args:
+        dag: Precedence graph of A actions.
+        ratios: Shape [A].
+        captured: c, in [0, 1].
+    """
+    means = [
+        float(ratios[(dag.stages == stage) & dag.freezable].mean()) for stage in range(dag.n_stages)
+    ]
+    most = np.minimum((1.0 - captured) * np.array(means), _MAX_RATIO)
+    return math.sqrt(1.0 + float((most / (1.0 - most)).mean()))

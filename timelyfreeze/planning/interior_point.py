@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.planning.lower_bound import improved_lower_bound
-from timelyfreeze.planning.precedence import PrecedenceRows
-from timelyfreeze.planning.program import FreezeLp, LpError
+from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows
 
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.precedence import PrecedenceRows
-from timelyfreeze.planning.program import FreezeLp
+from timelyfreeze.planning.program import FreezeLp, PrecedenceRows
 
 Floats = NDArray[np.float64]
 

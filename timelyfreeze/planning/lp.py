@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning.interior_point import solve_by_interior_point
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
-from timelyfreeze.planning.precedence import PrecedenceRows
-from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
+from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows, build_lp
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import DurationBounds, shared_processors
 

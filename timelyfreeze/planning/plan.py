@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import field_of, number_of, parse_json, shown
-from timelyfreeze.planning.skipped_grads import idle_ms, skip_depths, skipped_actions
-from timelyfreeze.schedule import Action, PipelineDag, parse_action
-from timelyfreeze.timing import DurationBounds, play_batch, validate_bounds
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag, parse_action
+from timelyfreeze.timing import DurationBounds, play_batch, receiving, validate_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,3 +226,45 @@ _COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_
 def _gain(before_ms: float, after_ms: float) -> float:
     """Relative gain in throughput; infinite if nothing is left to wait for."""
     return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf
+
+
+def skip_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
+    """Return how many leading stages are frozen whole, by microbatch; those with none are left out.
+
+    Args:
+        dag: Precedence graph of A actions.
+        ratios: Freeze ratio of each action, shape [A].
+    """
+    whole = np.asarray(ratios, dtype=np.float64) == 1.0
+    frozen = {
+        (a.stage, a.microbatch) for a, is_whole in zip(dag.actions, whole, strict=True) if is_whole
+    }
+    depths = {}
+    for microbatch in sorted({microbatch for stage, microbatch in frozen if stage == 0}):
+        depth = 1
+        while (depth, microbatch) in frozen:
+            depth += 1
+        depths[microbatch] = depth
+    return depths
+
+
+def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool_]:
+    """Return which actions do nothing under given skip depths, shape [A].
+
+    They are the backwards of the leading stages, both halves of a split one. Those of the first
+    stage are not among them: it has no input gradient to leave out, and its bounds say what it
+    takes.
+    """
+    return np.array(
+        [
+            action.kind is not ActionKind.FORWARD
+            and 0 < action.stage < depths.get(action.microbatch, 0)
+            for action in dag.actions
+        ],
+        dtype=np.bool_,
+    )
+
+
+def idle_ms(dag: PipelineDag, bounds: DurationBounds) -> NDArray[np.float64]:
+    """Return what an action takes that does nothing, shape [A]: it still waits for its message."""
+    return np.where(receiving(dag), np.float64(bounds.p2p_overhead_ms), 0.0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.planning.rank_times import RankTimes, bounds_from_times
 from timelyfreeze.schedule import (
     PipelineDag,
     ScheduleOrder,
@@ -17,8 +18,27 @@ from timelyfreeze.schedule import (
     order_from_csv,
     order_to_csv,
 )
-from timelyfreeze.settings import key
-from timelyfreeze.timing import DurationBounds, bounds_from_json, bounds_to_json
+from timelyfreeze.settings import Phase, key
+from timelyfreeze.timing import (
+    UNFROZEN,
+    DurationBounds,
+    Pattern,
+    PatternTimes,
+    RankBatches,
+    batch_times,
+    bounds_from_json,
+    bounds_from_samples,
+    bounds_to_json,
+    executed_order,
+    halves,
+    interval_factor,
+    message_time,
+    play_batch,
+    receiving,
+    slowest,
+    slowest_replica,
+    with_messages,
+)
 
 
 @dataclass(frozen=True)
@@ -96,3 +116,147 @@ def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None
             f"of which this run has {len(theirs & ours)}; resume with "
             f"{key('pipeline')} and batch sizes, or, to measure anew, {key('begin_anew')}"
         )
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What one process measured while monitoring.
+
+    Attributes:
+        patterns: Times of actions and batches, by what the batches froze.
+        p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
+            receiver, milliseconds, as far as this process knows.
+        outside_ms: What steps took besides their batches, for each of them; in this process, which
+            may have waited for others.
+        warmup: Times of the batches before, which nothing is planned from.
+        energies: What the gradients of linear weights had inside of their subspaces, and in all.
+    """
+
+    patterns: tuple[PatternTimes, ...]
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    outside_ms: tuple[float, ...] = ()
+    warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
+    energies: tuple[float, float] = (0.0, 0.0)
+
+
+def bounds_from_times(
+    ranks: Sequence[RankTimes],
+    declared: ScheduleOrder,
+    n_processors: float | None = None,
+) -> tuple[ScheduleOrder, DurationBounds]:
+    """Return the order that ran, and its bounds with what messages take.
+
+    Args:
+        ranks: Times of every process; data-parallel replicas may repeat actions.
+        declared: What the schedule says it runs. If something else ran, that counts.
+        n_processors: How many ranks compute at once; None if each has a device of its own.
+
+    Raises:
+        ValueError: If times are missing or make no sense.
+    """
+    order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
+    if order != declared:
+        logger.warning(
+            "The schedule ran in another order than it declares; the plan is for what ran:\n%s",
+            order_to_csv(order),
+        )
+    dag = build_dag(order)
+    unfrozen, frozen = zip(*(halves(rank.patterns) for rank in ranks), strict=True)
+    bounds = bounds_from_samples(
+        dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
+    )
+    if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
+        logger.warning(
+            "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are "
+            "left unfrozen. If that surprises you, raise %s",
+            len(bounds.pinned),
+            int(dag.freezable.sum()),
+            ", ".join(str(a) for a in bounds.pinned[:4]),
+            key("monitor"),
+        )
+    bounds = replace(bounds, p2p_latency_ms=slowest(rank.p2p_latency_ms for rank in ranks))
+    monitored = _Monitored(dag, ranks, n_processors)
+    bounds = with_messages(dag, bounds, monitored.message_ms(bounds))
+    factor = interval_factor(monitored.missed_by(bounds))
+    if factor is not None:
+        factor *= monitored.with_doubled_messages(bounds)
+    return order, replace(bounds, interval_factor=factor)
+
+
+@dataclass(frozen=True)
+class _Monitored:
+    """The batches of warm-up and monitoring, beside a play of each from bounds."""
+
+    dag: PipelineDag
+    ranks: Sequence[RankTimes]
+    n_processors: float | None
+
+    def message_ms(self, bounds: DurationBounds) -> float:
+        """Return the overhead of a message: the mean of what the batches of all patterns say.
+
+        It depends on how busy the ranks are. Batches with nothing and with everything frozen are
+        the extremes, between which a planned one lies; half frozen ones lie between them too.
+        """
+        delays_ms = bounds.delays_ms(self.dag)
+        overheads_ms = [
+            message_time(self.dag, each, float(np.median(batches)), self.n_processors, delays_ms)
+            for each, batches in self._patterns(bounds)
+        ]
+        return sum(overheads_ms) / len(overheads_ms) if overheads_ms else 0.0
+
+    def with_doubled_messages(self, bounds: DurationBounds) -> float:
+        """Return how many times as long batches are if messages have twice their overhead.
+
+        The overhead was fitted to batches in which ranks wait for each other, and waiting hides
+        messages that are late. A plan takes that waiting away: what they cost then, no batch told.
+        """
+        lead_ms = bounds.p2p_overhead_ms * receiving(self.dag)
+        longer = (
+            self._play_ms(bounds, each + lead_ms) / self._play_ms(bounds, each)
+            for each, _ in self._patterns(bounds)
+            if each.any()
+        )
+        return max(longer, default=1.0)
+
+    def missed_by(self, bounds: DurationBounds) -> list[float]:
+        """Return measured over played time of each batch, whatever it froze, oldest first."""
+        warmup = self._batches([rank.warmup for rank in self.ranks], bounds)
+        missed_by = []
+        for durations_ms, batches_ms in [(bounds.max_ms, warmup), *self._patterns(bounds)]:
+            played_ms = self._play_ms(bounds, durations_ms)
+            missed_by += [each / played_ms if played_ms > 0.0 else 0.0 for each in batches_ms]
+        return missed_by
+
+    def _play_ms(self, bounds: DurationBounds, durations_ms: NDArray[np.float64]) -> float:
+        delays_ms = bounds.delays_ms(self.dag)
+        return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
+
+    def _patterns(
+        self, bounds: DurationBounds
+    ) -> Iterator[tuple[NDArray[np.float64], tuple[float, ...]]]:
+        """Yield what actions take by the bounds, and the timed batches, of each pattern; ms."""
+        for pattern in dict.fromkeys(each.pattern for rank in self.ranks for each in rank.patterns):
+            batches_ms = self._batches([_of_pattern(rank, pattern) for rank in self.ranks], bounds)
+            if batches_ms:
+                is_frozen = [pattern.freezes(action) for action in self.dag.actions]
+                yield np.where(is_frozen, bounds.min_ms, bounds.max_ms), batches_ms
+
+    def _batches(self, ranks: Sequence[PatternTimes], bounds: DurationBounds) -> tuple[float, ...]:
+        """Return the time of each batch from each rank's action times and spans."""
+        batches = [
+            RankBatches(
+                tuple((Phase.STABLE.value, span_ms) for span_ms in rank.spans_ms),
+                {action: float(np.median(values)) for action, values in rank.times.items()},
+            )
+            for rank in ranks
+        ]
+        return batch_times(self.dag, batches, bounds.delays_ms(self.dag)).get(Phase.STABLE, ())
+
+
+def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
+    return next(
+        (entry for entry in rank.patterns if entry.pattern == pattern), PatternTimes(pattern, {})
+    )

@@ -9,29 +9,16 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots.convergence import convergence_figure
-from timelyfreeze.plots.curves import curves_figure
+from timelyfreeze.plots.curves import convergence_figure, curves_figure, loss_figure
 from timelyfreeze.plots.front import front_figure
-from timelyfreeze.plots.histogram import histogram_figure
-from timelyfreeze.plots.loss import loss_figure
-from timelyfreeze.plots.response import response_figure
+from timelyfreeze.plots.response import histogram_figure, response_figure
 from timelyfreeze.plots.run_timelines import (
     draw_measured,
     draw_predicted,
     trace_measured,
     trace_predicted,
 )
-from timelyfreeze.records import (
-    RunNames,
-    counts,
-    front,
-    losses,
-    moves,
-    read_names,
-    responses,
-    run_title,
-    steps,
-)
+from timelyfreeze.records import RunNames, read_names, run_title, tables
 
 Row = TypeVar("Row")
 Draw = Callable[[Path], Figure | str]
@@ -66,8 +53,8 @@ def draw_curves(run_folder: Path) -> Figure | str:
     unit = "tokens" if names is None else names.unit
     draw = _draws(
         partial(curves_figure, n_emulated=n_emulated, unit=unit),
-        steps.STEPS.read,
-        f"{steps.STEPS.name} has no step: the run ended before the first step was logged",
+        tables.STEPS.read,
+        f"{tables.STEPS.name} has no step: the run ended before the first step was logged",
     )
     return draw(run_folder)
 
@@ -86,38 +73,38 @@ def draw_front(run_folder: Path) -> Figure | str:
         ValueError: If a file cannot be read.
     """
     try:
-        rows = front.FRONT.read(run_folder)
+        rows = tables.FRONT.read(run_folder)
     except FileNotFoundError:
-        return f"{front.FRONT.name} has no step: the run's method freezes no front"
-    has_evaluations = (run_folder / front.PLASTICITY.name).exists()
-    evaluations = front.PLASTICITY.read(run_folder) if has_evaluations else []
+        return f"{tables.FRONT.name} has no step: the run's method freezes no front"
+    has_evaluations = (run_folder / tables.PLASTICITY.name).exists()
+    evaluations = tables.PLASTICITY.read(run_folder) if has_evaluations else []
     if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
-        return f"{front.FRONT.name} has no front: nothing was frozen yet"
-    has_moves = (run_folder / moves.MOVES.name).exists()
-    moved = moves.MOVES.read(run_folder) if has_moves else []
+        return f"{tables.FRONT.name} has no front: nothing was frozen yet"
+    has_moves = (run_folder / tables.MOVES.name).exists()
+    moved = tables.MOVES.read(run_folder) if has_moves else []
     return front_figure(rows, evaluations, run_title(run_folder), moved)
 
 
 draw_convergence = _draws(
     convergence_figure,
-    steps.STEPS.read,
-    f"{steps.STEPS.name} has neither kappa nor p_eff: nothing was frozen, or too few steps",
+    tables.STEPS.read,
+    f"{tables.STEPS.name} has neither kappa nor p_eff: nothing was frozen, or too few steps",
     lambda row: row.kappa is not None or row.p_eff is not None,
 )
 draw_loss = _draws(
     loss_figure,
-    losses.LOSSES.read,
-    f"{losses.LOSSES.name} has no loss: none was logged",
+    tables.LOSSES.read,
+    f"{tables.LOSSES.name} has no loss: none was logged",
 )
 draw_response = _draws(
     response_figure,
-    responses.read_responses,
-    f"{responses.RESPONSES.name} has no backward: the run froze nothing, or has not ended",
+    tables.read_responses,
+    f"{tables.RESPONSES.name} has no backward: the run froze nothing, or has not ended",
 )
 draw_histogram = _draws(
     histogram_figure,
-    counts.COUNTS.read,
-    f"{counts.COUNTS.name} has no backward: freezing has not begun, or the run has not ended",
+    tables.COUNTS.read,
+    f"{tables.COUNTS.name} has no backward: freezing has not begun, or the run has not ended",
     lambda row: row.backwards,
 )
 

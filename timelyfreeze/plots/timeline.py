@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from numpy.typing import NDArray
 
-from timelyfreeze.plots.style import BLACK, FAINT_INK, LANE, TITLE_POINTS, house_style
-from timelyfreeze.plots.timeline_batch import (
-    COLORS,
-    FOOT_COLOR,
-    OUTLINE,
-    draw_batch,
-    stage_places,
-    tint,
+from timelyfreeze.plots.style import (
+    BLACK,
+    FAINT_INK,
+    INK,
+    LANE,
+    PURPLE,
+    SKY,
+    TEXT_POINTS,
+    TITLE_POINTS,
+    VERMILLION,
+    YELLOW,
+    annotate,
+    house_style,
 )
-from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Timeline
+from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Block, Timeline
 from timelyfreeze.schedule import ActionKind
 
 _LANES_INCHES = 10.0  # of all lanes together, so that many batches still make one picture
@@ -145,3 +156,190 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
         handlelength=1.8,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
     )
+
+
+COLORS = {
+    ActionKind.FORWARD: SKY,
+    ActionKind.FULL_BACKWARD: VERMILLION,
+    ActionKind.INPUT_BACKWARD: YELLOW,
+    ActionKind.WEIGHT_BACKWARD: PURPLE,
+}
+# Weight gradients fill gaps; they are lower than the rest, which tells them apart in grey too.
+_HEIGHTS = {ActionKind.WEIGHT_BACKWARD: 0.62}
+_LANE_HEIGHT = 0.86
+# A block with everything frozen keeps this much of its colour.
+_LEAST_COLOR = 0.2
+# More tints cannot be told apart, and all blocks of one tint are one path in the file.
+_TINTS = 20
+_FOOT_HEIGHT = 0.2
+FOOT_COLOR = "#3A3A3A"
+OUTLINE = 1.3
+_DIGIT_WIDTH = 0.62  # in font sizes
+_LEAST_POINTS = 5.0
+
+
+def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
+    """Draw a batch into axes whose lanes are so high, at so many points a millisecond."""
+    n, batch_ms = timeline.n_ranks, timeline.batch_ms
+    lanes = [_box(0.0, batch_ms, rank, _LANE_HEIGHT) for rank in range(n)]
+    _add_boxes(ax, lanes, facecolor=LANE, edgecolor="none", zorder=1)
+    by_tint: dict[tuple[float, float, float], list[Block]] = {}
+    for block in timeline.ran:
+        by_tint.setdefault(block_color(block), []).append(block)
+    for color, blocks in by_tint.items():
+        boxes = [_box(b.start_ms, b.end_ms, b.rank, _height(b)) for b in blocks]
+        _add_boxes(ax, boxes, facecolor=color, edgecolor="white", linewidth=0.3, zorder=2)
+    _add_boxes(ax, _foot_bars(timeline), facecolor=FOOT_COLOR, edgecolor="none", zorder=3)
+    _draw_critical_path(ax, timeline)
+    _draw_numbers(ax, timeline, lane_inches, points_per_ms)
+    _name_empty_lanes(ax, timeline)
+    ax.set_ylim(n - 0.5, -0.5)
+    ax.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    for rank, fraction in enumerate(timeline.rank_bubbles):
+        place = ("axes fraction", "data")
+        annotate(ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center")
+
+
+def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
+    """Say of ranks that the batch passed by why they have no block."""
+    for rank in set(range(timeline.n_ranks)) - {block.rank for block in timeline.ran}:
+        middle = (timeline.batch_ms / 2, float(rank))
+        annotate(
+            ax,
+            f"nothing of this batch runs: {FRONT_READ}",
+            middle,
+            "data",
+            ha="center",
+            va="center",
+        )
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[np.float64]:
+    top, bottom = rank - height / 2, rank + height / 2
+    corners = [(start_ms, top), (end_ms, top), (end_ms, bottom), (start_ms, bottom)]
+    return np.array([*corners, corners[0]])
+
+
+def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **style: Any) -> None:
+    """Draw boxes of one look as one path: much smaller files than a path for each."""
+    if not boxes:
+        return
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **style))
+
+
+def _height(block: Block) -> float:
+    return _LANE_HEIGHT * _HEIGHTS.get(block.action.kind, 1.0)
+
+
+def block_color(block: Block) -> tuple[float, float, float]:
+    """Return the colour of a block: its kind's, mixed with white as far as it is frozen."""
+    return tint(block.action.kind, block.freeze_ratio)
+
+
+def tint(kind: ActionKind, freeze_ratio: float) -> tuple[float, float, float]:
+    """Return red, green and blue, in [0, 1], of an action that is frozen so far."""
+    frozen = round(freeze_ratio * _TINTS) / _TINTS
+    strength = 1.0 - (1.0 - _LEAST_COLOR) * frozen
+    red, green, blue = (1.0 - strength * (1.0 - part) for part in to_rgb(COLORS[kind]))
+    return red, green, blue
+
+
+# -- stages of a rank ------------------------------------------------------------------------------
+
+
+def stage_places(timeline: Timeline) -> dict[int, int]:
+    """Return of each stage the how-manieth of its rank it is, from 0."""
+    stages: dict[int, list[int]] = {}
+    for stage, rank in enumerate(timeline.order.stage_to_rank):
+        stages.setdefault(rank, []).append(stage)
+    return {stage: place for held in stages.values() for place, stage in enumerate(held)}
+
+
+def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
+    """Return a bar at the foot of each block whose stage is not its rank's first."""
+    places = stage_places(timeline)
+    most = max(places.values())
+    bars = []
+    for block in timeline.ran:
+        place = places[block.action.stage]
+        if place:
+            height = _LANE_HEIGHT * _FOOT_HEIGHT * (1.0 if most == 1 else 2.0 * place / most)
+            foot = block.rank + _height(block) / 2
+            bars.append(_box(block.start_ms, block.end_ms, foot - height / 2, height))
+    return bars
+
+
+# -- critical path ---------------------------------------------------------------------------------
+
+
+def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
+    """Outline each stretch of the path on a rank, and join the stretches."""
+    stretches = list(_stretches(timeline))
+    boxes = [_box(s[0].start_ms, s[-1].end_ms, s[0].rank, _LANE_HEIGHT) for s in stretches]
+    look: Any = {"facecolor": "none", "edgecolor": BLACK, "linewidth": OUTLINE}
+    _add_boxes(ax, boxes, **look, joinstyle="miter", zorder=4)
+    lines = []
+    for before, after in pairwise(stretches):
+        down = np.sign(after[0].rank - before[0].rank) * _LANE_HEIGHT / 2
+        lines.append(
+            [(before[-1].end_ms, before[0].rank + down), (after[0].start_ms, after[0].rank - down)]
+        )
+    ax.add_collection(LineCollection(lines, colors=BLACK, linewidths=OUTLINE, zorder=4))
+
+
+def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
+    """Yield the critical path in pieces that stay on one rank."""
+    path = [block for block in timeline.ran if block.is_critical]
+    path.sort(key=lambda block: (block.end_ms, block.start_ms))
+    stretch: list[Block] = []
+    for block in path:
+        if stretch and stretch[-1].rank != block.rank:
+            yield stretch
+            stretch = []
+        stretch.append(block)
+    if stretch:
+        yield stretch
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
+    points = min(TEXT_POINTS, 0.5 * 72.0 * lane_inches)
+    rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(stage_places(timeline).values()) else 0.0
+    for kind in ActionKind:
+        blocks = [block for block in timeline.ran if block.action.kind is kind]
+        for block, size in _readable(blocks, points_per_ms):
+            ax.text(
+                (block.start_ms + block.end_ms) / 2,
+                block.rank - rise,
+                str(block.action.microbatch),
+                ha="center",
+                va="center_baseline",
+                fontsize=min(points, size),
+                color=INK,
+                zorder=5,
+                clip_on=True,
+            )
+
+
+def _readable(blocks: Sequence[Block], points_per_ms: float) -> Iterable[tuple[Block, float]]:
+    """Return blocks that have room for their number, and its size in points.
+
+    None where they are less than half of what there is: the few numbers left would only be noise.
+    """
+    sizes = []
+    for block in blocks:
+        n_digits = len(str(block.action.microbatch))
+        size = block.duration_ms * points_per_ms / (_DIGIT_WIDTH * n_digits + 0.3)
+        if size >= _LEAST_POINTS:
+            sizes.append((block, round(size, 1)))
+    # By time and not by count: backwards that a plan leaves out altogether take next to none.
+    readable_ms = sum(block.duration_ms for block, _ in sizes)
+    return sizes if 2.0 * readable_ms > sum(block.duration_ms for block in blocks) else []

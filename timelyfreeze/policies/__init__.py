@@ -13,16 +13,6 @@ from timelyfreeze.policies import (
     pipetransformer,
     smartpipe,
 )
-from timelyfreeze.policies.comparison import (
-    Compared,
-    ComparesOutputs,
-    Difference,
-    Evaluation,
-    Observed,
-    ReferenceSettings,
-    together,
-)
-from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.methods import (
     Method,
     chosen_policy,
@@ -35,14 +25,23 @@ from timelyfreeze.policies.policy import (
     NONE,
     PLANNED,
     Check,
+    Compared,
+    ComparesOutputs,
     Decision,
+    Difference,
+    Evaluation,
     FreezePolicy,
     Measurement,
     Metric,
+    ModelLayout,
+    Observed,
+    ReferenceSettings,
     Source,
+    build_layout,
     freezes_whole_layers,
     register_policy,
     registered_policies,
+    together,
 )
 
 __all__ = [

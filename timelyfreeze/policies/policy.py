@@ -13,18 +13,249 @@ section ``[freezing.<name>]`` of the configuration, the strings under them the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.policies.comparison import Evaluation, Observed
-from timelyfreeze.policies.layout import ModelLayout
+IN_FRONT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLayout:
+    """Tensors of all stages, stage after stage, in each stage in the order of its parameters.
+
+    Attributes:
+        names: The n parameter names, each once.
+        sizes: Number of elements of each, int64, shape [n].
+        stages: Stage that holds each, int64, shape [n].
+        layers: Layer of each, int64, shape [n]: 0 to L - 1 for the transformer blocks from front to
+            back, -1 for what comes before them (the embedding), L for what comes after (the final
+            norm and the head).
+        n_layers: Number of transformer blocks L.
+    """
+
+    names: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    layers: NDArray[np.int64]
+    n_layers: int
+
+    def of_stage(self, stage: int) -> NDArray[np.int64]:
+        """Positions of a stage's tensors, int64, in the order of its parameters."""
+        return np.flatnonzero(self.stages == stage)
+
+    def prefix(self, n_layers: int) -> NDArray[np.bool_]:
+        """Mark the tensors of the first ``n_layers`` transformer blocks; bool, shape [n].
+
+        The embedding goes with the first layer: while it is trained, the chain of input gradients
+        has to run through everything behind it, and freezing the front would save little.
+
+        Raises:
+            ValueError: If there are not so many layers.
+        """
+        if not 0 <= n_layers <= self.n_layers:
+            raise ValueError(
+                f"a prefix of {n_layers} layers is asked for; the model has {self.n_layers}"
+            )
+        if n_layers == 0:
+            return np.zeros(len(self.names), dtype=np.bool_)
+        return self.layers < n_layers
+
+    def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
+        in_blocks = (self.layers >= 0) & (self.layers < self.n_layers)
+        sums = np.zeros(self.n_layers, dtype=np.float64)
+        np.add.at(sums, self.layers[in_blocks], np.asarray(values, dtype=np.float64)[in_blocks])
+        return sums
+
+
+def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout:
+    """Put the stages of a pipeline together.
+
+    A tensor's layer is read from the first number in its name (``layers.7.attention.wq.weight``),
+    as every model of the kind has it. Layers are counted in the order in which they come, so their
+    numbers need not start at 0.
+
+    Args:
+        stages: For every stage, names and numbers of elements of its parameters, in order.
+
+    Raises:
+        ValueError: If a name occurs twice, a layer is spread over places that are not next to each
+            other, or no name has a number.
+    """
+    tensors = [(stage, name, size) for stage in sorted(stages) for name, size in stages[stage]]
+    names = [name for _, name, _ in tensors]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"parameter {twice!r} is in the model twice; policies need names that are "
+            "unique over all stages, with the layer's number in the whole model: keep the blocks "
+            "of a stage in nn.ModuleDict({'3': block, ...})"
+        )
+    numbers = [_layer_number(name) for name in names]
+    order = list(dict.fromkeys(number for number in numbers if number is not None))
+    if not order:
+        raise ValueError(
+            "no parameter name has a layer number (as in layers.0.attention.wq.weight), so layers "
+            f"cannot be told apart; names begin with {names[:3]}; keep the blocks of a stage in "
+            "nn.ModuleDict({'3': block, ...})"
+        )
+    index = {number: layer for layer, number in enumerate(order)}
+    layers: list[int] = []
+    for number in numbers:
+        if number is not None:
+            layers.append(index[number])
+        else:
+            seen_a_layer = any(layer >= 0 for layer in layers)
+            layers.append(len(order) if seen_a_layer else IN_FRONT)
+    inner = [layer for layer in layers if 0 <= layer < len(order)]
+    if inner != sorted(inner):
+        raise ValueError(
+            "the layers of the model are not in order from the first stage to the last; "
+            "freezing from the front needs them so"
+        )
+    return ModelLayout(
+        names=tuple(names),
+        sizes=_read_only([size for _, _, size in tensors]),
+        stages=_read_only([stage for stage, _, _ in tensors]),
+        layers=_read_only(layers),
+        n_layers=len(order),
+    )
+
+
+def _layer_number(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+
+
+def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
+    array = np.array(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+BACKGROUND = "background"
+INLINE = "inline"
+PLACES = (BACKGROUND, INLINE)
+INT8 = "int8"
+FLOAT32 = "float32"
+PRECISIONS = (INT8, FLOAT32)
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """How a reference is made and run.
+
+    Attributes:
+        place: ``BACKGROUND``, in a process of its own that nobody waits for, or ``INLINE``, in the
+            training process, which then waits.
+        precision: What its linear layers compute in, one of ``PRECISIONS``.
+        max_tokens: Tokens of an output that are compared, at most; 0 to compare examples.
+        squared: As in :func:`timelyfreeze.policies.plasticity.similarity_loss`.
+        queue_length: Comparisons that may wait for a process; more are dropped.
+        max_cpu_load: Load average per core above which no comparison is begun.
+    """
+
+    place: str = BACKGROUND
+    precision: str = INT8
+    max_tokens: int = 256
+    squared: bool = False
+    queue_length: int = 2
+    max_cpu_load: float = 0.5
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Blocks that are to be compared until the next check.
+
+    Attributes:
+        first: Their first layer.
+        end: The layer behind their last.
+        copy: Number of the copy; a new number asks for one of the weights as they are now.
+    """
+
+    first: int
+    end: int
+    copy: int
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """What one comparison has found.
+
+    Attributes:
+        step: Step whose batch went through both.
+        first: First layer of the blocks.
+        value: Plasticity.
+    """
+
+    step: int
+    first: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a decision has made of one comparison.
+
+    Attributes:
+        step: Step whose batch went through both.
+        module: Number of the part of the model, from the front.
+        value: Plasticity.
+        smoothed: Its moving mean.
+    """
+
+    step: int
+    module: int
+    value: float
+    smoothed: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a rank, or all of them together, have seen since the check before.
+
+    Attributes:
+        loss: Mean over the steps that count; None if nobody has seen one.
+        learning_rate: Of the step of the check; None if nobody knows it.
+        differences: What comparisons have found, oldest first. One may arrive checks later.
+        dropped: Comparisons that were left out: no room, a busy machine, a process that died.
+    """
+
+    loss: float | None
+    learning_rate: float | None
+    differences: tuple[Difference, ...] = ()
+    dropped: int = 0
+
+
+def together(ranks: Sequence[Observed]) -> Observed:
+    """Put together what the ranks have seen: the mean loss of all that have one."""
+    losses = [rank.loss for rank in ranks if rank.loss is not None]
+    rates = [rank.learning_rate for rank in ranks if rank.learning_rate is not None]
+    return Observed(
+        sum(losses) / len(losses) if losses else None,
+        rates[0] if rates else None,
+        tuple(sorted(found for rank in ranks for found in rank.differences)),
+        sum(rank.dropped for rank in ranks),
+    )
+
+
+@runtime_checkable
+class ComparesOutputs(Protocol):
+    """A policy that wants comparisons: its checks have ``Check.observed``."""
+
+    @property
+    def reference_settings(self) -> ReferenceSettings:
+        """How the reference is made and run."""
+
+    def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
+        """Return what to compare until the next check, or None."""
+
 
 NONE = "none"
 LORA = "lora"
@@ -83,7 +314,7 @@ class Check:
             start. A tensor that was frozen all the time has not changed: its ``ABS_SUM`` is 0.
         seed: For policies that draw: the same on every rank and after a resume.
         observed: Losses, learning rate and comparisons, for a policy that compares outputs
-            (:class:`timelyfreeze.policies.comparison.ComparesOutputs`); None at the start.
+            (:class:`timelyfreeze.policies.policy.ComparesOutputs`); None at the start.
         step: Optimizer step that has just ended; 0 at the start.
     """
 

@@ -1,6 +1,5 @@
 """What a run leaves behind, as values and files: timelines, traces, losses, steps, summary."""
 
-from timelyfreeze.records.benchmarks import AVERAGED, BENCHMARKS, BY_KEY, Benchmark
 from timelyfreeze.records.convergence import (
     SKIPPED_STEPS,
     UNFROZEN_PHASES,
@@ -12,42 +11,54 @@ from timelyfreeze.records.convergence import (
     mean_p_eff,
     passed_energy,
 )
-from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
-from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
-from timelyfreeze.records.losses import (
-    ACCURACIES,
-    LOSSES,
-    WINDOW,
-    AccuracyRow,
-    LossRow,
-    last_running_mean,
-    running_means,
-    seconds_to_reach,
-)
-from timelyfreeze.records.moves import MOVES, Move
-from timelyfreeze.records.responses import RESPONSES, ResponseRow
 from timelyfreeze.records.scores import (
+    AVERAGED,
+    BENCHMARKS,
+    BY_KEY,
     HUB,
     SCORES,
+    Benchmark,
     Score,
     Scores,
     read_scores,
     render_scores,
     scores_to_json,
 )
-from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
-from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
+from timelyfreeze.records.tables import (
+    ACCURACIES,
+    COUNTS,
+    FRONT,
+    LOSSES,
+    MOVES,
+    PLASTICITY,
+    RESPONSES,
+    STEPS,
+    WINDOW,
+    AccuracyRow,
+    FrontRow,
+    FrozenCount,
+    LossRow,
+    Move,
+    NeverUpdated,
+    PlasticityRow,
+    ResponseRow,
+    StepRow,
+    last_running_mean,
+    never_updated,
+    running_means,
+    seconds_to_reach,
+)
 from timelyfreeze.records.timeline import (
     FRONT_READ,
     FROZEN,
     KIND_WORDS,
     UNFROZEN,
     Block,
+    SeenBatch,
     Timeline,
+    measured_timeline,
     predicted_timelines,
-)
-from timelyfreeze.records.timeline_file import (
     timeline_file,
     timeline_files,
     timeline_from_json,

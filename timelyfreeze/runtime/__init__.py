@@ -1,14 +1,17 @@
 """The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
 
-from timelyfreeze.runtime.adoption import adopt_stages
-from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entering.ahead import FrontAhead
-from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
-from timelyfreeze.runtime.exchange import Exchange, GridExchange, exchange_of, together
-from timelyfreeze.runtime.masked_backward import masked_full_backward
-from timelyfreeze.runtime.outside_clock import OutsideClock
-from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
-from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.front.entering.ahead import FrontAhead
+from timelyfreeze.front.entering.entry import BatchEntry, BlockPlace
+from timelyfreeze.runtime.exchange import (
+    Exchange,
+    GridExchange,
+    exchange_of,
+    measure_transfers,
+    together,
+)
+from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_backward
+from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, clock_for
+from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     greet_other_ranks_alone,
@@ -24,7 +27,6 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
-from timelyfreeze.runtime.transfers import measure_transfers
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",

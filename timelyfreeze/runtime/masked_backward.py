@@ -7,16 +7,20 @@ optimizers skip entirely: neither weight decay nor moments touch it.
 
 ``requires_grad`` is never changed here: checkpoints drop the optimizer state of parameters without
 it, and pipeline stages decide by it what to exchange. Compiled blocks need it off for the length of
-their forward; see :mod:`timelyfreeze.runtime.compiled_blocks`.
+their forward; see :mod:`timelyfreeze.runtime.masked_backward`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.autograd.graph import Node
 
 
@@ -118,3 +122,59 @@ def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
         torch.zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None
         for t in stage_inputs
     )
+
+
+class CompiledBlocks:
+    """The modules inside a stage's module that ``torch.compile`` was applied to.
+
+    Call this after parallelisms have been applied: FSDP's hooks have to run before the ones that
+    are put on the blocks here.
+
+    Args:
+        module: The stage's module.
+
+    Attributes:
+        positions: For each block with parameters, where they stand among those of ``module``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        position = {id(p): i for i, p in enumerate(module.parameters())}
+        blocks = [b for b in module.modules() if isinstance(b, OptimizedModule)]
+        self._blocks = [b for b in blocks if any(True for _ in b.parameters())]
+        self.positions = tuple(
+            tuple(position[id(p)] for p in block.parameters()) for block in self._blocks
+        )
+        self._frozen: frozenset[nn.Module] = frozenset()
+        self._hidden: list[Tensor] = []
+        for block in self._blocks:
+            block.register_forward_pre_hook(self._hide)
+            block.register_forward_hook(self._show)
+
+    @contextmanager
+    def without_weight_gradients(self, mask: NDArray[np.bool_] | None) -> Iterator[None]:
+        """Run the stage's forward such that the blocks that ``mask`` freezes have no dW.
+
+        Args:
+            mask: Over the parameters of the module, bool; True throughout a frozen block. None
+                freezes nothing.
+        """
+        if mask is not None:
+            pairs = zip(self._blocks, self.positions, strict=True)
+            self._frozen = frozenset(b for b, where in pairs if mask[list(where)].all())
+        try:
+            yield
+        finally:
+            self._frozen = frozenset()
+            self._show()
+
+    def _hide(self, block: nn.Module, inputs: Any) -> None:
+        # Without gradients at all, a third variant would be compiled for nothing.
+        if block in self._frozen and torch.is_grad_enabled():
+            self._hidden = [p for p in block.parameters() if p.requires_grad]
+            for parameter in self._hidden:
+                parameter.requires_grad_(False)
+
+    def _show(self, *hook_arguments: Any) -> None:
+        for parameter in self._hidden:
+            parameter.requires_grad_(True)
+        self._hidden = []

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn, no_grad
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
-from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING
-from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
+from timelyfreeze.front.entering.entry import AT_THE_FRONT, EMBEDDING, FrozenBlocks
 from timelyfreeze.runtime.low_rank.stage import LowRankStage
 from timelyfreeze.runtime.masked_backward import (
+    CompiledBlocks,
     accumulation_nodes,
     drop_frozen,
     masked_full_backward,
@@ -334,3 +335,30 @@ class FreezingStage(LowRankStage):
                 self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)
+
+
+def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
+    """Make plain pipeline stages freezing ones, in place; without a recorder nothing changes.
+
+    Raises:
+        ValueError: If one is no ``PipelineStage``, or replicates its gradients in a way that masked
+            backwards do not know.
+    """
+    for stage in stages:
+        kind, index = type(stage), getattr(stage, "stage_index", "?")
+        if not isinstance(stage, PipelineStage):
+            raise ValueError(
+                f"stage {index} is a {kind.__name__}; it must be a PipelineStage of "
+                "torch.distributed.pipelining"
+            )
+        if isinstance(stage.submod, DistributedDataParallel):
+            raise ValueError(
+                f"stage {index} is wrapped in DistributedDataParallel, which waits for the "
+                "gradients of frozen tensors; shard it with fully_shard, or reduce its gradients "
+                "yourself before the optimizer's step"
+            )
+        if not isinstance(stage, FreezingStage):
+            is_plain = kind is PipelineStage
+            both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})
+            stage.__class__ = both or FreezingStage
+    return list(stages)

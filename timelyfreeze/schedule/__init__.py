@@ -1,6 +1,5 @@
 """Pipeline schedules: actions, their order on each rank, and the graph of what waits for what."""
 
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.dag import (
     PipelineDag,
     build_dag,
@@ -14,11 +13,14 @@ from timelyfreeze.schedule.dag import (
     start_times,
 )
 from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
     ScheduleError,
     ScheduleOrder,
     build_order,
     order_from_csv,
     order_to_csv,
+    parse_action,
     parse_order,
 )
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order

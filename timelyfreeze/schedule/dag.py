@@ -15,8 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleError, ScheduleOrder
 from timelyfreeze.settings import key
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)

@@ -6,8 +6,7 @@ One stage per rank. Notation: S stages, M microbatches. They follow what the sch
 
 from __future__ import annotations
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder, build_order
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, build_order
 from timelyfreeze.settings import key
 
 

@@ -1,6 +1,5 @@
 """What a user chooses: phases of a run, and the settings of freezing."""
 
-from timelyfreeze.settings.cache import GIB, ActivationCache, CacheSettings
 from timelyfreeze.settings.choices import (
     ALL_OR_NOTHING,
     AUTO,
@@ -21,9 +20,14 @@ from timelyfreeze.settings.choices import (
     subspace_errors,
     unknown_words,
 )
-from timelyfreeze.settings.elastic import ElasticSettings
+from timelyfreeze.settings.front import (
+    GIB,
+    ActivationCache,
+    CacheSettings,
+    ElasticSettings,
+    PackingSettings,
+)
 from timelyfreeze.settings.names import arguments_named, key, name_arguments
-from timelyfreeze.settings.packing import PackingSettings
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
     MIXED,

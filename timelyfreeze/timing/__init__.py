@@ -3,29 +3,40 @@
 from timelyfreeze.timing.batches import (
     RankBatches,
     batch_times,
+    holds_for,
+    interval_factor,
     misreading,
+    range_of,
     rank_batches,
     slowest,
     slowest_durations,
+    within,
 )
 from timelyfreeze.timing.bounds import (
     DurationBounds,
+    bounds_from_json,
     bounds_from_samples,
+    bounds_to_json,
+    parse_bounds,
     uniform_bounds,
     validate_bounds,
 )
-from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json, parse_bounds
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
-from timelyfreeze.timing.interval import holds_for, interval_factor, range_of, within
 from timelyfreeze.timing.monitoring import (
     FROZEN,
     UNFROZEN,
+    BatchRecord,
     Monitoring,
     Pattern,
     PatternTimes,
+    Samples,
     discard_errors,
+    executed_order,
     halves,
+    median_of_each,
     pattern_of,
+    samples_from_plain,
+    slowest_replica,
 )
 from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
 from timelyfreeze.timing.processors import (
@@ -34,14 +45,6 @@ from timelyfreeze.timing.processors import (
     shared_cores,
     shared_processors,
     usable_cores,
-)
-from timelyfreeze.timing.samples import (
-    BatchRecord,
-    Samples,
-    executed_order,
-    median_of_each,
-    samples_from_plain,
-    slowest_replica,
 )
 
 __all__ = [

@@ -7,10 +7,14 @@ best split without freezing (``best_unfrozen``). ``report`` is what ``timelyfree
 """
 
 from timelyfreeze.whatif.answers import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.bounds_file import (
+    BoundsFile,
+    PipelineNotes,
+    bounds_file_text,
+    read_bounds_file,
+)
 from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_cap, render_split
 from timelyfreeze.whatif.layer_model import layer_overheads
-from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 
 __all__ = [

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
-from timelyfreeze.whatif.layer_model import LayerModel, layer_model
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
 from timelyfreeze.whatif.times import StageTimes
 

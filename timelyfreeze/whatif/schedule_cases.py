@@ -13,8 +13,6 @@ from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
 from timelyfreeze.settings import ALL_OR_NOTHING, skips_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch, with_messages
-from timelyfreeze.whatif.best_unfrozen import best_split
-from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.grid import (
     BEST_SPLIT,
@@ -26,11 +24,12 @@ from timelyfreeze.whatif.grid import (
     render_cap,
     render_split,
 )
-from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.loads import (
     PARAMETERS,
     PARTITIONS,
     TIME,
+    best_split,
     memory_load,
     parameter_load,
     time_load,

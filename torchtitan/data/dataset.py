@@ -1,8 +1,8 @@
 """Sequences of instruction data for fine-tuning, in a stream that is resumable to the example.
 
-Only answers are learned (see ``torchtitan.data.turns``). An example is encoded on its own while
-training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples
-as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
+Only answers are learned (see ``torchtitan.data.chat_template``). An example is encoded on its own
+while training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many
+examples as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,11 @@ import numpy as np
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.chat_template import PLAIN_TEMPLATE, Template
 from torchtitan.data.resumable import Progress, ResumableDataset
-from torchtitan.data.rows.errors import DataError
+from torchtitan.data.rows.messages import DataError
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import PLAIN_TEMPLATE, Template
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 
 
 @dataclass

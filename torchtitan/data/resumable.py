@@ -13,10 +13,9 @@ import numpy as np
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchtitan.data.order import EpochOrder
-from torchtitan.data.rows.errors import DataError
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.stream import Dealing, ExampleStream, ReaderPlace, remaining
+from torchtitan.data.rows.messages import DataError
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.stream import Dealing, EpochOrder, ExampleStream, ReaderPlace, remaining
 
 
 @dataclass
@@ -46,7 +45,7 @@ class ResumableDataset(IterableDataset, Stateful):
 
     With ``keeps_parts`` each of several ranks, and each of its workers, has the same examples in
     every epoch, in another order, except for the n mod (D W) of them that do not divide
-    (:mod:`torchtitan.data.order`). The first epoch is the same without. After a resume by other
+    (:mod:`torchtitan.data.stream`). The first epoch is the same without. After a resume by other
     readers, or with the other setting, this begins with the next epoch.
 
     A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank

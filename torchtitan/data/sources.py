@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
 
-from torchtitan.data.mixture import ExampleMixture
-from torchtitan.data.rows.examples import WHOLE, Columns, HubPart, read_examples
-from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtitan.data.rows.examples import WHOLE, Columns, HubPart, InstructExamples, read_examples
+from torchtitan.data.rows.messages import ROW_KINDS, Conversation, DataError, is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 
 
@@ -130,3 +135,135 @@ def _for_each(key: str, value: str | Sequence[str | float], n_places: int) -> li
             "(data.paths, or training.dataset_path)"
         )
     return list(value)
+
+
+T = TypeVar("T")
+# Not a setting: runs that differ in their seeds are compared on the same examples.
+_PART_SEED = 0
+MOST_REPEATS = 1000
+
+
+class ExampleMixture:
+    """Sources one behind the other; an example's index counts through all of them.
+
+    Args:
+        sources: At least one.
+        weights: How often each source comes in an epoch, above 0; 1 for all where empty.
+    """
+
+    def __init__(self, sources: Sequence[InstructExamples], weights: Sequence[float] = ()) -> None:
+        self.sources = tuple(sources)
+        self.weights = tuple(weights) or (1.0,) * len(sources)
+        self._ends = list(accumulate(map(len, sources)))
+
+    def __len__(self) -> int:
+        """Count the examples, each once."""
+        return self._ends[-1]
+
+    def read(self, index: int, use: Callable[[Conversation], T]) -> T:
+        """Return what ``use`` makes of an example; see :meth:`InstructExamples.read`."""
+        source = bisect_right(self._ends, index)
+        first = self._ends[source - 1] if source else 0
+        return self.sources[source].read(index - first, use)
+
+    def worth_a_check(self) -> Iterator[int]:
+        """Yield the examples to look at before a run: all local ones, the first of hub data."""
+        first = 0
+        for source in self.sources:
+            yield from range(first, first + (1 if source.is_remote else len(source)))
+            first += len(source)
+
+    def epoch(self, split: ExampleSplit) -> NDArray[np.int64]:
+        """Return the examples of an epoch, int64, those of one source behind those of another.
+
+        Of a source with weight w each example comes floor(w) times, and a part of them, drawn once
+        and always the same, once more; so many that the source has w times its examples, rounded.
+        Examples that are held out come once.
+
+        Raises:
+            ValueError: If nothing is left.
+        """
+        indices = split.indices(len(self))
+        if split.held_out or not self.mixed_as:
+            return indices
+        found = []
+        for number, (end, weight) in enumerate(zip(self._ends, self.weights, strict=True)):
+            first = self._ends[number - 1] if number else 0
+            own = indices[(indices >= first) & (indices < end)]
+            n_more = round((weight - int(weight)) * len(own))
+            order = np.random.default_rng([_PART_SEED, number]).permutation(own)
+            found += [*[own] * int(weight), np.sort(order[:n_more])]
+        examples = np.concatenate(found)
+        if not len(examples):
+            raise DataError(
+                f"data.weights are {list(self.weights)}, with which no example is left; raise them"
+            )
+        return examples
+
+    @property
+    def mixed_as(self) -> list[Any] | None:
+        """Examples and weight of each source; None where each example comes once in an epoch."""
+        if set(self.weights) == {1.0}:
+            return None
+        return [
+            [len(source), weight] for source, weight in zip(self.sources, self.weights, strict=True)
+        ]
+
+
+# Not a setting: runs that differ in their seeds are compared on the same examples.
+_SPLIT_SEED = 0
+
+
+def fraction_error(validation_fraction: float) -> str | None:
+    """Return what is wrong with ``data.validation_fraction``, or None."""
+    if 0.0 <= validation_fraction < 1.0:
+        return None
+    return f"data.validation_fraction is {validation_fraction}; it must lie in [0, 1)"
+
+
+@dataclass(frozen=True)
+class ExampleSplit:
+    """One of the two parts of a data set.
+
+    Which examples are held out depends on the number of examples and the fraction alone. Those of a
+    smaller fraction are among those of a larger one.
+
+    Attributes:
+        validation_fraction: Fraction of the examples that is held out, in [0, 1); rounded to whole
+            examples.
+        held_out: Whether this is the held-out part, not the one to train on.
+
+    Raises:
+        ValueError: If the fraction is outside its range.
+    """
+
+    validation_fraction: float = 0.0
+    held_out: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a fraction that is none."""
+        if message := fraction_error(self.validation_fraction):
+            raise ValueError(message)
+
+    def indices(self, n_examples: int) -> NDArray[np.int64]:
+        """Return the examples of this part, int64.
+
+        Those to train on come in the order of the data set, those held out in a random one, so that
+        any first few of them are a fair sample.
+
+        Raises:
+            DataError: If no example is left to train on.
+        """
+        n_held_out = round(self.validation_fraction * n_examples)
+        if not n_held_out:
+            return np.arange(0 if self.held_out else n_examples, dtype=np.int64)
+        if n_held_out == n_examples:
+            raise DataError(
+                f"data.validation_fraction is {self.validation_fraction}, which holds out all of "
+                f"{n_examples} examples; lower it, or use more data"
+            )
+        order = np.random.default_rng(_SPLIT_SEED).permutation(n_examples)
+        return order[:n_held_out] if self.held_out else np.sort(order[n_held_out:])
+
+
+ALL_EXAMPLES = ExampleSplit()

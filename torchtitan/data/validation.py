@@ -20,15 +20,14 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
+from torchtitan.data.chat_template import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 from torchtitan.data.loader import (
     ResizableDataloader,
     build_instruct_dataloader,
     require_a_batch,
 )
 from torchtitan.data.sequences import ROWS
-from torchtitan.data.sources import validation_sources
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit, validation_sources
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
@@ -187,7 +186,7 @@ def build_validation_loader(
         job_config: Its section ``[validation]`` names the data set and the batches.
         dp_world_size: Number of data-parallel ranks.
         dp_rank: This rank's number among them.
-        tokenizer: See :func:`torchtitan.data.turns.encode`.
+        tokenizer: See :func:`torchtitan.data.chat_template.encode`.
         split: Which examples of the data set to read.
         template: The chat template, as in training.
 

@@ -39,13 +39,13 @@ from torchtitan.evaluation.harness import (
     Runner,
     ask,
     check_tasks,
+    find_files,
     read_metrics,
     read_score,
     run_lm_eval,
 )
 from torchtitan.evaluation.model import Exporter, Model, export, find_model
 from torchtitan.evaluation.pictures import reads_pictures, score_pictures
-from torchtitan.evaluation.questions import find_files
 
 DTYPES = ("float32", "bfloat16", "float16")
 _BATCH_SIZE = re.compile(r"auto(:[1-9][0-9]{0,8})?|[1-9][0-9]{0,8}")

@@ -50,10 +50,10 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
 
     from torchtitan.checkpoints.finished import read_run_settings
     from torchtitan.freezing.checks.data import validation_split
-    from torchtitan.images.accuracy import Scores as Sums
-    from torchtitan.images.accuracy import scores_of
-    from torchtitan.images.examples import check_labels
     from torchtitan.images.settings import read_validation_images, transform_of, validation_place
+    from torchtitan.images.sources import check_labels
+    from torchtitan.images.validation import Scores as Sums
+    from torchtitan.images.validation import scores_of
 
     if model.run is None:
         raise ValueError(

@@ -19,31 +19,30 @@ from timelyfreeze.policies import LORA
 from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
-from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
-from torchtitan.data.sources import training_sources
-from torchtitan.data.split import ExampleSplit
+from torchtitan.data.rows.messages import has_rows, has_turns, is_image_dataset, is_instruct_dataset
+from torchtitan.data.sources import ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator
 from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
-from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.adapter import Decoder, DecoderArgs, LlamaAdapter
 from torchtitan.hf.document_attention import (
     DocumentTransformer,
     attention_error,
     conversation_error,
 )
 from torchtitan.hf.flavors import chosen_args, known_flavors
-from torchtitan.hf.model import Decoder, DecoderArgs
 from torchtitan.lora.spec import with_adapters
 from torchtitan.upstream.fixes import (
+    SGD,
     PipelineLoss,
     autocast_stages,
+    build_sgd,
     evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
-from torchtitan.upstream.optimizers import SGD, build_sgd
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.spec import with_classes
 

@@ -19,7 +19,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController, processors_of
-from timelyfreeze.control.caching import Row, token_digest
+from timelyfreeze.front.caching import Row, token_digest
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
@@ -28,16 +28,15 @@ from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly.controller import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, toml_key
-from torchtitan.freezing.emulation.mesh import EmulatedDims
-from torchtitan.freezing.emulation.pipeline import as_one_process
+from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition import partition_line
-from torchtitan.freezing.report.output import RunOutput
+from torchtitan.freezing.report.metrics import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.hf.document_attention import to_every_stage
 from torchtitan.upstream.fixes import one_cast_for_all
-from torchtitan.vision.loss import shares_of_target
+from torchtitan.vision.model import shares_of_target
 
 CHECKPOINT_KEY = "freezing"
 ALL_TOKENS = "ntokens_seen_by_all"

@@ -8,8 +8,7 @@ from typing import Any
 
 from timelyfreeze.files import parse_json, shown
 from torchtitan.freezing.config import JobConfig
-from torchtitan.images.examples import ImageExamples
-from torchtitan.images.sources import ImagePlace, read_images
+from torchtitan.images.sources import ImageExamples, ImagePlace, read_images
 from torchtitan.images.transforms import ImageTransform
 
 # Of ImageNet.

@@ -22,9 +22,8 @@ from torchtitan.hf.export import (
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.weights import StoredWeights
 from torchtitan.images.settings import PREPROCESSOR
-from torchtitan.vision.adapter import VisionAdapter
+from torchtitan.vision.adapter import VisionAdapter, places_in_folder
 from torchtitan.vision.flavors import vision_flavors
-from torchtitan.vision.names import places_in_folder
 
 _HEAD = "output.weight"
 

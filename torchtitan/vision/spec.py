@@ -18,8 +18,7 @@ from torchtitan.vision.adapter import VisionAdapter
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.flavors import vision_flavors
 from torchtitan.vision.library import LIBRARIES
-from torchtitan.vision.loss import build_image_loss
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import VisionModel, build_image_loss
 
 
 def base_spec(job_config: JobConfig) -> TrainSpec:

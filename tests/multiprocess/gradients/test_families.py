@@ -14,9 +14,8 @@ from one_process import frozen_in, gradients_by_microbatch, masked_sum, rows_of
 from test_hybrid_gradients import relative_difference, tolerance
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from torchtitan.hf.adapter import model_args
+from torchtitan.hf.adapter import Decoder, model_args
 from torchtitan.hf.llama_config import read_config
-from torchtitan.hf.model import Decoder
 
 SETTINGS = {family: {**FAMILIES[family], "num_hidden_layers": 4} for family in FAMILIES}
 SETTINGS["qwen3 with biases"] = {**SETTINGS["qwen3"], "attention_bias": True}

@@ -1,5 +1,5 @@
 """Has the activation cache read whatever that costs: a model this small computes faster."""
 
-from timelyfreeze.control.caching.verdict import Verdict
+from timelyfreeze.front.caching.verdict import Verdict
 
 Verdict.pays = True

@@ -40,8 +40,7 @@ def run(scenario, folder):
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
-    from torchtitan.freezing.elastic.pipeline import pipeline_for
-    from torchtitan.freezing.elastic.search import MicrobatchSearch
+    from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None

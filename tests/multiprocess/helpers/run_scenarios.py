@@ -99,7 +99,7 @@ def use_fake_clock(controller, machine):
         return factor * (free + work * (1.0 - saved) + 0.01 * action.microbatch)
 
     def drain():
-        from timelyfreeze.timing.samples import BatchRecord
+        from timelyfreeze.timing.monitoring import BatchRecord
 
         records = []
         for record in real_drain():

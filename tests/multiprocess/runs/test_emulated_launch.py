@@ -5,7 +5,7 @@ from launcher import launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.records.summary import summary_from_json
-from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 

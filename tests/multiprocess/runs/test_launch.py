@@ -8,10 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from timelyfreeze.cli.plan import main as plan_from_bounds
 from timelyfreeze.planning.plan import plan_from_json
-from timelyfreeze.records.counts import COUNTS
-from timelyfreeze.records.responses import read_responses
-from timelyfreeze.records.steps import STEPS
-from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.records.tables import COUNTS, STEPS, read_responses
+from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file

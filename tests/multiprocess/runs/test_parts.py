@@ -15,7 +15,7 @@ import torch
 from launcher import ROOT, arguments, merged, run_scenarios
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from timelyfreeze.cli import part
+from timelyfreeze.cli import torchrun as part
 from timelyfreeze.records import read_summary
 
 # Seconds that a restart is made to look longer than it was.

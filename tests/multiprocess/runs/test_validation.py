@@ -11,8 +11,8 @@ import pytest
 from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 
 from timelyfreeze.planning.plan import plan_from_json
-from timelyfreeze.records.steps import STEPS as STEPS_FILE
 from timelyfreeze.records.summary import summary_from_json
+from timelyfreeze.records.tables import STEPS as STEPS_FILE
 from torchtitan.freezing.report.text import render_report
 
 REAL = "1F1B"

@@ -55,7 +55,7 @@ def test_a_command_whose_extra_is_not_installed_names_it(
 ) -> None:
     for module in [m for m in sys.modules if m.startswith("timelyfreeze.plots")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "timelyfreeze.plots.command", None)
+    monkeypatch.setitem(sys.modules, "timelyfreeze.plots.drawing", None)
     monkeypatch.setattr(
         "timelyfreeze.cli.main.import_module",
         lambda name: (_ for _ in ()).throw(ModuleNotFoundError("no", name="matplotlib")),

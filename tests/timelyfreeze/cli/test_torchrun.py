@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from timelyfreeze.cli import torchrun
-from timelyfreeze.cli.part import NEXT, PRESENT, Part, present_part
+from timelyfreeze.cli.torchrun import NEXT, PRESENT, Part, present_part
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,7 +14,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import Plot
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs
-from timelyfreeze.records.counts import COUNTS, FrozenCount
+from timelyfreeze.records.tables import COUNTS, FrozenCount
 from timelyfreeze.settings.phases import Phase
 
 # Of 1F1B with 2 ranks and 4 microbatches: F takes 1 ms and B 2, with half of it frozen 1.5. A batch

@@ -13,15 +13,14 @@ from matplotlib.text import Text
 
 from tests.timelyfreeze.compare.run_folders import write_run, write_scores
 from timelyfreeze.compare.curves import curves, front, points, stage_ratios, training_losses
-from timelyfreeze.compare.drawing import color, line_style
+from timelyfreeze.compare.drawing import Label, color, label_points, line_style, spread_out
 from timelyfreeze.compare.groups import Group, Spread, compare, group
-from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import KINDS, MODELS, TOP1, Plot
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
 from timelyfreeze.compare.runs.peers import FEWER_STEPS, peer_name
-from timelyfreeze.compare.runs.variants import variants, work_differs
+from timelyfreeze.compare.runs.run import variants, work_differs
 from timelyfreeze.records import STEPS
 
 

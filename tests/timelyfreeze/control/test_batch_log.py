@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.timelyfreeze.runtime.test_recorder import B0, F0, HandClock, record
-from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
+from timelyfreeze.control.collected import BatchLog, LoggedBatch
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import FROZEN, Pattern

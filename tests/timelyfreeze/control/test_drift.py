@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_bounds, random_order
-from timelyfreeze.control.plans.drift import drifts, forward_drift, largest_move, moved_bounds
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.control.plans.replanning import drifts, forward_drift, largest_move, moved_bounds
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.schedule.order import ActionKind, parse_order
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds, validate_bounds
 from timelyfreeze.timing.p2p_costs import with_messages
 

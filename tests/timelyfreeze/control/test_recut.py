@@ -2,7 +2,7 @@
 
 import pytest
 
-from timelyfreeze.control.recut import is_cut_alike, recut
+from timelyfreeze.control.state import is_cut_alike, recut
 from timelyfreeze.policies import ModelLayout, build_layout
 
 # Five tensors; saved by three ranks, of which two hold the second stage.

@@ -23,9 +23,8 @@ from timelyfreeze.control.plans.replanning import (
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.solution import Solution
-from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.order import ActionKind, ScheduleOrder
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 from timelyfreeze.timing.batches import RankBatches
 from timelyfreeze.timing.bounds import DurationBounds

@@ -19,8 +19,7 @@ from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, without_stable_times
 from timelyfreeze.control.replica_states import merge_replicas
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.order import Action, ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 pytestmark = pytest.mark.slow

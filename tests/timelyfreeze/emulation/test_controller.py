@@ -26,12 +26,15 @@ from tests.timelyfreeze.helpers.ranks import (
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.emulation.controller import EmulatedController, merge_states, split_state
-from timelyfreeze.emulation.recorder import EmulatedRecorder
+from timelyfreeze.emulation.controller import (
+    EmulatedController,
+    EmulatedRecorder,
+    merge_states,
+    split_state,
+)
 from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.policies.policy import FreezePolicy
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.order import Action, ScheduleOrder, parse_action
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule

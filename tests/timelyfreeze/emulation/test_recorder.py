@@ -4,10 +4,9 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
 from tests.timelyfreeze.helpers.ranks import HandClock
-from timelyfreeze.emulation.recorder import EmulatedBatch, EmulatedRecorder
+from timelyfreeze.emulation.controller import EmulatedBatch, EmulatedRecorder
 from timelyfreeze.emulation.turns import merge_ranks
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.schedule.order import Action, parse_order
 
 ORDER = parse_order(TWO_BY_TWO)
 

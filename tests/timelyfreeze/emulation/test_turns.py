@@ -20,9 +20,15 @@ from tests.timelyfreeze.helpers.pipelines import (
 )
 from timelyfreeze.emulation.turns import merge_ranks, virtual_batch
 from timelyfreeze.runtime.torch_pipelining import named_order
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleError,
+    ScheduleOrder,
+    parse_action,
+    parse_order,
+)
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 seeds = st.integers(0, 10**6)

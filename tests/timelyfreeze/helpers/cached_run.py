@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from timelyfreeze.control.caching import ActivationStore, EntryFolder, FrontCache, Row
-from timelyfreeze.control.caching.verdict import N_ENTERED
+from timelyfreeze.front.caching import ActivationStore, EntryFolder, FrontCache, Row
+from timelyfreeze.front.caching.verdict import N_ENTERED
 from timelyfreeze.policies import build_layout
 from timelyfreeze.runtime import BatchEntry
 from timelyfreeze.schedule import ActionKind, build_dag, gpipe_order

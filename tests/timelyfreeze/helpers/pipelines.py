@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.schedule.order import ScheduleOrder, build_order, parse_order
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, build_order, parse_order
 from timelyfreeze.timing.bounds import DurationBounds
 
 TWO_BY_TWO = ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]

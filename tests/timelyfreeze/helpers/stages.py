@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from timelyfreeze.runtime.recorder import ActionRecorder, HostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
-from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import Action, ActionKind
 
 VOCABULARY = 13
 WIDTH = 5

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.masks.budget import fit_to_ratio, fit_whole_stage
-from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
+from timelyfreeze.masks.selection import (
+    ParameterTable,
+    build_parameter_table,
+    fit_to_ratio,
+    fit_whole_stage,
+)
 
 # A block's proportions, twice; sizes differ by more than two orders of magnitude.
 UNEQUAL = (512, 128, 512, 1024, 1024, 4, 512, 128, 512, 1024, 1024, 4)

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.masks.selection import build_parameter_table, draw_uniform, frozen_ratio
-from timelyfreeze.masks.units import FreezeUnits, build_units
+from timelyfreeze.masks.selection import (
+    FreezeUnits,
+    build_parameter_table,
+    build_units,
+    draw_uniform,
+    frozen_ratio,
+)
 
 # An embedding, three blocks of 100 elements each, a norm and a head.
 STAGE = [

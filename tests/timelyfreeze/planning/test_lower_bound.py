@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.programs import random_program
 from timelyfreeze.planning.lower_bound import improved_lower_bound, lower_bound
-from timelyfreeze.planning.precedence import PrecedenceRows
-from timelyfreeze.planning.program import FreezeLp, build_lp
+from timelyfreeze.planning.program import FreezeLp, PrecedenceRows, build_lp
 from timelyfreeze.planning.simplex import load
 from timelyfreeze.schedule.dag import build_dag, makespan
 from timelyfreeze.schedule.order import parse_order

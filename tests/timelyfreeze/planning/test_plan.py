@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
-from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
+from timelyfreeze.schedule.order import parse_action
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 
 

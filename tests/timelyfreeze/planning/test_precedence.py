@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.programs import random_program
-from timelyfreeze.planning.precedence import PrecedenceRows
-from timelyfreeze.planning.program import FreezeLp, build_lp
+from timelyfreeze.planning.program import FreezeLp, PrecedenceRows, build_lp
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.timing.bounds import DurationBounds

@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
 from tests.timelyfreeze.helpers.programs import noisy_bounds, scheduled
 from timelyfreeze.planning.lp import solve_freeze_ratios
-from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
-from timelyfreeze.planning.skipped_grads import idle_ms, skip_depths, skipped_actions
-from timelyfreeze.schedule.actions import ActionKind, parse_action
+from timelyfreeze.planning.plan import (
+    FreezePlan,
+    idle_ms,
+    plan_from_ratios,
+    skip_depths,
+    skipped_actions,
+)
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.schedule.order import ActionKind, parse_action, parse_order
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.timing.p2p_costs import with_messages

@@ -3,16 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from timelyfreeze.planning.rank_times import RankTimes
 from timelyfreeze.planning.solution import (
+    RankTimes,
     SolverChoices,
     solution_from_plain,
     solution_to_plain,
     solve_from_times,
 )
-from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.dag import build_dag, makespan
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, PatternTimes
 
 ORDER = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])

@@ -5,15 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
-from timelyfreeze.records.timeline import MEASURED, Timeline, predicted_timelines
-from timelyfreeze.records.timeline_file import timeline_file, timeline_to_json
+from timelyfreeze.records.timeline import (
+    MEASURED,
+    Timeline,
+    predicted_timelines,
+    timeline_file,
+    timeline_to_json,
+)
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
-from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 
 ORDER = one_f_one_b_order(2, 4)
 

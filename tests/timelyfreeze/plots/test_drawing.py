@@ -77,7 +77,7 @@ def test_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_matplotlib_is_loaded_only_to_draw() -> None:
     """A training process imports the caller of this, and must not pay for it."""
     code = (
-        "import sys, timelyfreeze.plots.drawing, timelyfreeze.plots.command;"
+        "import sys, timelyfreeze.plots.drawing, timelyfreeze.plots.drawing;"
         "print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -9,8 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from timelyfreeze.plots.front import front_figure, stretches
 from timelyfreeze.plots.gallery import draw_front
-from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
-from timelyfreeze.records.moves import MOVES, Move
+from timelyfreeze.records.tables import FRONT, MOVES, PLASTICITY, FrontRow, Move, PlasticityRow
 
 DEPTHS = [0, 0, 2, 2, 2, 2, 5, 5, 0, 0]
 READ = [0, 0, 0, 0, 2, 2, 0, 1, 0, 0]

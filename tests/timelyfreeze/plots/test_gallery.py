@@ -10,17 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from timelyfreeze.plots import gallery
-from timelyfreeze.plots.curves import running_medians, speeds
-from timelyfreeze.plots.loss import loss_figure
-from timelyfreeze.plots.phases import Band, bands
+from timelyfreeze.plots.curves import Band, bands, loss_figure, running_medians, speeds
 from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
-from timelyfreeze.records.counts import COUNTS, FrozenCount
-from timelyfreeze.records.front import FRONT, FrontRow
-from timelyfreeze.records.losses import LossRow
-from timelyfreeze.records.responses import RESPONSES, ResponseRow
-from timelyfreeze.records.steps import STEPS as STEPS_TABLE
-from timelyfreeze.records.steps import StepRow
+from timelyfreeze.records.tables import (
+    COUNTS,
+    FRONT,
+    RESPONSES,
+    FrontRow,
+    FrozenCount,
+    LossRow,
+    ResponseRow,
+    StepRow,
+)
+from timelyfreeze.records.tables import STEPS as STEPS_TABLE
 
 DRAWN: dict[str, Callable[[Path], Figure | str]] = {
     "curves": gallery.draw_curves,

@@ -8,11 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from timelyfreeze.plots.convergence import convergence_figure
-from timelyfreeze.plots.curves import curves_figure
+from timelyfreeze.plots.curves import convergence_figure, curves_figure
 from timelyfreeze.plots.front import front_figure
-from timelyfreeze.records.front import FrontRow
-from timelyfreeze.records.steps import StepRow
+from timelyfreeze.records.tables import FrontRow, StepRow
 
 # Last steps of the phases of the default run, whose ramp is one step.
 PHASES = {"warmup": 10, "mixed": 18, "ramp": 19, "stable": 120}

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots.plasticity import Decisions, decisions, draw_plasticity, frozen_labels
-from timelyfreeze.records.front import FrontRow, PlasticityRow
+from timelyfreeze.plots.front import Decisions, decisions, draw_plasticity, frozen_labels
+from timelyfreeze.records.tables import FrontRow, PlasticityRow
 
 # Bootstrapping to step 3; module 0 frozen from 5 on, 1 and 2 from 7, all live from 9, 0 from 10.
 MODULES = [0, 0, 0, 0, 1, 1, 3, 3, 0, 1]

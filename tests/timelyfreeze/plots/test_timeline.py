@@ -11,12 +11,10 @@ from matplotlib.patches import PathPatch
 
 from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
-from timelyfreeze.plots.timeline import batch_title, timeline_figure
-from timelyfreeze.plots.timeline_batch import block_color
+from timelyfreeze.plots.timeline import batch_title, block_color, timeline_figure
 from timelyfreeze.records.timeline import PREDICTED, Block, Timeline, predicted_timelines
-from timelyfreeze.schedule.actions import ActionKind, parse_action
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.schedule.order import ActionKind, ScheduleOrder, parse_action, parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds

@@ -2,8 +2,8 @@
 
 import pytest
 
-from timelyfreeze.policies.block_groups import block_groups
-from timelyfreeze.policies.layout import ModelLayout, build_layout
+from timelyfreeze.policies.egeria import block_groups
+from timelyfreeze.policies.policy import ModelLayout, build_layout
 
 
 def model(*stages: list[int]) -> ModelLayout:

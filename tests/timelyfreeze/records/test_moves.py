@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.records.moves import MOVES, Move
+from timelyfreeze.records.tables import MOVES, Move
 
 
 def test_a_line_for_each_move(tmp_path: Path) -> None:

@@ -5,17 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
-from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
-from timelyfreeze.records.losses import (
+from timelyfreeze.records.tables import (
+    COUNTS,
+    FRONT,
     LOSSES,
+    PLASTICITY,
+    RESPONSES,
+    STEPS,
+    FrontRow,
+    FrozenCount,
     LossRow,
+    NeverUpdated,
+    PlasticityRow,
+    ResponseRow,
+    StepRow,
     last_running_mean,
+    never_updated,
+    read_responses,
     running_means,
     seconds_to_reach,
 )
-from timelyfreeze.records.responses import RESPONSES, ResponseRow, read_responses
-from timelyfreeze.records.steps import STEPS, StepRow
 
 STEPS_TEXT = """\
 step,phase,seconds,step_ms,tokens_per_second,virtual_step_ms,freeze_ratio,batch_ms,\

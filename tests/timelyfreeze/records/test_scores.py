@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from timelyfreeze.records.benchmarks import BENCHMARKS, average_accuracy
 from timelyfreeze.records.scores import (
+    BENCHMARKS,
     Score,
     Scores,
+    average_accuracy,
     read_scores,
     render_scores,
     scores_from_json,

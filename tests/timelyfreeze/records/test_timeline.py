@@ -15,11 +15,11 @@ from timelyfreeze.records.timeline import (
     Timeline,
     critical_positions,
     predicted_timelines,
+    timeline_from_json,
+    timeline_to_json,
 )
-from timelyfreeze.records.timeline_file import timeline_from_json, timeline_to_json
-from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.dag import build_dag, critical_path
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds

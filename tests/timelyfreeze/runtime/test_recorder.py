@@ -12,8 +12,8 @@ from timelyfreeze.runtime.recorder import (
     SharedHostClock,
     clock_for,
 )
-from timelyfreeze.schedule.actions import parse_action
-from timelyfreeze.timing.samples import BatchRecord
+from timelyfreeze.schedule.order import parse_action
+from timelyfreeze.timing.monitoring import BatchRecord
 
 F0, B0, F1 = map(parse_action, ("0F0", "0B0", "0F1"))
 

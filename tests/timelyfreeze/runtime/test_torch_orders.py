@@ -22,9 +22,8 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
-from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleError, build_order, order_to_csv
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleError, build_order, order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 # Written out, not taken from the library: what it knows is a part of what is tested here.

@@ -35,7 +35,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     run_in_order,
     split_batch,
 )
-from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import Action, ActionKind
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from timelyfreeze.runtime import transfers
-from timelyfreeze.runtime.transfers import measure_transfers, pipeline_links
+from timelyfreeze.runtime import exchange as transfers
+from timelyfreeze.runtime.exchange import measure_transfers, pipeline_links
 from timelyfreeze.schedule.order import parse_order
 
 LINE = parse_order(["0F0 0B0", "1F0 1B0", "2F0 2B0"])

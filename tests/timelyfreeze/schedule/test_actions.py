@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+from timelyfreeze.schedule.order import Action, ActionKind, parse_action
 
 actions = st.builds(
     Action, st.integers(0, 10**6), st.sampled_from(ActionKind), st.integers(0, 10**6)

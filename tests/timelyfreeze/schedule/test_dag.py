@@ -16,9 +16,14 @@ from tests.timelyfreeze.helpers.pipelines import (
     random_order,
     split_microbatches,
 )
-from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.dag import build_dag, connect, critical_path, makespan, start_times
-from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ScheduleError,
+    ScheduleOrder,
+    parse_action,
+    parse_order,
+)
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 seeds = st.integers(0, 10**6)

@@ -11,8 +11,9 @@ from tests.timelyfreeze.helpers.pipelines import (
     hand_order,
     random_order,
 )
-from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
     ScheduleError,
     build_order,
     order_from_csv,

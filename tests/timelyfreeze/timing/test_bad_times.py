@@ -13,11 +13,11 @@ import pytest
 
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.actions import Action, parse_action
+from timelyfreeze.schedule.order import Action, parse_action
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import misreading
-from timelyfreeze.timing.samples import BatchRecord
+from timelyfreeze.timing.monitoring import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 BAD = [math.nan, math.inf, -math.inf, -1.0]

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_order
-from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.dag import build_dag, edge_delays, start_times
-from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, parse_action, parse_order
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 
 NONE = -np.inf

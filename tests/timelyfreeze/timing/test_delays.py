@@ -25,8 +25,13 @@ from timelyfreeze.schedule.dag import (
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import RankBatches, batch_times
-from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds, validate_bounds
-from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json
+from timelyfreeze.timing.bounds import (
+    DurationBounds,
+    bounds_from_json,
+    bounds_to_json,
+    uniform_bounds,
+    validate_bounds,
+)
 from timelyfreeze.timing.p2p_costs import message_time
 from timelyfreeze.timing.processors import play_batch
 

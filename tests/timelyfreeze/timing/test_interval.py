@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from timelyfreeze.timing.interval import holds_for, interval_factor, range_of, within
+from timelyfreeze.timing.batches import holds_for, interval_factor, range_of, within
 
 # 95% quantiles by degrees of freedom, as printed in textbooks.
 STUDENT = {2: 2.920, 3: 2.353, 4: 2.132, 6: 1.943, 10: 1.812, 19: 1.729, 39: 1.685}

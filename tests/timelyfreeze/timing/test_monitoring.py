@@ -7,10 +7,8 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms
-from timelyfreeze.planning.rank_times import RankTimes
-from timelyfreeze.planning.solution import SolverChoices, solve_from_times
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.planning.solution import RankTimes, SolverChoices, solve_from_times
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.phases import MIXED, PhaseSchedule
 from timelyfreeze.timing.monitoring import (
@@ -18,6 +16,7 @@ from timelyfreeze.timing.monitoring import (
     MIXED_PATTERNS,
     PASSES_FOR_BOTH,
     UNFROZEN,
+    BatchRecord,
     Monitoring,
     Pattern,
     PatternTimes,
@@ -25,7 +24,6 @@ from timelyfreeze.timing.monitoring import (
     pattern_of,
 )
 from timelyfreeze.timing.p2p_costs import receiving
-from timelyfreeze.timing.samples import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 # Warm-up 1-2, mixed monitoring 3-8, ramp 9-12, then stable.

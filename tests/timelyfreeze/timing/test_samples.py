@@ -5,9 +5,14 @@ import statistics
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO, hand_order, random_order
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
-from timelyfreeze.timing.samples import (
+from timelyfreeze.schedule.order import (
+    Action,
+    ScheduleError,
+    ScheduleOrder,
+    parse_action,
+    parse_order,
+)
+from timelyfreeze.timing.monitoring import (
     BatchRecord,
     Samples,
     executed_order,

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, simulate
-from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.choices import PER_TENSOR
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.bounds_json import bounds_to_json
+from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answers import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
+from timelyfreeze.whatif.bounds_file import (
+    BoundsFile,
+    PipelineNotes,
+    bounds_file_text,
+    read_bounds_file,
+    recall,
+)
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
-from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 N_RANKS = 4

@@ -14,14 +14,13 @@ from tests.timelyfreeze.whatif.stages_by_hand import (
     MIDDLE,
     MODEL,
 )
-from timelyfreeze.schedule.actions import Action
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.order import Action, ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif import best_unfrozen as best_unfrozen
-from timelyfreeze.whatif.best_unfrozen import best_split
+from timelyfreeze.whatif import loads as best_unfrozen
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
+from timelyfreeze.whatif.loads import best_split
 from timelyfreeze.whatif.times import StageTimes
 
 

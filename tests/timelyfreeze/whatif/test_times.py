@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import Action, ActionKind, parse_action
 from timelyfreeze.timing.bounds import validate_bounds
 from timelyfreeze.whatif.times import (
     Pair,

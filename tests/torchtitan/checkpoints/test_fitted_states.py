@@ -15,8 +15,7 @@ from torchtitan.config.job_config import Checkpoint
 from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.checkpoints.test_manager import State
 from tests.torchtitan.upstream.test_fixes import fresh
-from torchtitan.checkpoints.fitted_states import fitted_states
-from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
+from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager, fitted_states
 
 
 class Part(State):

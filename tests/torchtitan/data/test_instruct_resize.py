@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.sources import DataSource
+from torchtitan.data.sources import DataSource, ExampleMixture
 from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
 from torchtitan.data.text.tokenizer import FolderTokenizer
 

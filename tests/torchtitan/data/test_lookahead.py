@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.torchtitan.data.test_loader import build
-from torchtitan.data.lookahead import Lookahead
-from torchtitan.data.split import ExampleSplit
+from torchtitan.data.loader import Lookahead
+from torchtitan.data.sources import ExampleSplit
 
 
 def rows(batch: Any) -> list[int]:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 
 
 def messages(example: dict[str, Any]) -> Conversation:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from torchtitan.data.order import EpochOrder, in_parts
-from torchtitan.data.stream import Dealing, ExampleStream
+from torchtitan.data.stream import Dealing, EpochOrder, ExampleStream, in_parts
 
 
 def test_parts_by_hand() -> None:

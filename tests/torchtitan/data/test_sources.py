@@ -9,16 +9,16 @@ import datasets
 import pytest
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import HubPart
+from torchtitan.data.rows.messages import DataExampleError
 from torchtitan.data.sources import (
+    ALL_EXAMPLES,
     DataSource,
     read_sources,
     reads_training_data,
     training_sources,
     validation_sources,
 )
-from torchtitan.data.split import ALL_EXAMPLES
 from torchtitan.freezing.config import JobConfig
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "instruct"

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit, fraction_error
 
 SHARES = st.floats(0.0, 0.95)
 

@@ -14,8 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.timelyfreeze.compare.run_folders import table_rows
 from tests.torchtitan.evaluation.question_files import write_questions
 from timelyfreeze.compare.runs.scoring import parse_questions
-from timelyfreeze.records.benchmarks import BENCHMARKS
-from timelyfreeze.records.scores import read_scores
+from timelyfreeze.records.scores import BENCHMARKS, read_scores
 from torchtitan.evaluation.command import check, main
 from torchtitan.evaluation.harness import run_lm_eval
 

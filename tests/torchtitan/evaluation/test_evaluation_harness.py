@@ -23,10 +23,14 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from tests.torchtitan.evaluation.question_files import mmlu_row, write_questions, write_rows
-from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY
-from timelyfreeze.records.scores import Score
-from torchtitan.evaluation.harness import read_score
-from torchtitan.evaluation.questions import SOURCES, find_files, lm_eval_tasks, write_tasks
+from timelyfreeze.records.scores import BENCHMARKS, BY_KEY, Score
+from torchtitan.evaluation.harness import (
+    SOURCES,
+    find_files,
+    lm_eval_tasks,
+    read_score,
+    write_tasks,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from tests.torchtitan.evaluation.question_files import (
     write_questions,
     write_rows,
 )
-from timelyfreeze.records.benchmarks import BENCHMARKS
-from torchtitan.evaluation import questions
-from torchtitan.evaluation.questions import SOURCES, find_files, write_tasks
+from timelyfreeze.records.scores import BENCHMARKS
+from torchtitan.evaluation import harness as questions
+from torchtitan.evaluation.harness import SOURCES, find_files, write_tasks
 
 KEYS = [benchmark.key for benchmark in BENCHMARKS]
 

@@ -15,8 +15,7 @@ from tests.torchtitan.evaluation.test_evaluation_harness import (
 )
 from timelyfreeze.records.scores import read_scores
 from torchtitan.evaluation.command import main
-from torchtitan.evaluation.harness import Runner, run_lm_eval
-from torchtitan.evaluation.questions import lm_eval_tasks
+from torchtitan.evaluation.harness import Runner, lm_eval_tasks, run_lm_eval
 
 pytestmark = pytest.mark.slow
 

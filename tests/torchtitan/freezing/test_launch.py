@@ -11,7 +11,7 @@ from torchtitan.freezing import launch as launch_module
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.launch import hold_checkpoints, launch
-from torchtitan.images.examples import ImageError
+from torchtitan.images.sources import ImageError
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
 MISTAKES = ["--job.unknown=1", "--training.steps=x", "--model.vocab_size=0"]

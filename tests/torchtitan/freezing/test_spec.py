@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
-from torchtitan.data.split import ExampleSplit
+from torchtitan.data.sources import ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator
 from torchtitan.freezing.config.job_config import JobConfig

@@ -20,10 +20,9 @@ from tests.torchtitan.helpers.hf_models import (
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.freezing.checks.models import model_errors
-from torchtitan.hf.adapter import LlamaAdapter, model_args
+from torchtitan.hf.adapter import Decoder, LlamaAdapter, model_args
 from torchtitan.hf.index import file_numbers
 from torchtitan.hf.llama_config import read_config
-from torchtitan.hf.model import Decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

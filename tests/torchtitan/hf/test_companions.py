@@ -12,8 +12,7 @@ from tests.torchtitan.helpers.chat_tokenizers import GUEST, TINY, tokenizer_fold
 from tests.torchtitan.helpers.hf_models import FAMILIES, some_tokens, write_folder
 from tests.torchtitan.hf.test_export import save_run, trained
 from torchtitan.hf.adapter import model_args
-from torchtitan.hf.companions import known_ids, write_generation_config
-from torchtitan.hf.export import export_run
+from torchtitan.hf.export import export_run, known_ids, write_generation_config
 from torchtitan.hf.llama_config import read_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from torchtitan.images.accuracy import Scores, scores_of
+from torchtitan.images.validation import Scores, scores_of
 
 LOGITS = torch.tensor(
     [

@@ -13,8 +13,8 @@ import torch
 from tests.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing.config import JobConfig
-from torchtitan.images.examples import ImageError
 from torchtitan.images.loader import build_image_dataloader, build_validation_dataloader
+from torchtitan.images.sources import ImageError
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,7 @@ def test_other_readers_lose_no_picture_and_read_none_twice(
 
 
 def test_held_out_pictures_are_not_trained_on(folder: Path) -> None:
-    from torchtitan.data.split import ExampleSplit
+    from torchtitan.data.sources import ExampleSplit
 
     job_config = config(folder, data__validation_fraction=0.25, validation__steps=-1)
     trained = by_row(itertools.islice(loader(job_config), 3 * N // 4 // 3))

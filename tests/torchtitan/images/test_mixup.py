@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchtitan.images.mixup import Mixup
+from torchtitan.images.transforms import Mixup
 
 
 def sample(value: float, label: int, share: float, row: int) -> tuple:

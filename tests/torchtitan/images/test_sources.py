@@ -11,8 +11,14 @@ import pytest
 from PIL import Image
 
 from tests.make_assets.pictures import pixels, png, rows, write_folder, write_parquet
-from torchtitan.images.examples import ImageError, ImageExamples, check_headers, check_labels
-from torchtitan.images.sources import ImagePlace, read_images
+from torchtitan.images.sources import (
+    ImageError,
+    ImageExamples,
+    ImagePlace,
+    check_headers,
+    check_labels,
+    read_images,
+)
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "vision"
 
@@ -105,7 +111,7 @@ def test_a_broken_picture_is_named_with_file_and_row(
 def test_of_many_pictures_as_many_headers_are_looked_at_as_is_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchtitan.images.examples._MOST_HEADERS", 4)
+    monkeypatch.setattr("torchtitan.images.sources._MOST_HEADERS", 4)
     table: list = [(png(0, 0), 0)] * 10
     images = read_images(place(write_parquet(tmp_path / "a.parquet", table)))
     assert check_headers(images) == 4  # 0, 3, 6, 9

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.make_assets.pictures import write_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.images.sources import ImagePlace, read_images
 from torchtitan.images.transforms import ImageTransform
 from torchtitan.images.validation import ImageValidator, build_image_validator

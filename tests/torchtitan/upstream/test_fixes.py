@@ -36,8 +36,8 @@ from tests.timelyfreeze.helpers.stages import (
 )
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
-from torchtitan.upstream.cpu_device import CpuDevice
 from torchtitan.upstream.fixes import (
+    CpuDevice,
     PipelineLoss,
     evaluate_forwards_alone,
 )

@@ -6,7 +6,7 @@ from torch import nn
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.config import Optimizer
 
-from torchtitan.upstream.optimizers import build_sgd
+from torchtitan.upstream.fixes import build_sgd
 
 CONFIG = Optimizer(name="SGD", lr=0.1, beta1=0.5, weight_decay=0.2, implementation="foreach")
 

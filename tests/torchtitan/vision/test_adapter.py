@@ -13,9 +13,8 @@ from tests.torchtitan.helpers.image_models import (
     load,
     some_pictures,
 )
-from torchtitan.vision.adapter import VisionAdapter
+from torchtitan.vision.adapter import VisionAdapter, places_in_folder
 from torchtitan.vision.model import VisionModel
-from torchtitan.vision.names import places_in_folder
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchtitan.freezing.config import JobConfig
-from torchtitan.vision.loss import build_image_loss, image_loss, shares_of_target
+from torchtitan.vision.model import build_image_loss, image_loss, shares_of_target
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]])
 

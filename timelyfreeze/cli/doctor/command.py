@@ -10,9 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.cli.doctor.address import meeting_place, reached
-from timelyfreeze.cli.doctor.finding import render
-from timelyfreeze.cli.doctor.host import host_findings
+from timelyfreeze.cli.doctor.host import host_findings, meeting_place, reached, render
 from timelyfreeze.cli.environment import count_gpus, run_environment
 from timelyfreeze.cli.train import ALONE
 from timelyfreeze.files import shown

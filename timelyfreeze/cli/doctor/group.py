@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from timelyfreeze.cli.doctor.finding import Finding
+from timelyfreeze.cli.doctor.host import Finding
 from timelyfreeze.runtime.exchange import Exchange
 
 MEET_WITHIN_S = 60.0

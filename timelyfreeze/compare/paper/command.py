@@ -21,11 +21,9 @@ from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
-from timelyfreeze.compare.paper.measured import SPEEDS
 from timelyfreeze.compare.paper.planned import plans_beside, read_plans
-from timelyfreeze.compare.paper.settings import settings_beside
-from timelyfreeze.compare.paper.show import show
-from timelyfreeze.compare.paper.studies import Study
+from timelyfreeze.compare.paper.show import settings_beside, show
+from timelyfreeze.compare.paper.studies import SPEEDS, Study
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 

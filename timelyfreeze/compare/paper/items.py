@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from timelyfreeze.compare.paper.measured import SCORES, SPEEDS, TOP1
 from timelyfreeze.compare.paper.studies import (
     CONVNEXT,
     LLAMA_1B,
     LLAMA_8B,
     LLAMA_13B,
     METHODS,
+    SCORES,
+    SPEEDS,
+    TOP1,
     VIT,
     Study,
     controls,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.paper.measured import measured
-from timelyfreeze.compare.paper.studies import METHODS, SCHEDULES, Study
+from timelyfreeze.compare.paper.studies import METHODS, SCHEDULES, Study, measured
 from timelyfreeze.files import markdown_table, number_of, parse_json, shown
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 

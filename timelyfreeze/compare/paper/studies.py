@@ -6,14 +6,17 @@ here it is its smallest, and A6000s.
 
 from __future__ import annotations
 
+import csv
+import functools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from timelyfreeze.compare.paper.measured import measured
 from timelyfreeze.compare.runs.jobs import ROOT
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
@@ -254,3 +257,37 @@ def more_ranks(n_ranks: int, schedule: str, *methods: str) -> Study:
         folder=f"llama3_2_1b_{n_ranks}_ranks", hardware=f"{n_ranks} x A6000", n_ranks=n_ranks,
         keys=keys,
     )  # fmt: skip
+
+
+# Stands in place of a method for the model before training.
+BASE = "base"
+SCORES = (
+    "accuracy_mmlu", "accuracy_hellaswag", "accuracy_arc_challenge", "accuracy_truthfulqa_mc1",
+    "accuracy",
+)  # fmt: skip
+SPEEDS = (
+    "accuracy", "average_freeze_ratio", "device_tokens_per_second", "gain_percent", "mfu_percent",
+)  # fmt: skip
+
+TOP1 = ("top1_percent", "top1_points", "time_saved_percent", "average_freeze_ratio")
+
+Values = Mapping[str, float]
+
+
+@functools.cache
+def measured() -> Mapping[tuple[str, str, str], Values]:
+    """Return the paper's values by model, schedule and method.
+
+    Image classifiers have ``seconds`` of training. To others ``gain_percent`` is added: tokens/s
+    over those of none. The model before training is the method ``base`` of the schedule "".
+    """
+    text = resources.files(__package__).joinpath("measured.csv").read_text()
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        names = row.pop("model"), row.pop("schedule"), row.pop("method")
+        found[names] = {key: float(value) for key, value in row.items() if value}
+    for (model, schedule, method), values in found.items():
+        if method != BASE and "device_tokens_per_second" in values:
+            none = found[model, schedule, "none"]["device_tokens_per_second"]
+            values["gain_percent"] = 100.0 * (values["device_tokens_per_second"] / none - 1.0)
+    return MappingProxyType(found)

@@ -21,8 +21,15 @@ from timelyfreeze.compare.runs.peers import (
     split_peer,
     with_steps,
 )
-from timelyfreeze.compare.runs.run import FINISHED, Run, find_runs
-from timelyfreeze.compare.runs.variants import TRUTHS, concerning, run_label, variant_folder
+from timelyfreeze.compare.runs.run import (
+    FINISHED,
+    TRUTHS,
+    Run,
+    concerning,
+    find_runs,
+    run_label,
+    variant_folder,
+)
 
 
 @dataclass(frozen=True)

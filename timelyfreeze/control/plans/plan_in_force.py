@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from timelyfreeze.control.plans.drift import drifts, forward_drift
+from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.planning import (
     FreezePlan,
     Solution,

@@ -7,19 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from timelyfreeze.control.plans.drift import Group, moved_bounds
-from timelyfreeze.control.plans.measured import Measured
 from timelyfreeze.control.plans.plan_call import PlanCall, automatic_delay, is_quick
 from timelyfreeze.control.plans.plan_in_force import PlanInForce
 from timelyfreeze.control.plans.replanning import (
+    Group,
     Replanning,
     described,
     drift_from_plain,
     drift_text,
     drift_to_plain,
+    moved_bounds,
 )
 from timelyfreeze.planning import (
     FreezePlan,
+    RankTimes,
     Solution,
     SolverChoices,
     solve_from_bounds,
@@ -29,9 +30,13 @@ from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
+    UNFROZEN,
     BatchRecord,
     DurationBounds,
+    Monitoring,
     Pattern,
+    PatternTimes,
+    Samples,
     bounds_from_json,
     bounds_to_json,
 )
@@ -322,3 +327,50 @@ class Planner:
         self.in_force.load_plain_state(state)
         if "measured" in state:
             self._first_bounds = bounds_from_json(self.in_force.dag, state["measured"])
+
+
+class Measured:
+    """Times of actions, of messages, and beside batches.
+
+    Attributes:
+        times: Of the actions of monitoring, by what was frozen.
+        warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
+        transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
+        outside_ms: What each timed step took besides its batches, for each of them.
+        energies: What the last exact gradients had inside of subspaces, and in all.
+    """
+
+    def __init__(self) -> None:
+        self.times = Monitoring()
+        self.warmup = Samples()
+        self.transfers_ms: Mapping[tuple[int, int], float] = {}
+        self.outside_ms: list[float] = []
+        self.energies = (0.0, 0.0)
+
+    def rank_times(self) -> RankTimes:
+        """Return all of it, to be sent to whoever solves."""
+        warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
+        outside_ms = tuple(self.outside_ms)
+        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, self.energies)
+
+    def forget(self) -> None:
+        """Forget the times of batches: there is a plan, or there will be none."""
+        self.times.clear()
+        self.warmup = Samples()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all of it as plain data for a checkpoint."""
+        return {
+            "samples": self.times.to_plain(),
+            "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
+            "outside_ms": list(self.outside_ms),
+            "energies": list(self.energies),
+        }
+
+    def load_plain(self, plain: Mapping[str, Any]) -> None:
+        """Restore what :meth:`to_plain` returned; samples of other phases are left to others."""
+        self.times.load_plain(plain["samples"])
+        self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
+        self.outside_ms = list(plain["outside_ms"])
+        inside, whole = plain["energies"]
+        self.energies = (inside, whole)

@@ -1,16 +1,20 @@
 """A copy of a few blocks that runs beside the training, to compare its output with theirs."""
 
 from timelyfreeze.policies import ReferenceSettings
-from timelyfreeze.policies.comparison import INLINE
-from timelyfreeze.runtime.reference.blocks import StageBlock, check_importable, stage_blocks
-from timelyfreeze.runtime.reference.capture import Capture
+from timelyfreeze.policies.policy import INLINE
+from timelyfreeze.runtime.reference.capture import (
+    Capture,
+    StageBlock,
+    check_importable,
+    plain_copy,
+    stage_blocks,
+)
 from timelyfreeze.runtime.reference.model import (
     CapturedBatch,
     InlineReference,
     Reference,
     ReferenceModel,
 )
-from timelyfreeze.runtime.reference.plain_copy import plain_copy
 from timelyfreeze.runtime.reference.process import ReferenceProcess
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from timelyfreeze.policies import ModelLayout
 from timelyfreeze.policies.plasticity import spread_evenly
 from timelyfreeze.runtime.reference.model import CapturedBatch, first_tensor
 from timelyfreeze.runtime.stage import FreezingStage
+from timelyfreeze.settings import key
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -126,3 +131,133 @@ def _to_host(value: Any, block: nn.Module) -> Any:
         return value.to("cpu", copy=True)
     there = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
     return there.copy_(value, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class StageBlock:
+    """A transformer block of this rank.
+
+    Attributes:
+        stage: Its stage.
+        module: Wrapped or not.
+        parameters: By name in the model, as the optimizer has them.
+        prefix: What those names begin with.
+    """
+
+    stage: FreezingStage
+    module: nn.Module
+    parameters: dict[str, Tensor]
+    prefix: str
+
+
+def stage_blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[int, StageBlock]:
+    """Return the blocks of a rank by layer: the modules whose name ends in the layer's number.
+
+    Args:
+        layout: The tensors of all stages.
+        stages: This rank's, recorders attached.
+    """
+    layer_of = dict(zip(layout.names, layout.layers.tolist(), strict=True))
+    blocks: dict[int, StageBlock] = {}
+    for stage in stages:
+        paths = [path for path, _ in stage.submod.named_parameters()]
+        named = stage.named_stage_parameters()
+        for path, (name, parameter) in zip(paths, named, strict=True):
+            layer = layer_of[name]
+            if not 0 <= layer < layout.n_layers:
+                continue
+            if layer not in blocks:
+                module = stage.submod.get_submodule(_to_number(path))
+                blocks[layer] = StageBlock(stage, module, {}, f"{_to_number(name)}.")
+            blocks[layer].parameters[name] = parameter
+    return blocks
+
+
+def check_importable(blocks: Mapping[int, StageBlock]) -> None:
+    """Refuse classes of the script that was started, which no other process can import.
+
+    Raises:
+        ValueError: Naming the class and the first block that has it.
+    """
+    for layer, block in blocks.items():
+        for module in block.module.modules():
+            if type(module).__module__ == "__main__":
+                raise ValueError(
+                    f"block {layer} has a {type(module).__name__}, whose class stands in the "
+                    "script that was started; a process of its own could not import it, so put it "
+                    f'into a module, or set {key("egeria.reference")} to "inline"'
+                )
+
+
+def _to_number(name: str) -> str:
+    """Return a name up to its first number."""
+    parts = name.split(".")
+    return ".".join(parts[: 1 + next(i for i, part in enumerate(parts) if part.isdigit())])
+
+
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+# What every module has; the rest is the class's own.
+_COMMON = set(vars(nn.Module())) | {"_compiled_call_impl"}
+_OF_SHARDING = "__composable_api_"  # how names begin that fully_shard sets
+
+
+def plain_copy(block: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy on the host, in evaluation mode, whose parameters require no gradient.
+
+    Args:
+        block: Wrapped or not.
+        weights: Whole parameters by name without wrappers, on the host; not copied.
+
+    Raises:
+        ValueError: If the block has something that cannot be copied.
+    """
+    return _copied(block, weights, "", {}).eval()
+
+
+def _copied(
+    module: nn.Module, weights: Mapping[str, Tensor], prefix: str, made: dict[int, nn.Parameter]
+) -> nn.Module:
+    module = _unwrapped(module)
+    plain = _plain_class(type(module))
+    new: nn.Module = object.__new__(plain)
+    nn.Module.__init__(new)
+    for name, value in vars(module).items():
+        if name not in _COMMON and not name.startswith(_OF_SHARDING):
+            vars(new)[name] = _own(value, f"{prefix}{name}", plain)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) not in made:
+            weight = weights[f"{prefix}{name}"]
+            made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
+        new.register_parameter(name, None if parameter is None else made[id(parameter)])
+    for name, buffer in module._buffers.items():
+        new.register_buffer(name, None if buffer is None else buffer.detach().to("cpu", copy=True))
+    for name, child in module._modules.items():
+        new.add_module(
+            name, None if child is None else _copied(child, weights, f"{prefix}{name}.", made)
+        )
+    return new
+
+
+def _own(value: Any, name: str, owner: type) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:  # whatever somebody's class raises
+        raise ValueError(
+            f"{owner.__name__} has {name}, a {type(value).__name__}, which cannot be copied "
+            f"({error}); so no reference can be made of the block"
+        ) from error
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while len(module._modules) == 1 and (inner := next(iter(module._modules))) in _WRAPPED:
+        module = module.get_submodule(inner)
+    return module
+
+
+def _plain_class(kind: type) -> type[nn.Module]:
+    """Return the class that ``fully_shard`` was applied to, or the class itself."""
+    return next(c for c in kind.__mro__ if issubclass(c, nn.Module) and not _is_sharded(c))
+
+
+def _is_sharded(kind: type) -> bool:
+    return issubclass(kind, FSDPModule)

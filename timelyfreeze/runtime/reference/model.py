@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from timelyfreeze.policies import Difference, ReferenceSettings
-from timelyfreeze.policies.comparison import INT8
 from timelyfreeze.policies.plasticity import similarity_loss
+from timelyfreeze.policies.policy import INT8
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from timelyfreeze.policies import Compared, ModelLayout, Observed, ReferenceSettings
-from timelyfreeze.policies.comparison import BACKGROUND
+from timelyfreeze.policies.policy import BACKGROUND
 from timelyfreeze.runtime import FreezingStage
 from timelyfreeze.runtime.reference import (
     Capture,

@@ -4,9 +4,15 @@
 fewer ranks, ``report`` is what ``timelyfreeze plan --frozen-layers`` prints.
 """
 
-from timelyfreeze.whatif.fronts.cases import FrontAnswer, FrontCase, answer_fronts
-from timelyfreeze.whatif.fronts.shrink import Shrunk
-from timelyfreeze.whatif.fronts.times import front_times, frozen_layers, stages_in_front
+from timelyfreeze.whatif.fronts.cases import (
+    FrontAnswer,
+    FrontCase,
+    Shrunk,
+    answer_fronts,
+    front_times,
+    frozen_layers,
+    stages_in_front,
+)
 
 __all__ = [
     "FrontAnswer",

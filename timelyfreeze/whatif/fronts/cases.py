@@ -9,16 +9,170 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.planning.elastic import behind_front, min_max_balance, run_ahead
-from timelyfreeze.whatif.answers import nothing_planned, schedules_of
-from timelyfreeze.whatif.best_unfrozen import shortest_split
+from timelyfreeze.front.plan import (
+    PARAMETERS,
+    TIME,
+    ElasticPlan,
+    behind_front,
+    communication_ms,
+    elastic_plan,
+    min_max_balance,
+    replicas_of,
+    run_ahead,
+)
+from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
+from timelyfreeze.whatif.answers import nothing_planned, order_of, schedules_of
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.fronts.shrink import Shrinking, Shrunk
-from timelyfreeze.whatif.fronts.times import front_times, layer_times, stages_in_front
 from timelyfreeze.whatif.grid import BEST_SPLIT, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.loads import loads_of_ranks, memory_load, parameter_load, shortest_split
+from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, parts_of, rank_memory
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_batch_ms
+
+# Replicas reduce gradients in float32. A GB/s is so many bytes a millisecond.
+_GRADIENT_BYTES, _BYTES_PER_MS = 4, 1e6
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A pipeline shrunk to what is live.
+
+    Attributes:
+        partition: What was balanced: ``PARAMETERS`` or ``TIME``.
+        plan: Ranks, layers of each, replicas and their microbatches.
+        batch_ms: A batch of as many microbatches as before, without what replicas send each other.
+        exchange_ms: What they send: float32 gradients of the live layers of the rank that has most
+            of them, by ``communication_ms`` with a bucket for each layer. None where the bandwidth
+            or the parameters are not told.
+    """
+
+    partition: str
+    plan: ElasticPlan
+    batch_ms: float
+    exchange_ms: float | None
+
+
+@dataclass(frozen=True)
+class Shrinking:
+    """A schedule that is to be shrunk.
+
+    Attributes:
+        table: The schedule.
+        model: Overheads at which layers move.
+        split: Layers of each stage at the start.
+        partition: ``PARAMETERS`` or ``TIME``; None for the first if the file tells parameters.
+    """
+
+    table: ScheduleCases
+    model: LayerModel
+    split: Split
+    partition: str | None
+
+    def shrunk(self, n_frozen: int) -> Shrunk:
+        """Return the pipeline that is left for the layers that are not frozen.
+
+        Raises:
+            ValueError: If ranks have several stages, the file does not tell parameters, a rank
+                would have no layer, or times are out of the measurements' reach.
+        """
+        order, grid = self.table.order, self.table.grid
+        if order.n_stages != order.n_ranks:
+            raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
+        partition = self.partition or (
+            TIME if self.table.file.notes.parameters is None else PARAMETERS
+        )
+        plan = self._by_time(n_frozen) if partition == TIME else self._by_parameters(n_frozen)
+        dag = build_dag(self._order(plan.n_ranks, plan.n_microbatches))
+        processors = grid.n_processors
+        return Shrunk(
+            partition,
+            plan,
+            unfrozen_batch_ms(
+                dag,
+                front_times(self.model, plan.split, n_frozen),
+                # Replicas share what processors there are.
+                None if processors is None else processors / plan.n_replicas,
+                self.table.links,
+            ),
+            self._exchange_ms(plan, n_frozen),
+        )
+
+    def _exchange_ms(self, plan: ElasticPlan, n_frozen: int) -> float | None:
+        grid, parameters = self.table.grid, self.table.file.notes.parameters
+        if parameters is None or grid.link_gb_per_s is None:
+            return None
+        bytes_per_ms = _BYTES_PER_MS * grid.link_gb_per_s
+        layers_ms = [
+            communication_ms(
+                1, _GRADIENT_BYTES * n, plan.n_replicas, bytes_per_ms, grid.p2p_overhead_ms
+            )
+            for n in parameters.units[n_frozen:]
+        ]
+        layers_ms = [0.0] * n_frozen + layers_ms
+        ends = itertools.accumulate(plan.split, initial=0)
+        return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
+
+    def _by_parameters(self, n_frozen: int) -> ElasticPlan:
+        notes, order = self.table.file.notes, self.table.order
+        if notes.parameters is None:
+            raise ValueError(
+                f"{self.table.file.path.name} does not tell how many parameters the parts of the "
+                f"model have; shrink by {TIME}"
+            )
+        load = parameter_load(notes.parameters, order.stage_to_rank)
+        return elastic_plan(
+            notes.parameters.units,
+            n_frozen,
+            order.n_ranks,
+            largest_at_start=max(loads_of_ranks(load, self.split, order.stage_to_rank)),
+            n_microbatches=self.table.n_microbatches,
+        )
+
+    def _by_time(self, n_frozen: int) -> ElasticPlan:
+        order, memory = self.table.order, self.table.file.notes.memory
+        at_start = self.model.times(self.split)
+        fits = None
+        if memory is not None:
+            load = memory_load(memory, order)
+            limit = max(loads_of_ranks(load, self.split, order.stage_to_rank))
+
+            def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
+                return self._bytes(memory, n_frozen, n_ranks, rank, start, stop) <= limit
+
+        return elastic_plan(
+            layer_times(self.model, n_frozen),
+            n_frozen,
+            order.n_ranks,
+            largest_at_start=max(times.forward_ms + times.backward_ms for times in at_start),
+            n_microbatches=self.table.n_microbatches,
+            partition=TIME,
+            fits=fits,
+        )
+
+    def _bytes(
+        self, model: ModelBytes, n_frozen: int, n_ranks: int, rank: int, start: int, stop: int
+    ) -> int:
+        """Return what a rank holds at its fullest that has layers ``start`` to ``stop`` - 1."""
+        n_microbatches = self.table.n_microbatches
+        n_microbatches //= replicas_of(self.table.order.n_ranks, n_ranks, n_microbatches)
+        parts = parts_of(rank, n_ranks, stop - start)
+        live, frozen = frozen_parts(parts, min(max(n_frozen - start, 0), parts[LAYER]))
+        return rank_memory(
+            model,
+            {rank: live},
+            self._order(n_ranks, n_microbatches).ranks[rank],
+            n_stages=n_ranks,
+            n_microbatches=n_microbatches,
+            frozen=frozen,
+        ).total
+
+    def _order(self, n_ranks: int, n_microbatches: int) -> ScheduleOrder:
+        if n_ranks == 1:
+            # One rank does all of a microbatch, in whatever order.
+            return gpipe_order(1, n_microbatches)
+        return order_of(self.table.schedule, n_ranks, n_ranks, n_microbatches)
+
 
 # Up to so many actions in all, every split is played.
 _MAX_ACTIONS_OF_ALL = 100_000
@@ -208,3 +362,98 @@ def _all(min_layers: Split, n_free: int) -> Iterator[Split]:
         ends = [-1, *bars, n_free + n - 1]
         more = [b - a - 1 for a, b in itertools.pairwise(ends)]
         yield tuple(least + extra for least, extra in zip(min_layers, more, strict=True))
+
+
+def frozen_layers(split: Sequence[int], n_frozen: int) -> Split:
+    """Return how many layers of each stage are frozen if the first ``n_frozen`` are."""
+    before = [0, *itertools.accumulate(split)]
+    return tuple(
+        min(max(n_frozen - start, 0), n) for start, n in zip(before[:-1], split, strict=True)
+    )
+
+
+def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
+    """Return how many stages are frozen whole: those before the first live layer.
+
+    A last stage is never one of them, for it has the head.
+    """
+    ends = list(itertools.accumulate(split[:-1]))
+    return sum(end <= n_frozen for end in ends) if n_frozen else 0
+
+
+def front_times(
+    model: LayerModel, split: Sequence[int], n_frozen: int, *, cached: bool = False
+) -> tuple[StageTimes, ...]:
+    """Return what each stage of a split takes.
+
+    Args:
+        model: Measured stages, and what layers take.
+        split: Layers of each stage; one stage is the whole model.
+        n_frozen: How many layers are frozen, 1 or more.
+        cached: Whether what the front puts out is known, so that its forward falls away too.
+
+    Raises:
+        ValueError: If no layer is live, or as ``LayerModel.times``.
+    """
+    if not 0 < n_frozen < model.n_layers:
+        raise ValueError(
+            f"{n_frozen} layers of {model.n_layers} would be frozen; it must be 1 or more, and "
+            "leave one live"
+        )
+    whole = _whole_model(model) if len(split) == 1 else model.times(split)
+    n_front = stages_in_front(split, n_frozen)
+    times = []
+    for stage, (there, n_layers, frozen) in enumerate(
+        zip(whole, split, frozen_layers(split, n_frozen), strict=True)
+    ):
+        if stage < n_front:
+            times.append(StageTimes(forward_ms=0.0 if cached else there.forward_ms))
+        elif stage > n_front:
+            times.append(there)
+        else:
+            live = _live_part(model, stage, len(split), n_layers - frozen)
+            forward_ms = live.forward_ms if cached else there.forward_ms
+            # As in a first stage: nobody waits for an input gradient, so W does all of it.
+            times.append(StageTimes(forward_ms, live.backward_ms, weight_ms=live.backward_ms))
+    for stage, found in enumerate(times):
+        if errors := found.errors():
+            raise ValueError(
+                f"{n_frozen} frozen layers of the split {render_split(split)} are out of the "
+                f"measurements' reach: stage {stage}: {'; '.join(errors)}"
+            )
+    return tuple(times)
+
+
+def layer_times(model: LayerModel, n_frozen: int) -> list[float]:
+    """Return what each layer takes of a microbatch, forward and backward, milliseconds.
+
+    Embedding and head count with the first and the last layer, frozen layers with their forward.
+    """
+    layer, fixed = model.layer, model.fixed
+    first, last = model.stage(0, 2, 0), model.stage(1, 2, 0)
+    times = [layer.forward_ms] * n_frozen
+    times += [layer.forward_ms + layer.backward_ms] * (model.n_layers - n_frozen)
+    times[0] += max(first.forward_ms - fixed.forward_ms, 0.0)
+    beyond = last.plus(fixed, -1.0)
+    times[-1] += max(beyond.forward_ms + beyond.backward_ms, 0.0)
+    return times
+
+
+def _live_part(model: LayerModel, stage: int, n_stages: int, n_live: int) -> StageTimes:
+    """Return what the live layers of the stage in which the front ends take."""
+    if n_stages == 1:
+        return model.stage(1, 2, n_live)
+    there = model.stage(stage, n_stages, n_live)
+    if stage > 0:
+        return there
+    # The embedding is frozen too. Where noise says that it takes less than nothing, it takes that.
+    without = model.fixed.plus(model.layer, n_live)
+    return StageTimes(
+        min(there.forward_ms, without.forward_ms), min(there.backward_ms, without.backward_ms)
+    )
+
+
+def _whole_model(model: LayerModel) -> tuple[StageTimes]:
+    """Return the times of all layers in one stage, which has both ends of the model."""
+    first, last = model.stage(0, 2, model.n_layers), model.stage(1, 2, 0)
+    return (first.plus(last).plus(model.fixed, -1.0),)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from timelyfreeze.files import shown
-from torchtitan.data.rows.errors import FieldError, kind_of
 from torchtitan.data.rows.values import parse_value, without_nulls
 
 ASSISTANT = "assistant"
@@ -269,3 +271,193 @@ def _text(example: dict[str, Any], field: str, place: str = "") -> str:
         half = text[error.start]
         raise FieldError(name, f"has {half!r}, half of a character; expected a text") from error
     return text
+
+
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+BOM = b"\xef\xbb\xbf"  # which some programs put in front of UTF-8
+
+
+class DataError(ValueError):
+    """Data cannot be read, or gives a run no batches; the message says which data and why."""
+
+    def __init__(self, message: str) -> None:
+        # What a loader's worker raised, torch hands on as a text that ends like a stack trace.
+        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
+
+
+class FieldError(ValueError):
+    """An example breaks the shape of its kind; readers, which raise it, know no place.
+
+    Args:
+        field: Name of the field, such as ``output`` or ``conversations[2].from``.
+        problem: What was found and what was expected.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field '{field}' {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class DataExampleError(DataError):
+    """An example of a data set cannot be used.
+
+    Args:
+        file: File or hub name.
+        example: Line number from 1 for JSON on lines, index from 0 for lists, parquet and the hub;
+            None when the file as a whole cannot be read.
+        problem: What was found and what was expected.
+        field: Name of the field, or None when the example as a whole is broken.
+    """
+
+    def __init__(
+        self, file: str, example: int | None, problem: str, field: str | None = None
+    ) -> None:
+        unit = "line" if example is not None and holds_lines(file) else "example"
+        place = file if example is None else f"{file}, {unit} {example}"
+        super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
+        self.file = file
+        self.example = example
+        self.field = field
+        self.problem = problem
+
+
+def holds_lines(file: str) -> bool:
+    """Return whether each line of a file is a row: of JSON, whatever its name, that is no list."""
+    if not file.endswith((".json", ".jsonl", ".jsonl.gz")):
+        return False
+    try:
+        with open_rows(file) as stream:
+            return not stream.read(4096).removeprefix(BOM).lstrip().startswith(b"[")
+    except (OSError, EOFError, zlib.error):
+        return True
+
+
+def open_rows(file: str) -> IO[bytes]:
+    """Open a file of JSON, which may be packed."""
+    return gzip.open(file) if file.endswith(".gz") else open(file, "rb")
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """A kind of instruction data.
+
+    Attributes:
+        fields: What every row has, and what it may have besides, by their usual names.
+        messages: Makes messages of a row.
+        default_path: Its data set on the hub where no place is named, if it has one.
+    """
+
+    fields: tuple[str, ...]
+    optional: tuple[str, ...]
+    messages: MessageReader
+    default_path: str | None = None
+
+
+# In the order in which they are looked for: rows with messages often have a prompt too.
+ROW_KINDS = {
+    "messages": RowKind(("messages",), (TOOLS,), chat_messages),
+    "sharegpt": RowKind(("conversations",), (TOOLS,), sharegpt_messages, "teknium/OpenHermes-2.5"),
+    "prompt_completion": RowKind(("prompt", "completion"), (TOOLS,), completion_messages),
+    "alpaca": RowKind(
+        ("instruction", "output"), ("input",), alpaca_messages, "vicgalle/alpaca-gpt4"
+    ),
+}
+AUTO = "auto"
+INSTRUCT_DATASETS = (AUTO, *ROW_KINDS)
+IMAGES = "images"
+
+
+def is_instruct_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names instruction data; other names are upstream's."""
+    return name.lower() in INSTRUCT_DATASETS
+
+
+def is_image_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names pictures and their classes."""
+    return name.lower() == IMAGES
+
+
+def has_rows(name: str) -> bool:
+    """Whether a data set has numbered examples, of instructions or pictures.
+
+    Its epochs have a known length, some examples can be held out, and any number of replicas goes
+    on where others have stopped.
+    """
+    return is_instruct_dataset(name) or is_image_dataset(name)
+
+
+def has_turns(name: str) -> bool:
+    """Whether examples of the data set ``name`` may have several answers."""
+    return is_instruct_dataset(name) and name.lower() != "alpaca"
+
+
+class RowShape(NamedTuple):
+    """What the rows of a source are.
+
+    Args:
+        kind: A name in :data:`ROW_KINDS`.
+        required: For each field that a row must have its column.
+        optional: Likewise for fields that it may have.
+    """
+
+    kind: str
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+
+    def told(self, there: Sequence[str]) -> str:
+        """Return the kind and its columns, as far as a row has them, for people."""
+        columns = {**self.required, **self.optional}
+        names = [
+            column if field == column else f"{column} (as {field})"
+            for field, column in columns.items()
+            if column in there
+        ]
+        return f"rows of kind {self.kind!r}, columns {', '.join(names)}"
+
+
+def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowShape:
+    """Return what rows are, by the columns of the first.
+
+    Args:
+        name: A kind, or "auto": the first kind all of whose columns are there.
+        there: The columns of the first row.
+        named: Columns that are called otherwise than their field. Where one is not there, the
+            field's own name is looked for, so that sources may differ.
+
+    Raises:
+        ValueError: If the rows are of no kind.
+    """
+
+    def column(field: str) -> str:
+        wanted = named.get(field) or field
+        return field if wanted not in there and field in there else wanted
+
+    def shape(kind: str) -> RowShape:
+        spec = ROW_KINDS[kind]
+        required, optional = ({f: column(f) for f in fs} for fs in (spec.fields, spec.optional))
+        return RowShape(kind, required, optional)
+
+    if name != AUTO:
+        return shape(name)
+    for found in map(shape, ROW_KINDS):
+        if set(found.required.values()) <= set(there):
+            return found
+    kinds = "; ".join(f"{', '.join(spec.fields)} ({kind})" for kind, spec in ROW_KINDS.items())
+    raise ValueError(
+        f"has the columns {list(there)}, of which no kind of rows is made: {kinds}; name columns "
+        "that are called otherwise in [data.columns]"
+    )

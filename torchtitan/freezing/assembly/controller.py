@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController, attach_clocks, build_controller
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
+from timelyfreeze.front.caching import ActivationStore, folder_for
 from timelyfreeze.policies import FreezePolicy, parse_method
 from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.runtime import (
@@ -23,10 +25,9 @@ from timelyfreeze.runtime import (
     read_order,
     stages_of,
 )
-from timelyfreeze.settings import FreezeSettings
-from torchtitan.freezing.assembly.front_store import front_identity, front_store
+from timelyfreeze.settings import GIB, FreezeSettings
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import model_family
+from torchtitan.freezing.config import JobConfig, cache_folder, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition import model_sizes
@@ -133,3 +134,29 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
     policy = policy.in_epochs_of(n_steps)
     logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
     return policy
+
+
+def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
+    """Return the store of a process, as ``[freezing.cache]`` wants it."""
+    cache = job_config.freezing.cache
+    folder = folder_for(Path(cache_folder(job_config)), rank, cache.disk_gib)
+    return ActivationStore(int(cache.memory_gib * GIB), folder)
+
+
+def front_identity(
+    job_config: JobConfig, model_args: Any, device: torch.device, *, is_sharded: bool
+) -> str:
+    """Return what the front's output depends on besides its weights and a row's tokens.
+
+    Args:
+        job_config: Of the run.
+        model_args: Of the model.
+        device: Where it computes.
+        is_sharded: Whether FSDP casts its numbers, where any are cast, and not autocast.
+    """
+    training = job_config.training
+    numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
+    are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
+    numbers = *numbers, are_cast and is_sharded
+    made_by = job_config.model.converters, job_config.compile, torch.__version__, device.type
+    return repr((model_args, *numbers, *made_by))

@@ -10,10 +10,11 @@ from torchtitan.freezing.checks.configuration import (
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.freezing import freeze_settings
 from torchtitan.freezing.checks.front import caches
-from torchtitan.freezing.checks.parallel import compiles_blocks, peer_errors
-from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import (
+    compiles_blocks,
     n_microbatches,
+    partition_errors,
+    peer_errors,
     pipeline_errors,
     recompute_error,
     schedule_errors,

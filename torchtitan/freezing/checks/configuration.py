@@ -7,20 +7,41 @@ from collections.abc import Sequence
 
 from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
-from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
+from torchtitan.freezing.checks.data import (
+    data_errors,
+    example_errors,
+    tokenizer_errors,
+    validation_errors,
+)
 from torchtitan.freezing.checks.freezing import freezing_errors
-from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors, run_ahead_errors
-from torchtitan.freezing.checks.images import image_errors, vision_errors
-from torchtitan.freezing.checks.models import device_errors, model_errors
-from torchtitan.freezing.checks.moves import elastic_errors, packing_errors
-from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
-from torchtitan.freezing.checks.partition import partition_errors
-from torchtitan.freezing.checks.pipeline import emulation_errors, pipeline_errors
-from torchtitan.freezing.checks.ranges import range_errors, with_defaults
-from torchtitan.freezing.checks.tokenizers import tokenizer_errors
-from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
+from torchtitan.freezing.checks.front import (
+    cache_errors,
+    cache_folder_errors,
+    elastic_errors,
+    packing_errors,
+    run_ahead_errors,
+)
+from torchtitan.freezing.checks.models import (
+    device_errors,
+    image_errors,
+    model_errors,
+    vision_errors,
+)
+from torchtitan.freezing.checks.pipeline import (
+    emulation_errors,
+    float8_errors,
+    parallel_errors,
+    partition_errors,
+    pipeline_errors,
+)
+from torchtitan.freezing.checks.upstream import (
+    range_errors,
+    text_errors,
+    upstream_errors,
+    with_defaults,
+)
 from torchtitan.freezing.config import JobConfig, toml_key
-from torchtitan.freezing.report.losses import reference_errors
+from torchtitan.freezing.report.step_record import reference_errors
 from torchtitan.lora.checks.section import lora_errors
 
 

@@ -18,18 +18,16 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.checks.parallel import (
+from torchtitan.data.rows.messages import has_rows
+from torchtitan.freezing.checks.pipeline import (
     COMPILED,
     NOT_COMPILED,
     compiles_blocks,
-    lone_pipeline_errors,
-    split_layers,
-)
-from torchtitan.freezing.checks.pipeline import (
     is_known,
+    lone_pipeline_errors,
     order_splits_backward,
     recompute_error,
+    split_layers,
     too_small,
 )
 from torchtitan.freezing.config import (

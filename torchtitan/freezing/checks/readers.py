@@ -11,13 +11,13 @@ from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.loader import RANK_KEY, ResizableDataloader
 from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.data.rows.kinds import has_rows, is_image_dataset
+from torchtitan.data.rows.messages import has_rows, is_image_dataset
 from torchtitan.data.sources import DataSource, training_sources, validation_sources
 from torchtitan.data.validation import build_validation_loader
 from torchtitan.freezing.checks.checkpoints import start_of
 from torchtitan.freezing.checks.configuration import ConfigError, join_errors
 from torchtitan.freezing.checks.data import validation_split
-from torchtitan.freezing.checks.parallel import data_parallel_degree
+from torchtitan.freezing.checks.pipeline import data_parallel_degree
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import training_place, validation_place

@@ -1,18 +1,21 @@
 """The configuration of a run, and the pipeline that it describes."""
 
-from torchtitan.freezing.config.family import IMAGE_MODELS, ModelFamily, model_family
 from torchtitan.freezing.config.job_config import (
     Freezing,
     JobConfig,
     Model,
+    Vision,
     cache_folder,
     job_config_class,
     toml_key,
 )
 from torchtitan.freezing.config.layout import (
+    IMAGE_MODELS,
+    ModelFamily,
     count_layers,
     examples_of_microbatch,
     global_rows,
+    model_family,
     modules_of_split,
     pipeline_notes,
     pipeline_order,
@@ -20,7 +23,6 @@ from torchtitan.freezing.config.layout import (
     stage_modules,
 )
 from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
-from torchtitan.freezing.config.vision import Vision
 
 __all__ = [
     "IMAGE_MODELS", "Freezing", "JobConfig", "Model", "ModelFamily", "Vision", "cache_folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,9 +13,8 @@ from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.settings import first_stage_mode
+from timelyfreeze.whatif.bounds_file import PipelineNotes
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
-from timelyfreeze.whatif.notes import PipelineNotes
-from torchtitan.freezing.config.family import model_family
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -156,3 +156,31 @@ def modules_of_split(split: Sequence[int]) -> list[list[str]]:
 def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
     """Return the number of layers among the modules of each stage."""
     return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A kind of model.
+
+    Attributes:
+        unit: What throughput counts: words for it, in the plural.
+        reads_text: Whether it reads tokens, which a tokenizer makes, in rows of
+            ``training.seq_len``; otherwise a row is one thing to count.
+    """
+
+    unit: str
+    reads_text: bool
+
+    def per_row(self, config: JobConfig) -> int:
+        """Return how many units a row of a batch has."""
+        return config.training.seq_len if self.reads_text else 1
+
+
+TEXT = ModelFamily("tokens", reads_text=True)
+IMAGES = ModelFamily("images", reads_text=False)
+IMAGE_MODELS = ("vit", "convnextv2")
+
+
+def model_family(config: JobConfig) -> ModelFamily:
+    """Return the family of ``model.name``."""
+    return IMAGES if config.model.name in IMAGE_MODELS else TEXT

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from timelyfreeze.planning.elastic import (
+from timelyfreeze.front.plan import (
     BatchPacking,
     last_step,
     min_max_balance,
     performance_packing,
 )
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
-from torchtitan.freezing.elastic.form import Moment, Pace, ending_with
-from torchtitan.freezing.elastic.pipeline import Pipeline, first_pipeline
-from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.elastic.pipeline import Moment, Pace, Pipeline, ending_with, first_pipeline
+from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.partition import part_parameters
 
 # Time of a forward, over that of a forward and its backward: all that a frozen layer takes.

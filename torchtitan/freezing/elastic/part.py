@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.cli.part import Part, present_part
+from timelyfreeze.cli.torchrun import Part, present_part
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import fewest_ranks
 from torchtitan.freezing.elastic.pipeline import Pipeline, first_pipeline

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Protocol
 
-from timelyfreeze.planning.elastic import elastic_plan, last_step, replicas_of
-from timelyfreeze.planning.elastic.plan import Fits
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.front.plan import elastic_plan, last_step, replicas_of
+from timelyfreeze.front.plan.plan import Fits
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -16,8 +20,7 @@ from torchtitan.freezing.config import (
     modules_of_split,
     stage_modules,
 )
-from torchtitan.freezing.elastic.form import Moment, Pace, ending_with
-from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.partition import count_model_layers, live_layer_times, part_parameters
 
 
@@ -115,7 +118,7 @@ def first_pipeline(config: JobConfig) -> Pipeline:
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``): shorter as long as
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.front.plan``): shorter as long as
     its largest rank gets no larger than at the start, by parameters or by the memory estimate, and
     with replicas on all ranks that this frees. Where replicas cannot share the microbatches so
     that each has one for every stage, it stays longer.
@@ -190,3 +193,126 @@ def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
 def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
     ends = [sum(split[: stage + 1]) for stage in range(len(split))]
     return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run is.
+
+    Attributes:
+        n_frozen: Layers in front that are frozen.
+        step: The step that was finished last.
+        n_batches: Rows that were read until then, in steps of the start.
+        seconds: What that step took on this rank; 0 if it was not in the present form.
+    """
+
+    n_frozen: int
+    step: int
+    n_batches: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a step is, over one of the start.
+
+    Attributes:
+        growth: Rows; the schedule of the learning rate goes on by as many steps.
+        rate_factor: Learning rate.
+    """
+
+    growth: int = 1
+    rate_factor: float = 1.0
+
+
+class Form(Protocol):
+    """One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks"."""
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+
+    def moved(self, config: JobConfig) -> JobConfig:
+        """Return the configuration that a run goes on with that began with ``config``."""
+
+    def pace(self, config: JobConfig) -> Pace:
+        """Return what its steps are, of a run that began with ``config``."""
+
+
+def ending_with(config: JobConfig, last_step: int) -> JobConfig:
+    """Return a run that ends with another step; the schedule of its learning rate stays."""
+    scheduler, n_steps = config.lr_scheduler, config.lr_scheduler.total_steps
+    if n_steps is None:
+        n_steps = config.training.steps
+    return replace(
+        config,
+        training=replace(config.training, steps=last_step),
+        lr_scheduler=replace(scheduler, total_steps=n_steps),
+    )
+
+
+_N_CANDIDATES = 4
+_N_COUNTED = 3  # steps of a trial, besides its first
+
+
+class MicrobatchSearch:
+    """Tries numbers of microbatches, and keeps the fastest one of each length of a pipeline.
+
+    All ranks ask alike. Where a move to a trial is given up, the steps of the pipeline that stays
+    count as its own.
+
+    Args:
+        config: What the run began with.
+        slowest: Returns the largest of the numbers that all ranks call it with.
+    """
+
+    def __init__(self, config: JobConfig, slowest: Callable[[float], float]) -> None:
+        self._config, self._slowest = config, slowest
+        self._found: dict[int, int] = {}  # microbatches, by ranks of a pipeline
+        self._left: list[int] = []
+        self._seconds: list[float] = []
+        self._medians: dict[int, float] = {}
+
+    def begin(self, pipeline: Pipeline) -> Pipeline:
+        """Return a new pipeline with as many microbatches as it begins with."""
+        n_ranks = len(pipeline.split)
+        if n_ranks in self._found:
+            return self._with(pipeline, self._found[n_ranks])
+        self._left = candidates(n_ranks, self._rows(pipeline))
+        self._seconds, self._medians = [], {}
+        return self._with(pipeline, self._left.pop(0)) if self._left else pipeline
+
+    def after_step(self, pipeline: Pipeline, seconds: float) -> Pipeline:
+        """Return what the run goes on in, after a step of ``pipeline`` that took so long here."""
+        if (n_ranks := len(pipeline.split)) in self._found:
+            return pipeline
+        self._seconds.append(seconds)
+        if len(self._seconds) <= _N_COUNTED:
+            return pipeline
+        size = pipeline.microbatch or examples_of_microbatch(self._config)
+        median = statistics.median(self._seconds[1:])
+        self._medians[self._rows(pipeline) // size] = self._slowest(median)
+        self._seconds = []
+        if self._left:
+            return self._with(pipeline, self._left.pop(0))
+        self._found[n_ranks] = best = min(self._medians, key=self._medians.__getitem__)
+        tried = ", ".join(f"{1e3 * s:,.1f} ms with {n}" for n, s in self._medians.items())
+        logger.info("Microbatches of %d ranks: %d, of steps of %s", n_ranks, best, tried)
+        return self._with(pipeline, best)
+
+    def _rows(self, pipeline: Pipeline) -> int:
+        return pipeline.moved(self._config).training.local_batch_size
+
+    def _with(self, pipeline: Pipeline, n_microbatches: int) -> Pipeline:
+        size = self._rows(pipeline) // n_microbatches
+        is_first = size == examples_of_microbatch(self._config)
+        return replace(pipeline, microbatch=None if is_first else size)
+
+
+def candidates(n_ranks: int, rows: int) -> list[int]:
+    """Return up to 4 numbers from K to 6 K that divide the rows of a batch, evenly taken."""
+    possible = [n for n in range(n_ranks, 6 * n_ranks + 1) if rows % n == 0]
+    if len(possible) <= _N_CANDIDATES:
+        return possible
+    last = len(possible) - 1
+    return [possible[round(i * last / (_N_CANDIDATES - 1))] for i in range(_N_CANDIDATES)]

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.upstream.fixes import one_cast_for_all
 
 

@@ -5,22 +5,29 @@ All ranks work out the same: nothing but the configuration, the profile and the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.fronts.times import layer_times
+from timelyfreeze.whatif.fronts.cases import layer_times
 from timelyfreeze.whatif.grid import render_split
-from timelyfreeze.whatif.layer_model import LayerModel, layer_model
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.loads import (
     MEMORY,
     PARAMETERS,
     TIME,
+    ModelSizes,
+    PartParameters,
     loads_of_ranks,
     memory_load,
     parameter_load,
@@ -31,7 +38,9 @@ from torchtitan.freezing.checks import pipeline_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.estimate import model_bytes
-from torchtitan.freezing.partition.sizes import count_model_layers, part_parameters
+from torchtitan.hf.flavors import chosen_args
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.spec import base_spec, with_classes
 
 # How loads are told: what they are, in which unit, and how much of it one is.
 _UNITS = {
@@ -157,3 +166,56 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
             f"{job_config.model.flavor!r} has {n_layers}"
         )
     return model
+
+
+def model_sizes(job_config: JobConfig) -> ModelSizes:
+    """Return what can be told of the sizes of a run's model."""
+    parameters = memory = None
+    with suppress(ValueError):
+        parameters = part_parameters(job_config)
+    with suppress(ValueError):
+        memory = model_bytes(job_config)
+    return ModelSizes(parameters, memory)
+
+
+def count_model_layers(job_config: JobConfig) -> int:
+    """Return the number of layers of a run's model.
+
+    Raises:
+        ValueError: If upstream does not cut the model by layers, or does not know it.
+    """
+    _, args = _described(job_config)
+    n_layers: int = args.n_layers
+    return n_layers
+
+
+def part_parameters(job_config: JobConfig) -> PartParameters:
+    """Count the parameters of a run's model on the meta device.
+
+    Raises:
+        ValueError: As ``count_model_layers``, or if the classes of its pictures cannot be told.
+    """
+    spec, args = _described(job_config)
+    args.update_from_config(job_config)
+    with torch.device("meta"):
+        model = spec.model_cls(args)
+    layers = tuple(sum(p.numel() for p in layer.parameters()) for layer in model.layers.values())
+    first = sum(p.numel() for p in model.tok_embeddings.parameters())
+    total = sum(p.numel() for p in model.parameters())
+    return PartParameters(first, layers, total - first - sum(layers))
+
+
+def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
+    """Return upstream's spec of a model, and its description."""
+    name = job_config.model.name
+    try:
+        spec = base_spec(job_config)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"model.name is {name!r}: {error}") from error
+    if spec.pipelining_fn is None or inspect.unwrap(spec.pipelining_fn) is not pipeline_llm:
+        raise ValueError(
+            f"model.name is {name!r}, whose layers cannot be counted; a partition needs a model "
+            "that upstream cuts by layers"
+        )
+    args = chosen_args(job_config, spec.model_args)
+    return spec, with_classes(args, job_config) if isinstance(args, VisionArgs) else args

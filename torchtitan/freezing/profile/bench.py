@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torchtitan.distributed.pipeline_parallel as titan_pipeline
 import torchtitan.tools.utils as titan_tools
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
@@ -18,13 +28,151 @@ from torchtitan.protocols import ModelProtocol
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec
 
-from timelyfreeze.masks import draw_uniform, mask_rng
+from timelyfreeze.masks import ParameterTable, build_parameter_table, draw_uniform, mask_rng
+from timelyfreeze.runtime import (
+    NOTHING_FROZEN,
+    ActionRecorder,
+    Clock,
+    FreezingStage,
+    clock_for,
+    greet_other_ranks_alone,
+    run_batches_in,
+)
 from timelyfreeze.schedule import ActionKind
 from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
 from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
-from torchtitan.freezing.profile.response import Point, Response
-from torchtitan.freezing.profile.stage import LoneStage, Microbatch
-from torchtitan.upstream.fixes import autocast_stages
+from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing, milliseconds.
+
+    Attributes:
+        median_ms: The middle one.
+        quartiles_ms: A quarter lies below the first, a quarter above the second.
+        n: How many there are.
+    """
+
+    median_ms: float
+    quartiles_ms: tuple[float, float]
+    n: int
+
+
+def spread(times_ms: Sequence[float]) -> Spread:
+    """Sum up measurements, of which there must be one or more."""
+    low, middle, high = np.quantile(np.array(times_ms), [0.25, 0.5, 0.75]).tolist()
+    return Spread(middle, (low, high), len(times_ms))
+
+
+@dataclass(frozen=True)
+class Point:
+    """Backwards that were frozen at one ratio.
+
+    Attributes:
+        ratio: The ratio that masks were drawn with.
+        fractions: Fraction of elements that each mask froze.
+        times_ms: How long each backward took, milliseconds.
+    """
+
+    ratio: float
+    fractions: tuple[float, ...]
+    times_ms: tuple[float, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Mean fraction of elements that was frozen."""
+        return statistics.fmean(self.fractions)
+
+
+@dataclass(frozen=True)
+class Line:
+    """How well backward time is a straight line in the freeze ratio.
+
+    Attributes:
+        unfrozen_ms: Measured median with nothing frozen.
+        frozen_ms: Measured median with everything frozen.
+        largest_miss_ms: Of the points in between, the measured median that is farthest from the
+            line through these two, minus what the line says. 0 if there are none.
+        largest_miss: The same as a fraction of ``unfrozen_ms``.
+        fit_unfrozen_ms: Least-squares line through all medians, at ratio 0.
+        fit_frozen_ms: The same at ratio 1.
+        fit_residual_ms: The largest distance of a median from it.
+        r_squared: Fraction of the medians' variance that it explains; 1 if there is none.
+    """
+
+    unfrozen_ms: float
+    frozen_ms: float
+    largest_miss_ms: float
+    largest_miss: float
+    fit_unfrozen_ms: float
+    fit_frozen_ms: float
+    fit_residual_ms: float
+    r_squared: float
+
+
+def fit_line(points: Sequence[Point]) -> Line:
+    """Compare a response with the line that a plan assumes, and with the best line.
+
+    Args:
+        points: With ratios 0 and 1 among them.
+
+    Raises:
+        ValueError: If one of these is missing.
+    """
+    by_ratio = {point.ratio: statistics.median(point.times_ms) for point in points}
+    if 0.0 not in by_ratio or 1.0 not in by_ratio:
+        raise ValueError(
+            f"the ratios {sorted(by_ratio)} do not tell the line; it needs 0 and 1 among them"
+        )
+    unfrozen_ms, frozen_ms = by_ratio[0.0], by_ratio[1.0]
+    fractions = np.array([point.fraction for point in points])
+    medians_ms = np.array([statistics.median(point.times_ms) for point in points])
+    misses_ms = medians_ms - (unfrozen_ms - fractions * (unfrozen_ms - frozen_ms))
+    between = np.array([0.0 < point.ratio < 1.0 for point in points])
+    miss_ms = 0.0
+    if between.any():
+        miss_ms = float(max(misses_ms[between].tolist(), key=abs))
+    design = np.stack([np.ones_like(fractions), fractions], axis=1)
+    (start_ms, slope_ms), *_ = np.linalg.lstsq(design, medians_ms, rcond=None)
+    residuals_ms = medians_ms - (start_ms + slope_ms * fractions)
+    variance = float(((medians_ms - medians_ms.mean()) ** 2).sum())
+    return Line(
+        unfrozen_ms=unfrozen_ms,
+        frozen_ms=frozen_ms,
+        largest_miss_ms=miss_ms,
+        largest_miss=miss_ms / unfrozen_ms if unfrozen_ms > 0.0 else 0.0,
+        fit_unfrozen_ms=float(start_ms),
+        fit_frozen_ms=float(start_ms + slope_ms),
+        fit_residual_ms=float(np.abs(residuals_ms).max()),
+        r_squared=1.0 - float((residuals_ms**2).sum()) / variance if variance > 0.0 else 1.0,
+    )
+
+
+@dataclass(frozen=True)
+class Response:
+    """What was measured of one stage under one way of freezing it.
+
+    Attributes:
+        stage: The stage; None for one that was made only to measure what a layer takes.
+        n_layers: How many layers it has.
+        first_stage: For the first stage, which of ``settings.FIRST_STAGE_MODES`` it ran under.
+        forward_ms: Times of F, over all batches.
+        input_ms: Times of I, over all batches with a split backward.
+        curves: Backward times by ratio: of B, and of W where split backwards were measured.
+    """
+
+    stage: int | None
+    n_layers: int
+    first_stage: str | None
+    forward_ms: tuple[float, ...]
+    input_ms: tuple[float, ...]
+    curves: dict[ActionKind, tuple[Point, ...]]
+
+    def ends(self, kind: ActionKind) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the times of ``kind`` with everything and with nothing frozen."""
+        by_ratio = {point.ratio: point.times_ms for point in self.curves[kind]}
+        return by_ratio[1.0], by_ratio[0.0]
 
 
 @dataclass(frozen=True)
@@ -169,3 +317,140 @@ class Bench:
         """Give back the memory of a stage that nobody holds any more."""
         gc.collect()
         titan_tools.device_module.empty_cache()
+
+
+_MICROBATCH = 0  # each batch has one
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What goes into the pipeline, and the shape of what travels between stages.
+
+    Attributes:
+        tokens: Token ids, shape [sequences, tokens of a sequence].
+        labels: Target ids, of the same shape.
+        width: Last dimension of what one stage sends to the next.
+        dtype: Its type.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    width: int
+    dtype: torch.dtype
+
+
+def profile_clock(device: torch.device) -> Clock:
+    """Return the clock of a training run; on a CPU and with one thread that of processor time.
+
+    So other processes of the machine do not count, as where ranks of a training run share cores.
+    """
+    return clock_for(device, lone=torch.get_num_threads() == 1)
+
+
+class LoneStage:
+    """A stage between stand-ins for its neighbours.
+
+    Needs a process group of one rank. Gradients are kept from one batch to the next, as one of many
+    microbatches adds them up.
+
+    Args:
+        module: The stage's piece of the model, on its device.
+        microbatch: What it works on.
+        loss_fn: Sum loss, for the last stage.
+        is_first: Whether the stage takes tokens.
+        is_last: Whether it computes the loss.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        microbatch: Microbatch,
+        loss_fn: Callable[..., Tensor],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        device = microbatch.tokens.device
+        modules: list[nn.Module] = [module]
+        if not is_first:
+            modules.insert(0, _Neighbour(microbatch, is_first=True))
+        if not is_last:
+            modules.append(_Neighbour(microbatch, is_first=False))
+        place = modules.index(module)
+        self._microbatch = microbatch
+        self._recorder = ActionRecorder(profile_clock(device))
+        self.stage = FreezingStage(module, place, len(modules), device)
+        self._stages = [
+            self.stage if other is module else PipelineStage(other, i, len(modules), device)
+            for i, other in enumerate(modules)
+        ]
+        greet_other_ranks_alone(self._stages)
+        self._loss = PipelineLoss(loss_fn if is_last else _sum)
+        self._schedules: dict[bool, Any] = {}
+        self.table = self.attach(per_tensor=False)
+        self._times_loss = is_last
+
+    def attach(self, *, per_tensor: bool) -> ParameterTable:
+        """Attach clocks and masks, once more for a first stage that shall keep its chain."""
+        self.stage.attach(self._recorder, per_tensor=per_tensor)
+        sizes = self.stage.parameter_sizes.tolist()
+        return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
+
+    def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
+        """Run one microbatch forward and backward.
+
+        Args:
+            mask: What to freeze, shape [n], in the order of ``table``.
+            split: Whether the backward comes in two halves.
+
+        Returns:
+            float: The fraction of the stage's elements that was frozen.
+        """
+        self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
+        schedule = self._schedule(split)
+        tokens, labels = self._microbatch.tokens, self._microbatch.labels
+        with self._loss.divided_by(labels.numel()):
+            schedule.step(tokens, target=labels, losses=[], return_outputs=False)
+        self.stage.freeze_nothing()
+        return self.stage.applied_ratios[_MICROBATCH]
+
+    def take_times(self) -> list[dict[ActionKind, float]]:
+        """Wait for the device and hand out the batches since the last call, oldest first.
+
+        Returns:
+            Milliseconds of the stage's actions by kind, for each batch.
+        """
+        return [
+            {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}
+            for record in self._recorder.drain()
+        ]
+
+    def _schedule(self, split: bool) -> Any:
+        if split not in self._schedules:
+            schedule = ScheduleInterleavedZeroBubble if split else ScheduleInterleaved1F1B
+            self._schedules[split] = schedule(
+                self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
+            )
+            timed = self._recorder.measure_more if self._times_loss else nullcontext
+            run_batches_in(self._schedules[split], self._recorder.recorded_batch, timed)
+        return self._schedules[split]
+
+
+class _Neighbour(nn.Module):
+    """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
+
+    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
+        super().__init__()
+        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
+        self._is_first = is_first
+        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
+        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
+        self.register_buffer("noise", noise)
+
+    def forward(self, received: Tensor) -> Tensor:
+        # Whatever the tokens are, they are not looked at.
+        return self.noise * self.scale if self._is_first else received * self.noise * self.scale
+
+
+def _sum(output: Tensor, labels: Tensor) -> Tensor:
+    return output.sum()

@@ -31,7 +31,7 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     from timelyfreeze.schedule import order_to_csv
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.partition import partition_line
-    from torchtitan.freezing.profile.bench import Repeats
+    from torchtitan.freezing.profile.bench import Repeats, Response
     from torchtitan.freezing.profile.files import (
         HEADING,
         bounds_text,
@@ -39,7 +39,6 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
         response_text,
         table_rows,
     )
-    from torchtitan.freezing.profile.response import Response
     from torchtitan.freezing.profile.runs import profile_stages
     from torchtitan.freezing.report.run_folder import free_name
 

@@ -15,8 +15,7 @@ from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig, pipeline_notes
 from torchtitan.freezing.partition import model_sizes
-from torchtitan.freezing.profile.bench import Repeats
-from torchtitan.freezing.profile.response import Response, fit_line, spread
+from torchtitan.freezing.profile.bench import Repeats, Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
 
 

@@ -30,8 +30,7 @@ from torchtitan.freezing.checks import (
 )
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules, toml_key
 from torchtitan.freezing.emulation.pipeline import emulated_order
-from torchtitan.freezing.profile.bench import Bench, Repeats
-from torchtitan.freezing.profile.response import Response
+from torchtitan.freezing.profile.bench import Bench, Repeats, Response
 from torchtitan.freezing.spec import build_train_spec
 from torchtitan.vision.spec import base_spec
 

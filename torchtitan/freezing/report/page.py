@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 from timelyfreeze.policies import LORA, freezes_by_turns
 from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
 from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.move_record import TimedMove
+from torchtitan.freezing.report.step_record import TimedMove
 from torchtitan.freezing.report.text import by_virtual_clock
 
 # Keys that tell runs apart at a glance; settings.json has all.

@@ -31,9 +31,6 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
-from torchtitan.freezing.report.front_record import FrontRecord
-from torchtitan.freezing.report.losses import LossCurve, add_accuracies, read_reference
-from torchtitan.freezing.report.move_record import MoveRecord
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import REPORT, OutputGuard, number_former
 from torchtitan.freezing.report.run_record import (
@@ -42,7 +39,14 @@ from torchtitan.freezing.report.run_record import (
     with_cost,
     with_utilization,
 )
-from torchtitan.freezing.report.step_record import StepRecord
+from torchtitan.freezing.report.step_record import (
+    FrontRecord,
+    LossCurve,
+    MoveRecord,
+    StepRecord,
+    add_accuracies,
+    read_reference,
+)
 from torchtitan.freezing.report.tensorboard import elastic_metrics, logged_metrics
 from torchtitan.freezing.report.text import render_report
 

@@ -14,7 +14,7 @@ import torch
 from torchtitan.distributed import ParallelDims
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
-from timelyfreeze.control.caching import CacheUse, use_of_parts
+from timelyfreeze.front.caching import CacheUse, use_of_parts
 from timelyfreeze.records import (
     SKIPPED_STEPS,
     UNFROZEN_PHASES,
@@ -25,7 +25,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
-from torchtitan.data.rows.kinds import has_rows
+from torchtitan.data.rows.messages import has_rows
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.text import by_virtual_clock
 

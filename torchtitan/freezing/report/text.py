@@ -10,7 +10,7 @@ from typing import Any
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records import RunSummary
 from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.move_record import TimedMove
+from torchtitan.freezing.report.step_record import TimedMove
 
 # Lines of the report by their label; None for what is not known, which is left out.
 _Lines = dict[str, str | None]

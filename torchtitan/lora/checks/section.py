@@ -13,8 +13,8 @@ from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args
-from torchtitan.hf.model import Decoder, as_decoder
 from torchtitan.lora.names import chosen_layers, is_meant, linear_layers
 from torchtitan.vision.spec import base_spec
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from timelyfreeze.cli.doctor import address
-from timelyfreeze.cli.doctor.address import meeting_place, reached
+from timelyfreeze.cli.doctor import host as address
+from timelyfreeze.cli.doctor.host import meeting_place, reached
 
 
 @pytest.mark.parametrize(

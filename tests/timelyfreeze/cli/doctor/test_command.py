@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from timelyfreeze.cli.doctor import command
-from timelyfreeze.cli.doctor.finding import Finding
+from timelyfreeze.cli.doctor.host import Finding
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from timelyfreeze.cli.doctor import host
-from timelyfreeze.cli.doctor.finding import Finding, render
 from timelyfreeze.cli.doctor.host import (
+    Finding,
     cores,
     devices,
     disk,
     host_findings,
     package,
+    render,
     shared_memory,
 )
 

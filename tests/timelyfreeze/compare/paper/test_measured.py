@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.compare.paper.measured import BASE, SCORES, measured
+from timelyfreeze.compare.paper.studies import BASE, SCORES, measured
 
 ROOT = Path(__file__).resolve().parents[4]
 TEXTS = sorted((ROOT.parent / "shared/papers").glob("000_*.txt"))

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from timelyfreeze.compare.paper.command import main
-from timelyfreeze.compare.paper.measured import measured
 from timelyfreeze.compare.paper.planned import over_all_steps
-from timelyfreeze.compare.paper.studies import LLAMA_1B, LLAMA_8B, LLAMA_13B, METHODS, Study
+from timelyfreeze.compare.paper.studies import (
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_13B,
+    METHODS,
+    Study,
+    measured,
+)
 
 
 def case(

@@ -17,10 +17,9 @@ from tests.timelyfreeze.compare.run_folders import (
 )
 from tests.timelyfreeze.compare.tables import rendered, table
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.page import render_html
 from timelyfreeze.compare.runs import scoring
 from timelyfreeze.compare.runs.scoring import parse_questions
-from timelyfreeze.compare.table import Table
+from timelyfreeze.compare.table import Table, render_html
 from timelyfreeze.records import STEPS, read_scores
 
 CONFIG = "[training]\nsteps = 60\n[checkpoint]\nenable = true\n"

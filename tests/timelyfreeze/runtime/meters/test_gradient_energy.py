@@ -8,8 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.timelyfreeze.helpers.stages import process_group
-from timelyfreeze.runtime.meters.gradient_energy import GradientEnergy
-from timelyfreeze.runtime.meters.tally import Count
+from timelyfreeze.runtime.meters.update_meter import Count, GradientEnergy
 
 
 def tensors() -> list[Tensor]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
-from timelyfreeze.runtime.meters.tally import FreezeTally, StepFreezing, step_ratios
+from timelyfreeze.runtime.meters.update_meter import FreezeTally, StepFreezing, step_ratios
 from timelyfreeze.settings.phases import Phase
 
 TABLES: dict[int, ParameterTable] = {

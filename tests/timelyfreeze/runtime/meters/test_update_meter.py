@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from timelyfreeze.masks.selection import build_parameter_table
-from timelyfreeze.runtime.meters.gradient_energy import GradientEnergy
-from timelyfreeze.runtime.meters.update_meter import UpdateMeter, frozen_counts
+from timelyfreeze.runtime.meters.update_meter import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.settings.phases import Phase
 
 TABLES = {1: build_parameter_table([("a", 2), ("b", 4)])}

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.timelyfreeze.helpers.layered import Layer
 from tests.timelyfreeze.helpers.stages import process_group
-from timelyfreeze.runtime.reference.plain_copy import plain_copy
+from timelyfreeze.runtime.reference.capture import plain_copy
 
 INPUT = torch.linspace(-1, 1, 10).reshape(2, 5)
 SCALE = torch.tensor([1.5])

@@ -35,7 +35,7 @@ from tests.timelyfreeze.helpers.stages import (
 )
 from tests.timelyfreeze.runtime.test_masked_backward import MatrixProducts
 from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule.order import ActionKind
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

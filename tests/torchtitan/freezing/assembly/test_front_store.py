@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.job_configs import config
-from torchtitan.freezing.assembly.front_store import front_identity
+from torchtitan.freezing.assembly.controller import front_identity
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.checks.data import (
     data_errors,

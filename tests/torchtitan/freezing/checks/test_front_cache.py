@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from timelyfreeze.control.caching import EntryFolder
+from timelyfreeze.front.caching import EntryFolder
 from timelyfreeze.policies.methods import freezes_by_turns, known_methods
 from timelyfreeze.settings import CacheSettings
 from torchtitan.freezing.checks import caches, check

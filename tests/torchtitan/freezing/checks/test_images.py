@@ -10,11 +10,11 @@ pytest.importorskip("torchvision", reason="torchvision is not installed: the ext
 
 from tests.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import config
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing import checks
 from torchtitan.freezing.checks import ConfigError, check_examples, validation_split
 from torchtitan.freezing.checks.data import validation_errors
-from torchtitan.freezing.checks.images import image_errors, vision_errors
+from torchtitan.freezing.checks.models import image_errors, vision_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.settings import MEAN, configured_classes, transform_of
 
@@ -49,7 +49,7 @@ def test_what_is_no_setting_is_told_with_key_and_rule(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "torchtitan.freezing.checks.images.find_spec"
+    module = "torchtitan.freezing.checks.models.find_spec"
     monkeypatch.setattr(module, lambda name: None if name == "torchvision" else object())
     (error,) = vision_errors(images(tmp_path))
     assert "which needs torchvision" in error

@@ -6,7 +6,7 @@ import pytest
 
 from tests.torchtitan.freezing.elastic.test_packing import packing
 from tests.torchtitan.helpers.job_configs import errors
-from timelyfreeze.cli.part import NEXT
+from timelyfreeze.cli.torchrun import NEXT
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig

@@ -10,8 +10,8 @@ from torch import nn
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.helpers.job_configs import config
-from torchtitan.freezing.checks import parallel as float8_checks
-from torchtitan.freezing.checks.parallel import GROUPED, LINEAR, float8_errors, parallel_errors
+from torchtitan.freezing.checks import pipeline as float8_checks
+from torchtitan.freezing.checks.pipeline import GROUPED, LINEAR, float8_errors, parallel_errors
 
 
 def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.checks.tokenizers import tokenizer_errors
+from torchtitan.freezing.checks.data import tokenizer_errors
 
 ASSETS = Path(__file__).parents[3] / "assets" / "tokenizer"
 

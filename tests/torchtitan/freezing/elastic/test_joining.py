@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch.distributed as dist
 
-from torchtitan.freezing.elastic.joining import Joining
+from torchtitan.freezing.elastic.run import Joining
 
 LONG_S, SHORT_S = 60.0, 0.2
 

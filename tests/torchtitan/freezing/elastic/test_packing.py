@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.job_configs import config
-from timelyfreeze.planning.elastic import BatchPacking
+from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, stage_modules
-from torchtitan.freezing.elastic.form import Moment, Pace
 from torchtitan.freezing.elastic.packing import (
     PackedBatch,
     fewest_ranks,
     first_batch,
     packed_batch,
 )
-from torchtitan.freezing.memory.cuts import CutMemory
-from torchtitan.freezing.memory.estimate import estimate_memory
+from torchtitan.freezing.elastic.pipeline import Moment, Pace
+from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 
 N_LAYERS, START = 10, (2, 3, 3, 2)
 

@@ -11,13 +11,14 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
-from torchtitan.freezing.elastic.form import Moment, Pace
 from torchtitan.freezing.elastic.pipeline import (
+    Moment,
+    Pace,
     Pipeline,
     first_pipeline,
     pipeline_for,
 )
-from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.memory.estimate import CutMemory
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.freezing.elastic.test_pipeline import START, elastic
-from torchtitan.freezing.elastic.pipeline import Pipeline
-from torchtitan.freezing.elastic.search import MicrobatchSearch, candidates
+from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, Pipeline, candidates
 
 
 def search(**changes: Any) -> MicrobatchSearch:

@@ -10,7 +10,7 @@ from torch import nn
 from torchtitan.distributed import ParallelDims
 
 from tests.timelyfreeze.helpers.stages import process_group
-from torchtitan.freezing.emulation.mesh import EmulatedDims, EmulatedMesh, parts_of_ranks
+from torchtitan.freezing.emulation.pipeline import EmulatedDims, EmulatedMesh, parts_of_ranks
 from torchtitan.upstream import fixes as upstream_fixes
 
 

@@ -18,11 +18,12 @@ from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
-from torchtitan.freezing.emulation.mesh import EmulatedDims, parts_of_ranks
 from torchtitan.freezing.emulation.pipeline import (
+    EmulatedDims,
     as_one_process,
     build_emulated_pipeline,
     emulated_order,
+    parts_of_ranks,
 )
 
 ARGS = TransformerModelArgs(dim=16, n_layers=8, n_heads=2, vocab_size=32)

@@ -5,8 +5,7 @@ import torch
 
 from tests.torchtitan.freezing.memory.test_estimate import config, kept
 from torchtitan.freezing.config import stage_modules
-from torchtitan.freezing.memory.cuts import CutMemory
-from torchtitan.freezing.memory.estimate import estimate_memory
+from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from tests.torchtitan.helpers.image_models import KINDS, N_LAYERS, args_of, some
 from timelyfreeze.whatif.rank_memory import BlockBytes
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.memory.estimate import estimate_memory, model_bytes
-from torchtitan.freezing.memory.images import block_bytes
+from torchtitan.freezing.memory.estimate import block_bytes, estimate_memory, model_bytes
 from torchtitan.freezing.partition import partition_line
 from torchtitan.vision.model import VisionModel
 

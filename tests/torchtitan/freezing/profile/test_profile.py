@@ -14,16 +14,16 @@ from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule.order import ActionKind
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
-from torchtitan.freezing.profile.bench import Repeats
-from torchtitan.freezing.profile.response import Response
-from torchtitan.freezing.profile.runs import Profile, profile_stages
-from torchtitan.freezing.profile.stage import (
+from torchtitan.freezing.profile.bench import (
     LoneStage,
     Microbatch,
+    Repeats,
+    Response,
     profile_clock,
 )
+from torchtitan.freezing.profile.runs import Profile, profile_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 

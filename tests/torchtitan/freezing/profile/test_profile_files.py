@@ -9,13 +9,13 @@ import pytest
 
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config, toml_text
 from timelyfreeze.cli.plan import main as plan_main
-from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import order_from_csv
-from timelyfreeze.timing.bounds_json import bounds_from_json
+from timelyfreeze.schedule.order import ActionKind, order_from_csv
+from timelyfreeze.timing.bounds import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 from timelyfreeze.whatif.loads import PartParameters
 from torchtitan.freezing.config.layout import pipeline_order
+from torchtitan.freezing.profile.bench import Point, Response
 from torchtitan.freezing.profile.command import main
 from torchtitan.freezing.profile.files import (
     bounds_text,
@@ -23,7 +23,6 @@ from torchtitan.freezing.profile.files import (
     profile_overheads,
     stage_times,
 )
-from torchtitan.freezing.profile.response import Point, Response
 from torchtitan.freezing.profile.runs import Profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]

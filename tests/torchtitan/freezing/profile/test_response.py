@@ -2,8 +2,8 @@
 
 import pytest
 
-from timelyfreeze.schedule.actions import ActionKind
-from torchtitan.freezing.profile.response import Point, Response, fit_line, spread
+from timelyfreeze.schedule.order import ActionKind
+from torchtitan.freezing.profile.bench import Point, Response, fit_line, spread
 
 
 def point(ratio: float, *times_ms: float, fraction: float | None = None) -> Point:

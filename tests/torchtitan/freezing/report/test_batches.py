@@ -10,12 +10,11 @@ import pytest
 
 from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
 from timelyfreeze.control.collected import ObservedBatch
-from timelyfreeze.records.responses import ResponseRow
-from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
-from timelyfreeze.schedule.actions import parse_action
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.records.tables import ResponseRow
+from timelyfreeze.records.timeline import timeline_file, timeline_from_json
+from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.samples import BatchRecord
+from timelyfreeze.timing.monitoring import BatchRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])

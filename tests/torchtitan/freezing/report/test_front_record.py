@@ -6,10 +6,10 @@ import numpy as np
 
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.policies import Decision, Evaluation
-from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
+from timelyfreeze.records.tables import FRONT, PLASTICITY, FrontRow, PlasticityRow
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.samples import BatchRecord
-from torchtitan.freezing.report.front_record import FrontRecord
+from timelyfreeze.timing.monitoring import BatchRecord
+from torchtitan.freezing.report.step_record import FrontRecord
 
 
 def batch(

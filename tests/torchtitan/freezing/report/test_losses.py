@@ -11,7 +11,7 @@ from timelyfreeze.records import AccuracyRow
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.losses import (
+from torchtitan.freezing.report.step_record import (
     FiniteWatch,
     LossCurve,
     Reference,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from timelyfreeze.records import MOVES, Move
-from torchtitan.freezing.report.move_record import MoveRecord, TimedMove
+from torchtitan.freezing.report.step_record import MoveRecord, TimedMove
 
 FIRST = Move(6, 3, 4, 1, "4 2 2 2", 2.5)
 SECOND = Move(8, 8, 2, 2, "8 2", 1.25)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.records.counts import FrozenCount
+from timelyfreeze.records.tables import FrozenCount
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_record import with_cost

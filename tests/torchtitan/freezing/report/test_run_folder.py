@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.losses import LossCurve
 from torchtitan.freezing.report.run_folder import OutputGuard, describe, free_name, number_former
+from torchtitan.freezing.report.step_record import LossCurve
 
 
 def test_two_runs_of_one_name_get_two_folders(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.records.convergence import kappa_error
 from timelyfreeze.records.summary import RunSummary

@@ -7,7 +7,7 @@ import pytest
 
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.records.steps import STEPS, StepRow
+from timelyfreeze.records.tables import STEPS, StepRow
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.step_record import StepRecord
 

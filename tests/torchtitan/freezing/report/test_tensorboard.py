@@ -10,8 +10,8 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.run_folder import OutputGuard

@@ -1,0 +1,421 @@
+"""The cache of a frozen front, along the steps: what to read, what to keep, whether it pays.
+
+While the first blocks are frozen in every microbatch, what they put out for a row stays the same.
+The rank that holds the first live block keeps it, and reads all rows of a step's batches before the
+step; every rank is told which of the batches begin there. Such a batch passes by the stages in
+front. All other batches are computed as ever, and their rows kept.
+
+Where the front has grown, what was kept of the shallower ones stays as long as there is room. A
+batch begins behind the deepest front of which all of its rows are there.
+
+Replicas have rows of their own and run through the same blocks: a batch begins behind a front only
+where each of them has all of its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from timelyfreeze.front.caching.folder import Row
+from timelyfreeze.front.caching.front import Front, digests, fingerprint, front_of
+from timelyfreeze.front.caching.store import ActivationStore
+from timelyfreeze.front.caching.verdict import (
+    N_COMPUTED,
+    N_ENTERED,
+    N_TIMED,
+    FrontTimes,
+    Verdict,
+    verdict,
+)
+from timelyfreeze.policies import ModelLayout
+from timelyfreeze.runtime import BatchEntry, BlockPlace, Exchange
+from timelyfreeze.schedule import Action, PipelineDag
+
+logger = logging.getLogger(__name__)
+
+N_AHEAD = 5  # batches whose rows are read ahead, or those of the next step if it has more
+
+
+@dataclass
+class _Kept:
+    """A front whose rows are kept, and what has been seen of it.
+
+    Attributes:
+        front: The front.
+        name: A name that no other front has.
+        times: Measured times of batches through it and behind it.
+        n_computed: Batches that ran through it.
+        n_entered: Batches that began behind it.
+        has_read: Whether some did in a step before this one.
+        is_decided: Whether it is known if reading pays.
+        verdict: What a batch saves and costs; None before, and where that cannot be told.
+    """
+
+    front: Front
+    name: str
+    times: FrontTimes = field(default_factory=FrontTimes)
+    n_computed: int = 0
+    n_entered: int = 0
+    has_read: bool = False
+    is_decided: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether reading does not pay."""
+        return self.verdict is not None and not self.verdict.pays
+
+    @property
+    def can_be_decided(self) -> bool:
+        """Whether enough batches of both kinds were timed; the same on all ranks."""
+        return self.has_read and self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
+
+
+class FrontCache:
+    """Reads and keeps what the frozen front of a pipeline puts out.
+
+    In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
+    batch in turn, and :meth:`end_step`. After the second, each may call :meth:`read_ahead`.
+
+    Args:
+        store: Of this rank.
+        layout: The tensors of the model.
+        parameters: Values of this rank's tensors, by name.
+        stages: Indexes of the stages that this rank holds.
+        dag: The pipeline's graph.
+        exchange: Talks to the other ranks.
+        identity: What outputs depend on besides the front's weights and the tokens.
+    """
+
+    def __init__(
+        self,
+        store: ActivationStore,
+        layout: ModelLayout,
+        parameters: Mapping[str, Tensor],
+        stages: Sequence[int],
+        dag: PipelineDag,
+        exchange: Exchange,
+        identity: str,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._parameters = parameters
+        self._stages = frozenset(stages)
+        self._dag = dag
+        self._n_microbatches = 1 + max(action.microbatch for action in dag.actions)
+        self._exchange = exchange
+        self._identity = identity
+        self._kept: _Kept | None = None
+        self._older: list[_Kept] = []  # shallower fronts that have rows, the deepest first
+        self._entries: list[BatchEntry | None] = []
+        self._unread: deque[list[Mapping[Action, float]] | None] = deque()
+        self._entered_in_step = 0
+        self._all_batches = self._all_entered = 0
+        self._spent_ms = 0.0
+        self._saved_ms: float | None = None
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def begin_step(self, frozen: NDArray[np.bool_] | None) -> None:
+        """Enter a step.
+
+        Args:
+            frozen: Which of the layout's tensors are frozen in all of its microbatches, bool;
+                None if nothing is.
+        """
+        self._entries, self._entered_in_step = [], 0
+        front = None if frozen is None else front_of(self._layout, frozen)
+        if front == (None if self._kept is None else self._kept.front):
+            return
+        with self._spending():
+            if front is None:
+                self._kept, self._older = None, []
+                self._store.begin(None)
+            else:
+                self._begin(front)
+
+    def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
+        """Say which rows this replica's batches have, in their order, and see which are there.
+
+        A step whose batches nobody names is computed. Every rank must call this together.
+        """
+        kept = self._kept
+        if kept is None or kept.is_off:
+            return
+        # The first batches at a depth are computed, to know what that takes.
+        choices = [kept, *self._older] if kept.n_computed >= N_COMPUTED else []
+        there = self._agreed([[self._has(front, batch) for front in choices] for batch in batches])
+        fronts = [next(compress(choices, of_batch), None) for of_batch in there]
+        inputs = [
+            None if front is None else self._read(front, batch)
+            for front, batch in zip(fronts, batches, strict=True)
+        ]
+        if any(fronts):
+            # What was there may turn out to be cut.
+            read = self._agreed(
+                [
+                    [None if front is None or not self._is_here(front) else part is not None]
+                    for front, part in zip(fronts, inputs, strict=True)
+                ]
+            )
+            fronts = [
+                front if whole else None for front, (whole,) in zip(fronts, read, strict=True)
+            ]
+        for batch, front, part in zip(batches, fronts, inputs, strict=True):
+            start = None if front is None else front.front.end
+            self._entries.append(self._entry(batch, kept.front.end, start, part))
+
+    def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
+        """Have rows of the batches behind the named ones read from the disk during the step.
+
+        Args:
+            upcoming: Returns the rows of so many batches, fewer where there are no more.
+        """
+        kept = self._kept
+        if kept is None or kept.is_off or kept.n_computed < N_COMPUTED:
+            return
+        # Not before the first is read: the batches that are timed would find all rows read, and
+        # later ones would not, where a disk is slower than the training.
+        reads = kept.has_read or any(e and e.start == kept.front.end for e in self._entries)
+        fronts = [kept, *self._older] if reads else self._older
+        mine = [front.name for front in fronts if self._is_here(front)]
+        if mine:
+            with self._spending():
+                self._store.read_ahead(mine, upcoming(max(N_AHEAD, len(self._entries))))
+
+    def entry(self, number: int) -> BatchEntry | None:
+        """Return, once, where batch ``number`` of the step, from 0, enters the model."""
+        entry, kept, of_kind = None, self._kept, None
+        if number < len(self._entries):
+            entry, self._entries[number] = self._entries[number], None
+        if kept is not None:
+            start = None if entry is None else entry.start
+            self._all_batches += 1
+            self._all_entered += start is not None
+            if start is None:
+                kept.n_computed += 1
+                of_kind = kept.times.computed
+            elif start == kept.front.end:
+                kept.n_entered += 1
+                self._entered_in_step += 1
+                of_kind = kept.times.entered
+        self._unread.append(of_kind)
+        return entry
+
+    def add_times(self, durations_ms: Mapping[Action, float]) -> None:
+        """Take note of the times of a batch, which come in the order of :meth:`entry`."""
+        of_kind = self._unread.popleft()
+        if of_kind is not None and len(of_kind) < N_TIMED:
+            of_kind.append(durations_ms)
+
+    def end_step(self, drain: Callable[[], None]) -> None:
+        """Leave the step, and decide whether reading pays as soon as enough batches were timed.
+
+        Every rank must call this together.
+
+        Args:
+            drain: Adds the times of all batches so far.
+        """
+        kept = self._kept
+        if kept is None:
+            return
+        if self._entered_in_step and kept.can_be_decided and not kept.is_decided:
+            drain()
+            self._decide(kept)
+        kept.has_read = kept.has_read or self._entered_in_step > 0
+        if kept.verdict is not None:
+            self._saved_ms = self._saved_ms or 0.0
+            self._saved_ms += self._entered_in_step * kept.verdict.saved_ms
+
+    def use(self) -> CacheUse:
+        """Return what this rank had of the cache so far."""
+        return CacheUse(
+            self._all_batches,
+            self._all_entered,
+            self._store.memory_used,
+            self._store.disk_used,
+            self._spent_ms,
+            self._saved_ms,
+            self._store.n_ahead,
+        )
+
+    def hand_over(self) -> None:
+        """Write rows that are in memory to the disk, where other processes find them."""
+        self._store.hand_over()
+
+    def close(self) -> None:
+        """Write what waits, and let go of the folder."""
+        self._store.close()
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _decide(self, kept: _Kept) -> None:
+        """Go on or stop reading at this depth; times of all batches have been added."""
+        kept.is_decided = True
+        everyone = self._exchange.all_gather(kept.times.summary())
+        kept.verdict = verdict(self._dag, everyone, kept.front.end.stage)
+        if kept.verdict is None:
+            return
+        if kept.is_off:
+            self._older = []
+            self._store.begin(None)
+        if self._exchange.rank != 0:
+            return
+        logger.info(
+            "Activation cache, %d blocks frozen: reading takes %.2f ms a batch and saves %.2f ms; "
+            "%s",
+            kept.front.depth,
+            kept.verdict.read_ms,
+            kept.verdict.saved_ms,
+            "it stays on" if kept.verdict.pays else "it is off until the depth changes",
+        )
+
+    def _begin(self, front: Front) -> None:
+        """Keep rows of a front, and those that are there of shallower ones with its weights."""
+        writer = socket.gethostname() if front.end.stage in self._stages else None
+        mine = digests(front.names, self._parameters), self._store.fronts(), writer
+        told, there, writers = zip(*self._exchange.all_gather(mine), strict=True)
+        shallower = (
+            front_of(self._layout, self._layout.prefix(depth))
+            for depth in range(front.depth - 1, 0, -1)
+        )
+        self._kept, *older = (
+            _Kept(each, fingerprint(each, told, self._identity))
+            for each in (front, *shallower)
+            if each is not None
+        )
+        self._older = [each for each in older if each.name in set().union(*there)]
+        part = 0.0 if writer is None else 1.0 / writers.count(writer)
+        self._store.begin(self._kept.name, [each.name for each in self._older], part)
+
+    def _is_here(self, front: _Kept) -> bool:
+        """Return whether this rank holds the first block behind a front, and so its rows."""
+        return front.front.end.stage in self._stages
+
+    def _has(self, front: _Kept, batch: Sequence[Row]) -> bool | None:
+        """Return whether all rows of a batch seem to be there; None where they cannot be."""
+        if not self._is_here(front):
+            return None
+        return all(self._store.has(front.name, row) for row in batch)
+
+    def _agreed(self, mine: list[list[bool | None]]) -> list[list[bool]]:
+        """Return, of as many answers for each batch, which ones all ranks agree to."""
+        everyone: list[list[list[bool | None]]] = self._exchange.all_gather(mine)
+        return [
+            [_all_say_yes(of_all) for of_all in zip(*of_batch, strict=True)]
+            for of_batch in zip(*everyone, strict=True)
+        ]
+
+    def _read(self, kept: _Kept, batch: Sequence[Row]) -> dict[int, Tensor] | None:
+        """Return the inputs of a batch's microbatches; None where not all of them are held."""
+        if not self._is_here(kept):
+            return None
+        started = time.perf_counter()
+        with self._spending():
+            outputs = [self._store.read(kept.name, row) for row in batch]
+            whole = [output for output in outputs if output is not None]
+            if len(whole) < len(batch):
+                return None
+            size = len(batch) // self._n_microbatches
+            parts = [whole[first : first + size] for first in range(0, len(batch), size)]
+            inputs = {microbatch: torch.stack(part) for microbatch, part in enumerate(parts)}
+        # In the first step that reads, nothing was read ahead.
+        if kept.has_read and len(kept.times.read_ms) < N_ENTERED:
+            kept.times.read_ms.append(1e3 * (time.perf_counter() - started))
+        return inputs
+
+    def _entry(
+        self,
+        batch: Sequence[Row],
+        end: BlockPlace,
+        start: BlockPlace | None,
+        inputs: dict[int, Tensor] | None,
+    ) -> BatchEntry:
+        if start == end:
+            return BatchEntry(start, inputs or {})
+        return BatchEntry(start, inputs or {}, end, partial(self._keep, batch))
+
+    def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
+        """Store what the front puts out in one microbatch of ``batch``."""
+        with self._spending():
+            size = len(outputs)
+            rows = batch[microbatch * size : (microbatch + 1) * size]
+            self._store.offer(rows, outputs)
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._spent_ms += 1e3 * (time.perf_counter() - started)
+
+
+def _all_say_yes(of_all: Sequence[bool | None]) -> bool:
+    """Return whether all replicas say yes; None of ranks that cannot know."""
+    told = [is_there for is_there in of_all if is_there is not None]
+    return bool(told) and all(told)
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Counts since the run began or was resumed.
+
+    Attributes:
+        batches: Batches with a frozen front.
+        entered: Those of them that began behind it.
+        memory_bytes: Rows in memory, now.
+        disk_bytes: Rows on the disk, now.
+        spent_ms: What reading, copying and digests of weights took of the training's time.
+        saved_ms: What the batches that began behind the front were shorter by, estimated from
+            measured times; None before any could be compared.
+        read_ahead: Rows of the disk that were in memory when they were needed.
+    """
+
+    batches: int
+    entered: int
+    memory_bytes: int
+    disk_bytes: int
+    spent_ms: float
+    saved_ms: float | None
+    read_ahead: int = 0
+
+
+def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
+    """Put together what the processes of a pipeline tell; all begin the same batches."""
+    saved_ms = [rank.saved_ms for rank in ranks if rank.saved_ms is not None]
+    return CacheUse(
+        batches=max(rank.batches for rank in ranks),
+        entered=max(rank.entered for rank in ranks),
+        memory_bytes=sum(rank.memory_bytes for rank in ranks),
+        disk_bytes=sum(rank.disk_bytes for rank in ranks),
+        spent_ms=sum(rank.spent_ms for rank in ranks),
+        saved_ms=max(saved_ms, default=None),
+        read_ahead=sum(rank.read_ahead for rank in ranks),
+    )
+
+
+def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
+    """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
+    if former is None or latest is None:
+        return former or latest
+    saved_ms = [part.saved_ms for part in (former, latest) if part.saved_ms is not None]
+    return replace(
+        latest,
+        batches=former.batches + latest.batches,
+        entered=former.entered + latest.entered,
+        spent_ms=former.spent_ms + latest.spent_ms,
+        saved_ms=sum(saved_ms) if saved_ms else None,
+        read_ahead=former.read_ahead + latest.read_ahead,
+    )

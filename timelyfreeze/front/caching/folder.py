@@ -1,0 +1,265 @@
+"""The folder in which the processes of a run keep entries: one store for all that can reach it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from timelyfreeze.files import FileLock, is_held, write_whole
+from timelyfreeze.settings import GIB, key
+
+
+class FolderInUseError(ValueError):
+    """Another run keeps its rows in the folder."""
+
+
+def _lock_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.lock"
+
+
+def in_use(folder: Path, rank: int) -> bool:
+    """Return whether another process is ``rank`` of a run here; leaves nothing behind."""
+    return is_held(_lock_file(folder, rank))
+
+
+def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
+    """Return where a process keeps what does not fit into memory; None if there is no room.
+
+    Raises:
+        FolderInUseError: If another run has it open.
+        OSError: If it cannot be made.
+    """
+    return EntryFolder(folder, rank, int(disk_gib * GIB)) if disk_gib > 0.0 else None
+
+
+class EntryFolder:
+    """Entries on the disk, with a folder for each frozen front.
+
+    Each has a file, and is there if the file is, whichever process wrote it. A file may go at any
+    time, when another process drops it.
+
+    Args:
+        folder: Of the run; processes of other hosts have it too where the disk is theirs as well.
+        rank: Number of this process.
+        room: Bytes that entries which processes of one host write may take together.
+
+    Attributes:
+        n_bytes: What this process's part of the entries takes: of those that were there when it
+            began its part, besides those that it wrote since, less those that it dropped.
+
+    Raises:
+        FolderInUseError: If a process of another run has it open.
+        OSError: If it cannot be made.
+    """
+
+    def __init__(self, folder: Path, rank: int, room: int) -> None:
+        self._place = folder
+        self._unfinished = folder / f"rank_{rank}.part"
+        try:
+            self._lock = FileLock(_lock_file(folder, rank))
+        except BlockingIOError:
+            raise FolderInUseError(
+                f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
+            ) from None
+        self._room, self._part = room, 1.0
+        self._found: dict[str, list[int]] = {}
+        self._counting = threading.Lock()  # one thread writes, another drops
+        self.n_bytes = 0
+
+    def fronts(self) -> set[str]:
+        """Return the names of the fronts that have a folder."""
+        return {place.name for place in self._place.iterdir() if place.is_dir()}
+
+    def begin(self, fronts: Sequence[str], part: float = 1.0) -> list[Path]:
+        """Count the entries of ``fronts``; no others are written from now on.
+
+        Args:
+            fronts: Names that no others have, weights included.
+            part: Of the room, and of what takes it now, that is this process's: 1 over the number
+                of processes of its host that write, 0 for one that does not.
+
+        Returns:
+            Folders of other fronts, which nobody needs any more.
+        """
+        sizes = {front: self._sizes(front) for front in fronts}
+        self._found = {front: list(of_front) for front, of_front in sizes.items()}
+        self._part = part
+        self.n_bytes = int(part * sum(sum(of_front.values()) for of_front in sizes.values()))
+        return [self._place / name for name in sorted(self.fronts() - sizes.keys())]
+
+    def _sizes(self, front: str) -> dict[int, int]:
+        files = (self._place / front).glob(f"*{SUFFIX}")
+        return {int(f.stem): _size(f) for f in files if f.stem.isdigit()}
+
+    def has(self, front: str, number: int) -> bool:
+        """Return whether there is an entry of a row."""
+        return os.path.exists(self._file(front, number))
+
+    def found(self, front: str) -> list[int]:
+        """Return, to be emptied, the numbers of rows that had entries when :meth:`begin` looked."""
+        return self._found[front]
+
+    def has_room(self, n_bytes: int, n_rows: int = 1) -> bool:
+        """Return whether entries of so many bytes, those of ``n_rows``, may be written."""
+        return self.n_bytes + n_bytes + n_rows * HEADER_BYTES <= self._part * self._room
+
+    def write(self, front: str, row: Row, output: Tensor) -> None:
+        """Write an entry; raises as :func:`write_entry`."""
+        before = self.size(front, row.number)
+        size = write_entry(self._place / front, row, output, self._unfinished)
+        with self._counting:
+            self.n_bytes += size - before
+
+    def read(self, front: str, number: int) -> Entry:
+        """Read an entry; raises as :func:`read_entry`. Any thread may."""
+        return read_entry(self._place / front, number)
+
+    def size(self, front: str, number: int) -> int:
+        """Return how many bytes the entry of a row takes, 0 if there is none."""
+        return _size(self._file(front, number))
+
+    def drop(self, front: str, number: int) -> None:
+        """Delete an entry's file if there is one.
+
+        Raises:
+            OSError: If it cannot be deleted.
+        """
+        size = self.size(front, number)
+        with suppress(FileNotFoundError):  # whoever deletes it has its room
+            self._file(front, number).unlink()
+            with self._counting:
+                self.n_bytes -= size
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._lock.close()
+
+    def _file(self, front: str, number: int) -> Path:
+        return entry_file(self._place / front, number)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def delete(folder: Path) -> None:
+    """Delete a folder of entries; what cannot be deleted stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+SUFFIX = ".safetensors"
+HEADER_BYTES = 256  # more than a file has besides the output
+_OUTPUT = "output"
+
+
+class Row(NamedTuple):
+    """A row of the data set.
+
+    Attributes:
+        number: Its index in the data set.
+        digest: Of its tokens, so that an index of another data set, another tokenizer or another
+            length is another row.
+    """
+
+    number: int
+    digest: str
+
+
+class EntryError(ValueError):
+    """A file is no whole entry of the row."""
+
+
+class Entry(NamedTuple):
+    """What a file says of itself, and what it holds.
+
+    Attributes:
+        row: The row; in a foreign file of any types.
+        output: What a frozen front puts out for it; as long as it is used, the file must be whole.
+    """
+
+    row: Row
+    output: Tensor
+
+    def of(self, row: Row) -> Tensor:
+        """Return the output.
+
+        Raises:
+            EntryError: If this is the entry of another row.
+        """
+        if self.row != row:
+            raise EntryError(f"{row.number}{SUFFIX} is the entry of another row")
+        return self.output
+
+    def copied(self) -> Entry:
+        """Return the entry in memory of its own, whatever becomes of the file."""
+        # Not by torch: a thread that it computes in has its own threads to help.
+        data = torch.from_numpy(self.output.flatten().view(torch.uint8).numpy().copy())
+        return Entry(self.row, data.view(self.output.dtype).view(self.output.shape))
+
+
+def entry_file(folder: Path, index: int) -> Path:
+    """Return the file of a row."""
+    return folder / f"{index}{SUFFIX}"
+
+
+def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None = None) -> int:
+    """Write what a frozen front puts out for a row; readers see all of the file or none.
+
+    Args:
+        folder: Of one front; made if it is not there.
+        row: The row.
+        output: On the host, contiguous, of any shape and type.
+        unfinished: As of :func:`write_whole`.
+
+    Returns:
+        int: Size of the file in bytes.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    from safetensors.torch import save
+
+    about = {"row": row.number, "digest": row.digest, "crc32": _crc32(output)}
+    content = save({_OUTPUT: output}, {"entry": json.dumps(about)})
+    write_whole(entry_file(folder, row.number), content, unfinished)
+    return len(content)
+
+
+def read_entry(folder: Path, number: int) -> Entry:
+    """Return what :func:`write_entry` wrote for the row of a number, if :meth:`Entry.of` agrees.
+
+    Raises:
+        EntryError: If the file is cut or damaged; says which.
+        OSError: If it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = entry_file(folder, number)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about: Any = json.loads((opened.metadata() or {})["entry"])
+            output: Tensor = opened.get_tensor(_OUTPUT)
+    except (SafetensorError, LookupError, ValueError, TypeError, RecursionError) as error:
+        raise EntryError(f"{file.name} is cut or no entry ({error})") from error
+    if not isinstance(about, dict):
+        raise EntryError(f"{file.name} is no entry ({about!r})")
+    if about.get("crc32") != _crc32(output):
+        raise EntryError(f"{file.name} is damaged: its checksum is wrong")
+    return Entry(Row(about.get("row", -1), about.get("digest", "")), output)
+
+
+def _crc32(output: Tensor) -> int:
+    return zlib.crc32(output.flatten().view(torch.uint8).numpy())

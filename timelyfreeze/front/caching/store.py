@@ -1,0 +1,361 @@
+"""What a frozen front puts out, row by row: in memory first, then on the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from timelyfreeze.front.caching.folder import Entry, EntryError, EntryFolder, Row, delete
+from timelyfreeze.front.caching.writer import BehindWriter
+
+logger = logging.getLogger(__name__)
+
+# Microbatches whose outputs may wait to be stored. Training never waits: one more is not stored,
+# and its rows are computed and offered again in the next epoch.
+_N_WAITING = 64
+# Room in memory for rows that are read ahead.
+_AHEAD_BYTES = 1 << 30
+
+
+class ActivationStore:
+    """Outputs of a frozen front, by row, and those of the shallower ones that it has grown from.
+
+    Rows of the front that have found room stay until it changes; later ones are not kept. In epochs
+    that read every row once, replacing some by others would only make each come too late. Rows of
+    shallower fronts make room for them, those of the shallowest first.
+
+    Args:
+        memory_bytes: Room in memory.
+        folder: Takes what does not fit there; None for nothing.
+
+    Attributes:
+        memory_used: Bytes of the rows in memory.
+        n_refused: Rows that were not stored because the writer was behind.
+    """
+
+    def __init__(self, memory_bytes: int, folder: EntryFolder | None) -> None:
+        self._memory_bytes = memory_bytes
+        self._folder = folder
+        self._writer = BehindWriter(_N_WAITING)
+        self._ahead = None if folder is None else AheadReader(folder, _AHEAD_BYTES)
+        self._front: str | None = None
+        self._older: list[str] = []
+        self._in_memory: dict[str, dict[int, tuple[str, Tensor]]] = {}
+        self._waiting: set[int] = set()
+        self._disk_failed = self._has_told = False
+        self._counting = threading.Lock()  # one thread stores, another drops
+        self.memory_used = 0
+        self.n_refused = 0
+
+    @property
+    def n_ahead(self) -> int:
+        """Rows of the disk that were in memory when they were read."""
+        return 0 if self._ahead is None else self._ahead.n_ahead
+
+    @property
+    def disk_used(self) -> int:
+        """Bytes of the rows on the disk."""
+        return 0 if self._folder is None else self._folder.n_bytes
+
+    def fronts(self) -> set[str]:
+        """Return the names of the fronts of which something is here."""
+        return {*self._in_memory, *(() if self._folder is None else self._folder.fronts())}
+
+    def begin(self, front: str | None, older: Sequence[str] = (), part: float = 1.0) -> None:
+        """Keep rows of ``front`` from now on.
+
+        Forget all rows but those of the named fronts that are there already.
+
+        Args:
+            front: A name that no other front has; None if there is none.
+            older: Likewise of fronts whose rows may still be read, the shallowest last.
+            part: Of the room on the disk, as of :meth:`EntryFolder.begin`.
+        """
+        self._front = None  # what waits is not stored
+        self._writer.flush()
+        if self._ahead is not None:
+            self._ahead.want(())
+        fronts = [*([] if front is None else [front]), *older]
+        self._in_memory = {name: self._in_memory.get(name, {}) for name in fronts}
+        in_memory = [kept for rows in self._in_memory.values() for _, kept in rows.values()]
+        self.memory_used = sum(output.nbytes for output in in_memory)
+        self._waiting = set()
+        if self._folder is not None:
+            for other in self._folder.begin(fronts, part):
+                self._writer.add(partial(delete, other))
+        self._front, self._older = front, list(older)
+
+    def has(self, front: str, row: Row) -> bool:
+        """Return whether a row of a front that is kept seems to be there."""
+        kept = self._in_memory[front].get(row.number)
+        if kept is not None:
+            return kept[0] == row.digest
+        return self._folder is not None and self._folder.has(front, row.number)
+
+    def read(self, front: str, row: Row) -> Tensor | None:
+        """Return a row's output, on the host; None, and forget it, where it is not whole."""
+        kept = self._in_memory[front].get(row.number)
+        if kept is not None:
+            return kept[1] if kept[0] == row.digest else None
+        if self._ahead is None:
+            return None
+        try:
+            return self._ahead.read(front, row.number).of(row)
+        except FileNotFoundError:  # another process has dropped it
+            return None
+        except (EntryError, OSError) as error:
+            if not self._has_told:
+                self._has_told = True
+                logger.warning(
+                    "An entry of the activation cache cannot be used: %s; such rows are computed "
+                    "and written again, and this is told once",
+                    error,
+                )
+            self.drop(front, row.number)
+            return None
+
+    def read_ahead(self, fronts: Sequence[str], batches: Sequence[Sequence[int]]) -> None:
+        """Have rows that are on the disk read behind the training.
+
+        They stay in memory until they are read from here, or until the next call leaves them out.
+
+        Args:
+            fronts: Names of those that are kept. A batch is read from the first that has all of its
+                rows, and not at all if none has.
+            batches: Numbers of the rows of the coming batches, in their order.
+        """
+        if self._ahead is None:
+            return
+        chosen = [(self._front_of(fronts, batch), batch) for batch in batches]
+        places = [(front, number) for front, batch in chosen if front for number in batch]
+        self._ahead.want(
+            (front, number) for front, number in places if number not in self._in_memory[front]
+        )
+
+    def drop(self, front: str, number: int) -> None:
+        """Forget a row of a front that is kept, if it is there."""
+        with self._counting:
+            kept = self._in_memory[front].pop(number, None)
+            self.memory_used -= 0 if kept is None else kept[1].nbytes
+        if self._ahead is not None:
+            self._ahead.forget(front, number)
+        if self._folder is not None:
+            try:
+                self._folder.drop(front, number)
+            except OSError as error:
+                logger.debug("Row %d stays on the disk: %s", number, error)
+
+    def offer(self, rows: Sequence[Row], outputs: Tensor) -> int:
+        """Store rows of the front that are missing, behind the training.
+
+        Args:
+            rows: Of a microbatch.
+            outputs: What the front puts out for them, shape [rows, ...], on any device; copied
+                before this returns, or in the order of the device's stream.
+
+        Returns:
+            How many rows will be stored.
+        """
+        front = self._front
+        if front is None:
+            return 0
+        missing = {  # a row may come twice
+            row.number: place
+            for place, row in enumerate(rows)
+            if not self.has(front, row) and row.number not in self._waiting
+        }
+        wanted = list(missing.values())
+        row_bytes = outputs.nbytes // len(rows)
+        if wanted and self._older:
+            self._make_room(row_bytes, len(wanted))
+        if not wanted or not self._has_room(row_bytes):
+            return 0
+        copied, mark = _copied_to_host(outputs)
+        chosen = [(rows[place], copied[place]) for place in wanted]
+        self._waiting.update(row.number for row, _ in chosen)
+        if not self._writer.offer(partial(self._store, front, chosen, mark)):
+            self._waiting.difference_update(row.number for row, _ in chosen)
+            self.n_refused += len(chosen)
+            return 0
+        return len(chosen)
+
+    def flush(self) -> None:
+        """Wait until all that was offered is stored."""
+        self._writer.flush()
+
+    def hand_over(self) -> None:
+        """Write rows that are in memory alone to the folder, as far as it has room."""
+        self.flush()
+        for front, rows in self._in_memory.items():
+            for number, (digest, output) in rows.items():
+                self._write(front, Row(number, digest), output)
+
+    def close(self) -> None:
+        """Store what waits, and let others have the folder."""
+        self._writer.close()
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _front_of(self, fronts: Sequence[str], batch: Sequence[int]) -> str | None:
+        """Return the first front that has all rows of a batch."""
+
+        def has(front: str, number: int) -> bool:
+            on_disk = self._folder is not None and self._folder.has(front, number)
+            return on_disk or number in self._in_memory[front]
+
+        return next((f for f in fronts if all(has(f, number) for number in batch)), None)
+
+    def _make_room(self, row_bytes: int, n_rows: int) -> None:
+        """Drop rows of shallower fronts, the shallowest first, until so many more find room."""
+
+        def fits_in_memory() -> bool:
+            with self._counting:  # a row that the writer stores meanwhile counts once
+                needed = self.memory_used + row_bytes * (n_rows + len(self._waiting))
+                return needed <= self._memory_bytes
+
+        def fits_on_disk(folder: EntryFolder) -> bool:
+            n_all = n_rows + len(self._waiting)
+            return folder.has_room(row_bytes * n_all, n_all)
+
+        for front in reversed(self._older):
+            rows = self._in_memory[front]
+            while rows and not fits_in_memory():
+                self.drop(front, next(iter(rows)))
+        if self._folder is None or fits_in_memory():
+            return
+        for front in reversed(self._older):
+            numbers = self._folder.found(front)
+            while numbers and not fits_on_disk(self._folder):
+                self.drop(front, numbers.pop())
+
+    # -- in the writer's thread --------------------------------------------------------------------
+
+    def _store(self, front: str, chosen: Sequence[tuple[Row, Tensor]], mark: object) -> None:
+        if isinstance(mark, torch.cuda.Event):
+            mark.synchronize()
+        for row, output in chosen:
+            if front == self._front and not self._store_in_memory(front, row, output):
+                self._write(front, row, output)
+            self._waiting.discard(row.number)
+
+    def _has_room(self, n_bytes: int) -> bool:
+        if self.memory_used + n_bytes <= self._memory_bytes:
+            return True
+        return self._disk_has_room(n_bytes)
+
+    def _disk_has_room(self, n_bytes: int) -> bool:
+        return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
+
+    def _store_in_memory(self, front: str, row: Row, output: Tensor) -> bool:
+        """Store a row that waited, if there is room in memory; return whether there was."""
+        with self._counting:
+            if self.memory_used + output.nbytes > self._memory_bytes:
+                return False
+            rows = self._in_memory[front]
+            before = rows.get(row.number)  # its output for other tokens
+            self.memory_used += output.nbytes - (0 if before is None else before[1].nbytes)
+            rows[row.number] = (row.digest, output.clone())
+            self._waiting.discard(row.number)
+            return True
+
+    def _write(self, front: str, row: Row, output: Tensor) -> None:
+        if self._folder is None or not self._disk_has_room(output.nbytes):
+            return
+        try:
+            self._folder.write(front, row, output)
+        except FileNotFoundError:
+            pass  # another process deletes the folder of the front, which nobody needs any more
+        except OSError as error:
+            self._disk_failed = True
+            logger.warning(
+                "The activation cache writes no more files: %s; training goes on, and reads those "
+                "that are there",
+                error,
+            )
+
+
+def _copied_to_host(outputs: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Return a copy on the host, and what to wait for before it is read."""
+    outputs = outputs.detach()
+    if outputs.device.type != "cuda":
+        return outputs.to("cpu", copy=True).contiguous(), None
+    host = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True)
+    host.copy_(outputs, non_blocking=True)
+    mark = torch.cuda.Event()
+    mark.record()
+    return host, mark
+
+
+Place = tuple[str, int]  # a front, and the number of a row
+
+
+class AheadReader:
+    """Reads entries of a folder, and has a thread that reads those that will be asked for.
+
+    What the thread has read stays in host memory until it is asked for or no longer wanted. Nobody
+    waits for the thread: what it has not read by then is read where it is asked for.
+
+    Args:
+        folder: Where entries are.
+        room: Bytes of the files that are wanted at a time.
+
+    Attributes:
+        n_ahead: Entries that were there when they were asked for.
+    """
+
+    def __init__(self, folder: EntryFolder, room: int) -> None:
+        self._folder = folder
+        self._room = room
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
+        self._reads: dict[Place, Future[Entry]] = {}
+        self.n_ahead = 0
+
+    def want(self, places: Iterable[Place]) -> None:
+        """Read these entries next, in this order, and forget all others.
+
+        Those for which there is no room are left out.
+        """
+        wanted = dict.fromkeys(self._with_room(places))
+        for place in [place for place in self._reads if place not in wanted]:
+            self.forget(*place)
+        for place in wanted:
+            if place not in self._reads:
+                self._reads[place] = self._thread.submit(self._read, *place)
+
+    def read(self, front: str, number: int) -> Entry:
+        """Return an entry; raises as :func:`read_entry`, wherever it was read."""
+        read = self._reads.pop((front, number), None)
+        if read is None or read.cancel() or not read.done():
+            return self._folder.read(front, number)
+        entry = read.result()
+        self.n_ahead += 1
+        return entry
+
+    def forget(self, front: str, number: int) -> None:
+        """Neither read an entry nor keep what was read."""
+        if (read := self._reads.pop((front, number), None)) is not None:
+            read.cancel()
+
+    def close(self) -> None:
+        """Forget all, and end the thread when it has read what it reads now."""
+        self.want(())
+        self._thread.shutdown()
+
+    def _with_room(self, places: Iterable[Place]) -> Iterator[Place]:
+        room = self._room
+        for place in places:
+            room -= self._folder.size(*place)
+            if room < 0:
+                return
+            yield place
+
+    def _read(self, front: str, number: int) -> Entry:
+        return self._folder.read(front, number).copied()

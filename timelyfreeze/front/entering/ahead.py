@@ -1,0 +1,203 @@
+"""A frozen front that works for itself: its stages forward batches ahead of the live stages.
+
+Such stages have no backward and their weights stand still. So they leave the schedule: every batch
+begins behind them (:class:`BatchEntry`), and what they put out goes to the first live stage in
+messages of their own. Nothing of a batch has to be over before the front begins with the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from timelyfreeze.front.entering.entry import BatchEntry, BlockPlace
+from timelyfreeze.front.entering.stage import EnteringStage
+
+# Positional and named arguments of the stage's module, for each microbatch of a batch.
+Microbatches = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+
+class FrontAhead:
+    """One rank's part in a front that runs at most one batch ahead.
+
+    All ranks call :meth:`begin_step` in every step, and :meth:`begin_batch`, :meth:`entry` and
+    :meth:`end_batch` for each of its batches, with the same numbers. The first batch of a process
+    runs as ever: after it each stage knows the shape of what it receives.
+
+    Args:
+        stage: The only stage of this rank.
+        n_microbatches: Of a batch.
+        group: Of the pipeline's ranks, in their order, for these messages alone: they then cannot
+            come between those of the schedule.
+
+    Attributes:
+        n_front: How many stages are in front of the current step's batches; 0 for none.
+    """
+
+    def __init__(self, stage: EnteringStage, n_microbatches: int, group: dist.ProcessGroup) -> None:
+        self._stage = stage
+        self._n_microbatches = n_microbatches
+        self._group = group
+        self._shape: tuple[torch.Size, torch.dtype] | None = None
+        self._has_run = False
+        self._inlet: Inlet | None = None
+        self._n_announced = 0  # batches from the current one on whose messages are expected
+        self._is_fed = False  # whether this rank has forwarded the current batch
+        self.n_front = 0
+
+    def begin_step(self, n_front: int) -> None:
+        """Enter a step whose first ``n_front`` stages are frozen whole.
+
+        Where that is another number than before, no batch may be ahead.
+        """
+        is_front = self._has_run and n_front < self._stage.num_stages
+        n_front = n_front if is_front else 0
+        if n_front != self.n_front:
+            assert self._n_announced == 0, "the front has changed while it was ahead"
+            self.n_front = n_front
+            self._inlet = self._new_inlet()
+
+    def begin_batch(self, microbatches: Callable[[], Microbatches], *, is_followed: bool) -> None:
+        """Enter a batch; in front, forward it unless that is done.
+
+        Args:
+            microbatches: Returns what the stage's module gets from outside; only called in front.
+            is_followed: Whether it is known that another batch follows with the same front.
+        """
+        if not self.n_front:
+            return
+        n_batches = 1 + is_followed
+        if self._inlet is not None:
+            self._inlet.expect((n_batches - self._n_announced) * self._n_microbatches)
+        self._n_announced = n_batches
+        if not self._is_fed:
+            self._feed(microbatches)
+
+    def entry(self, number: int) -> BatchEntry | None:
+        """Return where the current batch, of any number, enters the model."""
+        if not self.n_front:
+            return None
+        is_first_live = self._stage.stage_index == self.n_front
+        inputs = _Arriving(self._inlet) if is_first_live and self._inlet is not None else {}
+        return BatchEntry(BlockPlace(self.n_front, 0), inputs)
+
+    def end_batch(self, microbatches: Callable[[], Microbatches] | None = None) -> None:
+        """Leave a batch; in front, forward the one of the next step.
+
+        Args:
+            microbatches: Of that batch, as for :meth:`begin_batch`; None to forward nothing yet.
+        """
+        if not self._has_run:
+            self._has_run = True
+            self._shape = self._message_shape()
+        if not self.n_front:
+            return
+        self._n_announced -= 1
+        self._is_fed = microbatches is not None
+        if microbatches is not None:
+            self._feed(microbatches)
+
+    def _feed(self, microbatches: Callable[[], Microbatches]) -> None:
+        """In front, forward a batch and send it on: while one message leaves, the next is made."""
+        index = self._stage.stage_index
+        if index >= self.n_front:
+            return
+        leaving: Arrival | None = None
+        for args, kwargs in microbatches():
+            inputs = args if self._inlet is None else (self._inlet.take(),)
+            output = self._stage.forward_alone(*inputs, **kwargs).contiguous()
+            if leaving is not None:
+                leaving[1].wait()
+            work = dist.isend(output, self._rank(index + 1), group=self._group)
+            assert work is not None  # this rank is in the group
+            leaving = output, work
+        if leaving is not None:
+            leaving[1].wait()
+
+    def _new_inlet(self) -> Inlet | None:
+        """Return where this rank gets messages of the front; None where it gets none.
+
+        The first live stage has room for a batch, which is how far the front can be ahead.
+        """
+        index = self._stage.stage_index
+        if not 0 < index <= self.n_front:
+            return None
+        room = self._n_microbatches if index == self.n_front else 1
+        return Inlet(partial(self._receive, self._rank(index - 1)), room)
+
+    def _receive(self, source: int) -> Arrival:
+        assert self._shape is not None  # a batch has run
+        shape, dtype = self._shape
+        message = torch.empty(shape, dtype=dtype, device=self._stage.device)
+        work = dist.irecv(message, source, group=self._group)
+        assert work is not None  # this rank is in the group
+        return message, work
+
+    def _rank(self, stage_index: int) -> int:
+        """Return the process that holds a stage: ranks have one stage each, in order."""
+        return int(dist.get_global_rank(self._group, stage_index))
+
+    def _message_shape(self) -> tuple[torch.Size, torch.dtype] | None:
+        if self._stage.is_first:
+            return None
+        (received,) = self._stage.args_recv_info[0]
+        assert received.buffer is not None  # a batch has run
+        return received.buffer.shape, received.buffer.dtype
+
+
+class _Arriving(dict[int, Tensor]):
+    """Inputs of microbatches, which are taken in their order and waited for when asked for."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        super().__init__()
+        self._inlet = inlet
+
+    def __missing__(self, microbatch: int) -> Tensor:
+        assert microbatch == len(self), "microbatches are forwarded in their order"
+        self[microbatch] = self._inlet.take()
+        return self[microbatch]
+
+
+# Room for one message, and what tells when it is there.
+Arrival = tuple[Tensor, dist.Work]
+
+
+class Inlet:
+    """Receives a sequence of messages, a few of them ahead of whoever takes them.
+
+    The sender of a message waits until there is room for it. So the room is how far the sender can
+    be ahead.
+
+    Args:
+        receive: Begins to receive the next message.
+        room: How many messages are received ahead, 1 or more.
+    """
+
+    def __init__(self, receive: Callable[[], Arrival], room: int) -> None:
+        self._receive = receive
+        self._room = room
+        self._awaited = 0
+        self._arriving: deque[Arrival] = deque()
+
+    def expect(self, n_messages: int) -> None:
+        """Say that so many messages more will come."""
+        self._awaited += n_messages
+        self._fill()
+
+    def take(self) -> Tensor:
+        """Return the next message; wait for it if it is not there yet."""
+        message, work = self._arriving.popleft()
+        self._fill()
+        work.wait()
+        return message
+
+    def _fill(self) -> None:
+        while self._awaited and len(self._arriving) < self._room:
+            self._arriving.append(self._receive())
+            self._awaited -= 1

@@ -1,0 +1,340 @@
+"""How a pipeline shrinks as its front freezes: fewer ranks, another cut, more replicas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+# How many units each rank has, front to back.
+Balance = tuple[int, ...]
+# Whether a rank has room for units ``start`` to ``stop`` - 1: (rank, start, stop).
+HasRoom = Callable[[int, int, int], bool]
+
+_MILLION = 1_000_000
+
+
+def paper_balance(
+    sizes: Sequence[int], n_ranks: int, n_frozen: int = 0, lambda_: float = 0.0
+) -> tuple[Balance, float]:
+    """Cut a model as ``load_balance`` of PipeTransformer's Algorithm 1 does.
+
+    Rank k takes live units while its size with the next one stays below mean + var, of the units
+    that are left over K - k ranks; the last rank takes the rest. The variance is in squared units
+    of the mean, so the unit decides: it is a million parameters, as in the authors' program.
+    Sums are exact, for a tie must not hang on rounding.
+
+    Our reading of the first rank: it holds the frozen units too, and of their size S_f only
+    lambda S_f counts. In print its size begins at 0 and S_f (1 - lambda) is taken off all the same.
+
+    Args:
+        sizes: Parameters of each unit, front to back.
+        n_ranks: K.
+        n_frozen: How many units in front are frozen.
+        lambda_: What a frozen unit costs over a live one.
+
+    Returns:
+        Live units of each rank, which may be 0, and the size of the largest rank, in parameters.
+    """
+    live = [Fraction(size, _MILLION) for size in sizes[n_frozen:]]
+    # 1 / 6 as a float is a little less than a sixth.
+    share = Fraction(lambda_).limit_denominator(_MILLION)
+    held = Fraction(sum(sizes[:n_frozen]), _MILLION) * share
+    counts, loads, at = [], [], 0
+    for k in range(n_ranks):
+        limit = _mean(live[at:], n_ranks - k) + _variance(live[at:]) / (n_ranks - k)
+        start = at
+        while at < len(live) and (k == n_ranks - 1 or held + live[at] < limit):
+            held += live[at]
+            at += 1
+        counts.append(at - start)
+        loads.append(held)
+        held = Fraction(0)
+    return tuple(counts), float(max(loads) * _MILLION)
+
+
+def _mean(values: Sequence[Fraction], n: int) -> Fraction:
+    return sum(values, Fraction(0)) / n
+
+
+def _variance(values: Sequence[Fraction]) -> Fraction:
+    """Return the variance over all values, as numpy has it; 0 where none is left."""
+    if not values:
+        return Fraction(0)
+    mean = _mean(values, len(values))
+    return _mean([(value - mean) ** 2 for value in values], len(values))
+
+
+def min_max_balance(
+    sizes: Sequence[float], n_ranks: int, has_room: HasRoom | None = None
+) -> tuple[Balance, float] | None:
+    """Cut a model so that the largest rank is as small as can be; exact.
+
+    Of several such cuts the one with the smallest sum of squares is taken.
+
+    Args:
+        sizes: Size of each unit, front to back, 0 or more.
+        n_ranks: Number of ranks; each gets a unit or more.
+        has_room: What a rank can hold; None for everything.
+
+    Returns:
+        Units of each rank, and the size of the largest; None if there is no such cut.
+    """
+    sums = [math.fsum(sizes[:i]) for i in range(len(sizes) + 1)]
+
+    def size(rank: int, start: int, stop: int) -> float:
+        if has_room is not None and not has_room(rank, start, stop):
+            return math.inf
+        return sums[stop] - sums[start]
+
+    largest, _ = _best_cut(len(sizes), n_ranks, size, max)
+    if largest == math.inf:
+        return None
+
+    def square(rank: int, start: int, stop: int) -> float:
+        load = size(rank, start, stop)
+        return load * load if load <= largest else math.inf
+
+    _, cuts = _best_cut(len(sizes), n_ranks, square, lambda a, b: a + b)
+    return tuple(b - a for a, b in itertools.pairwise(cuts)), largest
+
+
+def _best_cut(
+    n_units: int,
+    n_ranks: int,
+    cost: Callable[[int, int, int], float],
+    join: Callable[[float, float], float],
+) -> tuple[float, list[int]]:
+    """Return the least joined cost of ranks, and where they begin and the last one ends."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
+    for rank in range(n_ranks):
+        found: dict[int, tuple[float, list[int]]] = {}
+        for stop in range(rank + 1, n_units - (n_ranks - rank - 1) + 1):
+            starts = [start for start in best if start < stop]
+            costs = [join(best[start][0], cost(rank, start, stop)) for start in starts]
+            at = min(range(len(starts)), key=costs.__getitem__)
+            found[stop] = costs[at], [*best[starts[at]][1], stop]
+        best = found
+    return best.get(n_units, (math.inf, []))
+
+
+PARAMETERS, TIME = "parameters", "time"
+# PipeTransformer, Sec. 3.2.1: what a frozen layer takes of a device's memory over a live one.
+FROZEN_COST = 1.0 / 6.0
+
+# Whether rank ``rank`` of ``n_ranks`` has room for units ``start`` to ``stop`` - 1.
+Fits = Callable[[int, int, int, int], bool]
+
+
+@dataclass(frozen=True)
+class ElasticPlan:
+    """A pipeline for what is still live.
+
+    Attributes:
+        n_ranks: Ranks of a pipeline, K'.
+        split: Units of each rank, frozen ones included, front to back.
+        n_replicas: Pipelines side by side.
+        n_microbatches: Microbatches of each replica; of all of them together as many as before.
+        largest: Size of the largest rank, in the unit that was balanced.
+    """
+
+    n_ranks: int
+    split: Balance
+    n_replicas: int
+    n_microbatches: int
+    largest: float
+
+    @property
+    def ranks_used(self) -> int:
+        """Ranks of all replicas."""
+        return self.n_ranks * self.n_replicas
+
+
+def elastic_plan(
+    sizes: Sequence[float],
+    n_frozen: int,
+    n_ranks: int,
+    lambda_: float = FROZEN_COST,
+    largest_at_start: float = math.inf,
+    *,
+    n_microbatches: int,
+    min_ranks: int = 1,
+    partition: str = PARAMETERS,
+    fits: Fits | None = None,
+) -> ElasticPlan:
+    """Shrink a pipeline as long as its largest rank gets no larger than at the start.
+
+    ``PARAMETERS`` is PipeTransformer's Algorithm 1: while K >= 2, cut for K/2 ranks, and go on with
+    those if the largest is at most M0 (Eq. 2; the pseudocode has "less than"). All frozen units are
+    on the first rank. Of an odd K the half is rounded down. Readings of the cut itself:
+    ``paper_balance``. Microbatches keep their size and the global batch its own, so replicas
+    divide the microbatches; the paper lets the global batch grow, and searches their number from K
+    to 6 K by measuring.
+
+    ``TIME`` cuts where the largest rank takes least time, frozen units wherever that puts them.
+
+    Args:
+        sizes: Of each unit, front to back: parameters; with ``TIME`` milliseconds of a microbatch
+            in its present state, which for a frozen unit is its forward alone. The paper's units
+            are attention and MLP sublayers. A run moves whole layers, which find fewer cuts: of 12
+            layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen ones have none, all sublayers do.
+            Embedding and head belong to the first and the last one.
+        n_frozen: How many units in front are frozen; at least one is live.
+        n_ranks: Ranks of the pipeline at the start, K.
+        lambda_: Cost of a frozen unit over a live one, in [0, 1]; not used with ``TIME``.
+        largest_at_start: Largest rank of the pipeline at the start, M0, as ``sizes``.
+        n_microbatches: Microbatches of a batch.
+        min_ranks: It becomes no shorter.
+        partition: ``PARAMETERS`` or ``TIME``.
+        fits: What ranks have room for; with ``TIME`` it then decides in the place of M0.
+
+    Raises:
+        ValueError: If an argument is out of range, or a rank would get no unit.
+    """
+    _check(sizes, n_frozen, n_ranks, lambda_, n_microbatches, partition)
+
+    def cut(k: int) -> tuple[Balance, float] | None:
+        if partition == TIME:
+            room = None if fits is None else lambda *span: fits(k, *span)
+            return min_max_balance(sizes, k, room)
+        live, largest = paper_balance([int(s) for s in sizes], k, n_frozen, lambda_)
+        return (live[0] + n_frozen, *live[1:]), largest
+
+    limit = math.inf if partition == TIME and fits is not None else largest_at_start
+    k = n_ranks
+    while k >= 2 and k // 2 >= min_ranks:
+        halved = cut(k // 2)
+        if halved is None or halved[1] > limit:
+            break
+        k //= 2
+    found = cut(k)
+    if found is None or 0 in found[0]:
+        raise ValueError(
+            f"{len(sizes)} units, {n_frozen} of them frozen, cannot be cut for {k} ranks by "
+            f"{partition}" + ("" if found is None else f": they would have {_text(found[0])}")
+        )
+    split, largest = found
+    n_replicas = replicas_of(n_ranks, k, n_microbatches)
+    return ElasticPlan(k, split, n_replicas, n_microbatches // n_replicas, largest)
+
+
+def replicas_of(n_ranks: int, n_ranks_each: int, n_microbatches: int) -> int:
+    """Return how many pipelines there is room for that share the microbatches evenly."""
+    room = n_ranks // n_ranks_each
+    return max(n for n in range(1, room + 1) if n_microbatches % n == 0)
+
+
+def _check(
+    sizes: Sequence[float],
+    n_frozen: int,
+    n_ranks: int,
+    lambda_: float,
+    n_microbatches: int,
+    partition: str,
+) -> None:
+    if partition not in (PARAMETERS, TIME):
+        raise ValueError(f"partition is {partition!r}; it must be {PARAMETERS!r} or {TIME!r}")
+    if not all(0.0 <= size < math.inf for size in sizes):
+        raise ValueError(f"sizes are {_text(sizes)}; each must be finite and 0 or more")
+    if partition == PARAMETERS and any(size != int(size) for size in sizes):
+        raise ValueError(f"sizes are {_text(sizes)}; numbers of parameters are whole")
+    if not 0 <= n_frozen < len(sizes):
+        raise ValueError(
+            f"n_frozen is {n_frozen} of {len(sizes)} units; it must be 0 or more, and leave one "
+            "live"
+        )
+    if not 0.0 <= lambda_ <= 1.0:
+        raise ValueError(f"lambda_ is {lambda_}; it must lie in [0, 1]")
+    for name, count in (("n_ranks", n_ranks), ("n_microbatches", n_microbatches)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}; it must be 1 or more")
+
+
+def _text(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+@dataclass(frozen=True)
+class BatchPacking:
+    """How a step's rows come together.
+
+    Attributes:
+        factor: Rows of a worker's batch, over those at the start.
+        accumulations: Batches of a worker whose gradients are added up in a step.
+        growth: Rows of a step, over those at the start.
+    """
+
+    factor: int
+    accumulations: int
+    growth: int = 1
+
+
+def performance_packing(
+    fits: Callable[[int], bool], accumulations: int, max_growth: int = 1
+) -> BatchPacking:
+    """Return the packing with the largest batch that there is room for.
+
+    Steps first take fewer batches of more rows, the same rows in all; once they are down to one
+    batch, they take more rows, in whole multiples of those at the start.
+
+    Args:
+        fits: Whether a worker has room for a batch so many times as large as at the start, above 1.
+        accumulations: Batches of a step at the start, at least 1.
+        max_growth: How many times as many rows a step may have at most, at least 1.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    for name, number in (("accumulations", accumulations), ("max_growth", max_growth)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it must be 1 or more")
+    best = BatchPacking(1, accumulations)
+    same_rows = [
+        BatchPacking(n, accumulations // n)
+        for n in range(2, accumulations + 1)
+        if accumulations % n == 0
+    ]
+    more_rows = [BatchPacking(accumulations * n, 1, n) for n in range(2, max_growth + 1)]
+    for packing in (*same_rows, *more_rows):
+        if not fits(packing.factor):
+            break
+        best = packing
+    return best
+
+
+def efficiency_workers(n_workers: int, rows: int, room: int) -> int:
+    """Return how many workers do, for the same rows in a step.
+
+    The paper's p b_0 / b_l, brought up to a number that deals the rows evenly: of its example, 64
+    workers with 6 rows each, whose room grows to 54, 8 are left with 48 each.
+
+    Args:
+        n_workers: Workers at the start, p.
+        rows: Rows of each in a step at the start, b_0.
+        room: Rows that a worker now has room for, b_l, at least ``rows``.
+
+    Raises:
+        ValueError: If a number is below 1, or there is less room than at the start.
+    """
+    if n_workers < 1 or rows < 1:
+        raise ValueError(f"{n_workers} workers with {rows} rows each; both must be 1 or more")
+    if room < rows:
+        raise ValueError(f"room is {room}; it must be at least the {rows} rows of the start")
+    total = n_workers * rows
+    least = -(-total // room)
+    return next(n for n in range(least, n_workers + 1) if total % n == 0)
+
+
+def last_step(n_steps: int, step: int, n_batches: int, growth: int) -> int:
+    """Return the step with which a run has read the rows that it was to read.
+
+    Args:
+        n_steps: Steps of the run, if none had more rows than at the start.
+        step: The step that was finished last.
+        n_batches: Rows that were read until then, in steps of the start.
+        growth: Rows of each step from now on, in steps of the start. The last step is a whole one,
+            so it may read up to ``growth`` - 1 of them more.
+    """
+    return step + -(-(n_steps - n_batches) // growth)

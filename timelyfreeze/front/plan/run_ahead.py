@@ -1,0 +1,189 @@
+"""Batches of a pipeline whose first stages are frozen for good, and so are not tied to the others.
+
+Such a stage has no backward and its weights stand still. Where its output is known, a batch begins
+behind it. Where not, it may forward the next batch while live stages work on this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    ScheduleOrder,
+    connect,
+    dependencies,
+)
+from timelyfreeze.timing import play_actions
+
+# Batches that are played to find the time of one. The first ones find the front not yet ahead, and
+# beside the last one no front works. Four before it count: their mean also holds where batches take
+# long and short times in turn.
+N_BATCHES, _N_COUNTED = 10, 4
+
+
+def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
+    """Return the graph of a batch that begins behind ``n_front`` stages, which do nothing.
+
+    Ranks stay as they are; one that holds no other stage has no actions.
+    """
+    rows = [[action for action in row if action.stage >= n_front] for row in order.ranks]
+    pairs = [pair for pair in dependencies(order) if _first_stage(pair) >= n_front]
+    return connect(rows, pairs, order.n_stages)
+
+
+@dataclass(frozen=True)
+class RunAhead:
+    """Several batches in a row; microbatches are numbered on through all of them.
+
+    Attributes:
+        dag: The graph of all of them.
+        n_front: Stages that run ahead.
+        n_microbatches: Microbatches of a batch.
+        n_batches: Number of batches.
+        within_batch: bool, shape [E]. Which edges connect actions of one batch; the others stand
+            for the end of a step and carry no message.
+    """
+
+    dag: PipelineDag
+    n_front: int
+    n_microbatches: int
+    n_batches: int
+    within_batch: NDArray[np.bool_]
+
+    def batch_ends_ms(
+        self,
+        durations_ms: ArrayLike,
+        n_processors: float | None = None,
+        delays_ms: ArrayLike | None = None,
+    ) -> tuple[float, ...]:
+        """Return when each batch ends, from the start of the first; arguments as ``play_batch``."""
+        _, ends = play_actions(self.dag, durations_ms, n_processors, delays_ms)
+        latest = np.zeros(self.n_batches)
+        batches = [action.microbatch // self.n_microbatches for action in self.dag.actions]
+        np.maximum.at(latest, batches, np.where(self.dag.stages >= self.n_front, ends, 0.0))
+        return tuple(latest.tolist())
+
+    def batch_ms(
+        self,
+        durations_ms: ArrayLike,
+        n_processors: float | None = None,
+        delays_ms: ArrayLike | None = None,
+    ) -> float:
+        """Return the time of a batch once the front is ahead; arguments as ``play_batch``."""
+        ends = self.batch_ends_ms(durations_ms, n_processors, delays_ms)
+        return (ends[-2] - ends[-2 - _N_COUNTED]) / _N_COUNTED
+
+
+def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) -> RunAhead:
+    """Let the first stages forward the next batch while the others work on this one.
+
+    One batch ahead at most: the front begins with a batch when live stages begin with the one
+    before it, so it needs room for the messages of one batch. A step ends, and the next one begins
+    on live stages, when all of these are done. A rank that holds stages of both kinds runs them in
+    the order of the schedule, those of the front for the batch to come.
+
+    Args:
+        order: The schedule of one batch.
+        n_front: How many stages in front run ahead, from 0 to all but the last.
+        n_batches: How many batches; 6 or more for ``RunAhead.batch_ms``.
+    """
+    n = order.n_microbatches
+
+    def of_batch(action: Action, batch: int) -> Action:
+        return Action(action.stage, action.kind, batch * n + action.microbatch)
+
+    def row_of(row: tuple[Action, ...]) -> Iterator[Action]:
+        front = [a for a in row if a.stage < n_front and a.kind is ActionKind.FORWARD]
+        yield from front
+        for batch in range(n_batches):
+            for action in row:
+                if action.stage >= n_front:
+                    yield of_batch(action, batch)
+                elif action.kind is ActionKind.FORWARD and batch + 1 < n_batches:
+                    yield of_batch(action, batch + 1)
+
+    rows = [tuple(row_of(row)) for row in order.ranks]
+    handed = [pair for pair in dependencies(order) if _runs(pair, n_front)]
+    waits = [(of_batch(a, b), of_batch(c, b)) for a, c in handed for b in range(n_batches)]
+    live = [[a for a in row if a.stage >= n_front] for row in order.ranks]
+    live = [row for row in live if row]
+    opening = next(a for row in order.ranks for a in row if a.stage == 0)
+    for batch in range(n_batches - 1):
+        ends = [of_batch(row[-1], batch) for row in live]
+        begins = [of_batch(row[0], batch + 1) for row in live]
+        if n_front and batch + 2 < n_batches:
+            begins.append(of_batch(opening, batch + 2))
+        waits.extend((end, begin) for end in ends for begin in begins)
+    dag = connect(rows, waits, order.n_stages)
+    batch_of = np.array([action.microbatch // n for action in dag.actions])
+    edges = batch_of[dag.edges]
+    return RunAhead(dag, n_front, n, n_batches, edges[:, 0] == edges[:, 1])
+
+
+def _first_stage(pair: tuple[Action, Action]) -> int:
+    return min(action.stage for action in pair)
+
+
+def _runs(pair: tuple[Action, Action], n_front: int) -> bool:
+    """Return whether both actions are run: the front has forwards alone."""
+    return all(a.stage >= n_front or a.kind is ActionKind.FORWARD for a in pair)
+
+
+def communication_ms(
+    n_buckets: int,
+    bucket_bytes: float,
+    n_workers: int,
+    bytes_per_ms: float,
+    latency_ms: float = 0.0,
+) -> float:
+    """Return T_comm = k (a (p - 1) + 2 b (p - 1) / (p BW)): gradients of a step, summed by a ring.
+
+    Args:
+        n_buckets: Buckets of gradients, k; those of frozen layers are not sent.
+        bucket_bytes: Size of each, b; of a last, smaller one the whole size counts.
+        n_workers: Replicas, p, at least 1.
+        bytes_per_ms: Bandwidth of a link, BW, above 0.
+        latency_ms: Of a message, a.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    if n_workers < 1:
+        raise ValueError(f"n_workers is {n_workers}; it must be 1 or more")
+    if not bytes_per_ms > 0.0:
+        raise ValueError(f"bytes_per_ms is {bytes_per_ms}; it must be above 0")
+    for name, number in (
+        ("n_buckets", n_buckets),
+        ("bucket_bytes", bucket_bytes),
+        ("latency_ms", latency_ms),
+    ):
+        if not number >= 0.0:
+            raise ValueError(f"{name} is {number}; it must be 0 or more")
+    others = n_workers - 1
+    return n_buckets * (
+        latency_ms * others + 2.0 * bucket_bytes * others / (n_workers * bytes_per_ms)
+    )
+
+
+def epoch_ms(n_rows: int, batch_rows: int, compute_ms: float, communicate_ms: float) -> float:
+    """Return N / BS max(T_comp, T_comm): a pass over the rows, gradients sent meanwhile.
+
+    Args:
+        n_rows: Rows of the data, N.
+        batch_rows: Rows of a step on all workers together, BS, above 0.
+        compute_ms: A step's computation on a worker, T_comp.
+        communicate_ms: A step's communication, T_comm.
+
+    Raises:
+        ValueError: If ``batch_rows`` is below 1.
+    """
+    if batch_rows < 1:
+        raise ValueError(f"batch_rows is {batch_rows}; it must be 1 or more")
+    return n_rows / batch_rows * max(compute_ms, communicate_ms)

@@ -1,0 +1,363 @@
+"""What a run learned over steps and time: its losses, when one was reached, and accuracies."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from timelyfreeze.files import (
+    AnyFloat,
+    Count,
+    Fraction,
+    Number,
+    OneOf,
+    Seconds,
+    Table,
+    field_of,
+    keys_of,
+    list_of,
+    number_of,
+    parse_json,
+    whole_of,
+)
+from timelyfreeze.files.table import MOST, Within
+from timelyfreeze.settings import FIRST_STAGE_MODES, Phase
+
+# Logged losses that a running mean is taken over.
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """A logged loss.
+
+    Attributes:
+        step: Optimizer step after which it was taken.
+        seconds: Sum of the step times until then.
+        train_loss: None in a row of a validation.
+        validation_loss: None in a row of a training step.
+    """
+
+    step: Count
+    seconds: Seconds
+    train_loss: AnyFloat | None
+    validation_loss: AnyFloat | None
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """A validation of an image classifier.
+
+    Attributes:
+        step: Optimizer step after which it was made.
+        seconds: Sum of the step times until then.
+        top1: Fraction of the pictures whose class had the highest score.
+        top5: Fraction of those whose class was among the five highest.
+    """
+
+    step: Count
+    seconds: Seconds
+    top1: Fraction
+    top5: Fraction
+
+
+LOSSES = Table("losses.csv", LossRow)
+ACCURACIES = Table("accuracies.csv", AccuracyRow)
+
+
+def running_means(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
+    return [_mean(values[i : i + window]) for i in range(len(values) - window + 1)]
+
+
+def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
+    """Return the mean of the last ``window`` losses of a curve of (seconds, loss).
+
+    None if there are fewer, or it is not finite.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    return means[-1] if means and math.isfinite(means[-1]) else None
+
+
+def seconds_to_reach(
+    curve: Sequence[tuple[float, float]], target: float, window: int
+) -> float | None:
+    """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
+
+    That is at the last loss of the first ``window`` whose mean is not above it; else None.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    ends = [seconds for seconds, _ in curve[window - 1 :]]
+    return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN where the sum is beyond numbers, or infinities of both signs meet."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One optimizer step; None for what was not measured.
+
+    Attributes:
+        step: Its number, from 1.
+        phase: Name of its phase; "" for a run without freezing.
+        seconds: Sum of the step times up to and including this one, of this process's run.
+        step_ms: How long it took.
+        tokens_per_second: Of each device.
+        virtual_step_ms: In an emulation, how long it would have taken on devices of their own.
+        freeze_ratio: Fraction of all elements that its masks froze, mean over backwards and ranks.
+        batch_ms: Median pipeline batch of the phase since the step before that was logged.
+        batch_predicted_ms: Prediction for the batches of this step.
+        train_loss: Where it was logged.
+        kappa: Median step of the phase since the step before that was logged, over the median
+            unfrozen step (arXiv:2602.05754, Eq. 12).
+        p_eff: Fraction of the gradient energy that those steps updated (Eq. 27).
+    """
+
+    step: Number
+    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]
+    seconds: Seconds
+    step_ms: float
+    tokens_per_second: float
+    virtual_step_ms: float | None = None
+    freeze_ratio: Fraction | None = None
+    batch_ms: float | None = None
+    batch_predicted_ms: float | None = None
+    train_loss: float | None = None
+    kappa: float | None = None
+    p_eff: float | None = None
+
+
+STEPS = Table("steps.csv", StepRow)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One move; a run that has made none has no file.
+
+    Attributes:
+        step: First optimizer step in the new pipeline.
+        frozen_layers: Layers of the front that were frozen then.
+        ranks: Ranks of the new pipeline.
+        replicas: Copies of it that share each batch of the run.
+        split: Layers on each of its ranks, such as ``"8 2"``.
+        seconds: What the move took: saving, building, loading. No step time has it.
+    """
+
+    step: Number
+    frozen_layers: Count
+    ranks: Number
+    replicas: Number
+    split: str
+    seconds: Seconds
+
+
+MOVES = Table("moves.csv", Move)
+
+
+@dataclass(frozen=True)
+class FrontRow:
+    """The front in one optimizer step; None for what the run has nothing of.
+
+    Attributes:
+        step: Its number, from 1.
+        phase: Name of its phase.
+        frozen_layers: Blocks of the front; 0 where the policy's choice is not in force.
+        batches: Batches of the step.
+        read: Those of them that began behind the front, with what the activation cache had of it.
+        frozen_modules: Modules of the front, of a policy that has modules.
+        bootstrapping: 1 while such a policy does not look at modules yet, 0 afterwards.
+
+    Raises:
+        ValueError: If more batches were read than there were.
+    """
+
+    step: Number
+    phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]
+    frozen_layers: Count
+    batches: Number
+    read: Count | None = None
+    frozen_modules: Count | None = None
+    bootstrapping: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more than all."""
+        if self.read is not None and self.read > self.batches:
+            raise ValueError(f"read is {self.read}; it must not be above batches ({self.batches})")
+
+
+@dataclass(frozen=True)
+class PlasticityRow:
+    """One evaluation of the frontmost live module.
+
+    Attributes:
+        step: Optimizer step whose batch went through the module and its reference.
+        module: Number of the module, from the front.
+        plasticity: How far their outputs lie apart.
+        smoothed: Its moving mean.
+    """
+
+    step: Number
+    module: Count
+    plasticity: float
+    smoothed: float
+
+
+FRONT = Table("front.csv", FrontRow)
+PLASTICITY = Table("plasticity.csv", PlasticityRow)
+
+
+@dataclass(frozen=True)
+class FrozenCount:
+    """What became of one tensor since freezing began.
+
+    Attributes:
+        rank: Pipeline rank that holds it.
+        stage: Stage that it belongs to.
+        parameter: Its name in the model.
+        elements: Number of its elements.
+        backwards: Backwards that could have updated it, from the first step of the ramp on; from
+            the first step after warm-up, where a policy decides alone.
+        times_frozen: How many of them left it out.
+
+    Raises:
+        ValueError: If that is more than there were.
+    """
+
+    rank: Count
+    stage: Count
+    parameter: str
+    elements: Number
+    backwards: Count
+    times_frozen: Count
+
+    def __post_init__(self) -> None:
+        """Refuse more than all."""
+        if self.times_frozen > self.backwards:
+            raise ValueError(
+                f"times_frozen is {self.times_frozen}; it must not be above backwards "
+                f"({self.backwards})"
+            )
+
+    @property
+    def frequency(self) -> float:
+        """Fraction of the backwards that left the tensor out; 0 where there was none."""
+        return self.times_frozen / self.backwards if self.backwards else 0.0
+
+    @property
+    def never_updated(self) -> bool:
+        """Whether no backward has reached it."""
+        return self.backwards > 0 and self.times_frozen == self.backwards
+
+
+COUNTS = Table("frozen_counts.csv", FrozenCount)
+
+
+@dataclass(frozen=True)
+class NeverUpdated:
+    """How much of a model has not learned since freezing began.
+
+    Attributes:
+        tensors: Fraction of the tensors.
+        elements: Fraction of the elements.
+    """
+
+    tensors: float
+    elements: float
+
+
+def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
+    """Return which fraction of a model was never updated; None if freezing has not begun."""
+    if not any(count.backwards for count in counts):
+        return None
+    still = [count for count in counts if count.never_updated]
+    return NeverUpdated(
+        len(still) / len(counts),
+        sum(count.elements for count in still) / sum(count.elements for count in counts),
+    )
+
+
+PROFILE_FILE = "response.json"
+_PROFILE = "profile"
+_PROFILES = (_PROFILE, *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES))
+
+
+@dataclass(frozen=True)
+class ResponseRow:
+    """One backward.
+
+    Attributes:
+        stage: Its stage.
+        kind: "B", or "W" for the weight half of a split one.
+        phase: Phase of the run it was timed in. "profile" where each stage was timed alone, with
+            the way of freezing the first one behind it; it is the median of several then.
+        microbatch: Its microbatch; -1 where that is not known.
+        fraction: Fraction of the stage's elements that it froze.
+        duration_ms: How long it took.
+        cut: 1 if it computed no input gradient because nobody needed it, else 0.
+    """
+
+    stage: Count
+    kind: Annotated[str, OneOf("B", "W")]
+    phase: Annotated[str, OneOf(*(phase.value for phase in Phase), *_PROFILES)]
+    microbatch: Annotated[int, Within(-1, MOST)]
+    fraction: Fraction
+    duration_ms: float
+    cut: Annotated[int, Within(0, 1)] = 0
+
+
+RESPONSES = Table("responses.csv", ResponseRow)
+
+
+def read_responses(folder: Path) -> list[ResponseRow]:
+    """Read what a run or a profile has in its folder.
+
+    Raises:
+        OSError: If there is neither.
+        ValueError: If the file cannot be understood.
+    """
+    path = folder / PROFILE_FILE
+    if (folder / RESPONSES.name).exists() or not path.exists():
+        return RESPONSES.read(folder)
+    try:
+        return _of_profile(parse_json(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a profile writes: {error}") from error
+
+
+def _of_profile(profile: Any) -> list[ResponseRow]:
+    """Return the medians of a profile, of the first stage for each way of freezing it."""
+    rows = []
+    for i, stage in enumerate(list_of("stages", field_of("", profile, "stages"))):
+        where = f"stages.{i}"
+        number = whole_of(f"{where}.stage", field_of(where, stage, "stage"))
+        way = field_of(where, stage, "first_stage")
+        curves = field_of(where, stage, "curves")
+        for kind in keys_of(f"{where}.curves", curves):
+            there = f"{where}.curves.{kind[:60]}"
+            points = field_of(there, curves[kind], "points")
+            for j, point in enumerate(list_of(f"{there}.points", points)):
+                here = f"{there}.points.{j}"
+                row = ResponseRow(
+                    stage=number,
+                    kind=kind,
+                    phase=f"{_PROFILE} {way}" if way else _PROFILE,
+                    microbatch=-1,
+                    fraction=number_of(f"{here}.fraction", field_of(here, point, "fraction")),
+                    duration_ms=number_of(f"{here}.median_ms", field_of(here, point, "median_ms")),
+                )
+                try:
+                    RESPONSES.check(row)
+                except ValueError as error:
+                    raise ValueError(f"{here}: {error}") from error
+                rows.append(row)
+    return rows
