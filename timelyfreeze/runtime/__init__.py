@@ -1,5 +1,7 @@
 """The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
 
+from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
+
 from timelyfreeze.runtime.adoption import adopt_stages
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.ahead import FrontAhead
