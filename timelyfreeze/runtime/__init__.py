@@ -1,4 +1,4 @@
-"""The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
+"""The backward that skips work; torch's private names are in its two adapters, ``torch_*.py``."""
 
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
@@ -13,7 +13,6 @@ from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
-    greet_other_ranks_alone,
     has_loss,
     known_schedules,
     named_order,
@@ -26,6 +25,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
+from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 from timelyfreeze.runtime.transfers import measure_transfers
 
 __all__ = [

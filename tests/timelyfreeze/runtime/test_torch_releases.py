@@ -31,22 +31,21 @@ def test_others_are_refused_by_name_unless_allowed_by_name(version: str) -> None
     require_tested(version, version)
 
 
-@pytest.mark.parametrize("module", ["timelyfreeze.runtime.stage", "timelyfreeze.api"])
-@pytest.mark.parametrize("allowed", [None, "9.9.9"])
-def test_the_import_fails_before_any_other_of_the_runtime(module: str, allowed: str | None) -> None:
+def test_the_import_fails_before_any_other_of_the_runtime() -> None:
     """Also where only a module of the runtime, or the library, is asked for."""
     look = (
         "import sys, torch; torch.__version__ = '9.9.9'\n"
-        f"try: import {module}\n"
-        "except ImportError as error: print(str(error)[:31])\n"
+        "for module in ('timelyfreeze.runtime.stage', 'timelyfreeze.api'):\n"
+        "    try: __import__(module)\n"
+        "    except ImportError as error: print(str(error)[:30])\n"
         "print('timelyfreeze.runtime.torch_pipelining' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), UNTESTED: allowed or torch.__version__}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), UNTESTED: torch.__version__}
     done = subprocess.run(
         [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
     )
-    refused = ["torch 9.9.9 was not tested with", "False"]
-    assert done.stdout.splitlines() == (["True"] if allowed else refused)
+    refused = "torch 9.9.9 was not tested wit"
+    assert done.stdout.splitlines() == [refused, refused, "False"]
 
 
 def test_this_torch_is_one_of_them() -> None:
