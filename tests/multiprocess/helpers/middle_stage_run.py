@@ -84,7 +84,7 @@ def run(scenario, folder):
             stage.freeze(masks[index], without_input_grads=cut[index])
         losses = []
         with recorder.recorded_batch():
-            schedule.step(tokens, target=labels, losses=losses)
+            schedule.step(*[tokens] * (0 in held), target=labels, losses=losses)
         (record,) = recorder.drain()
         wanted = expected(plain, list(record.durations_ms), masks, (tokens, labels), N_MICROBATCHES)
         if losses:

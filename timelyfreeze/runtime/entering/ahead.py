@@ -148,7 +148,7 @@ class FrontAhead:
             return None
         (received,) = self._stage.args_recv_info[0]
         # torch 2.11 knows a buffer alone, and torch 2.15 has one only while a message is under way.
-        known = getattr(received, "tensor_meta", None) or received.buffer
+        known = received.tensor_meta if hasattr(received, "tensor_meta") else received.buffer
         return known.shape, known.dtype
 
 
