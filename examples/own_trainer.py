@@ -99,8 +99,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         start = torch.randint(VOCABULARY, (EXAMPLES, 1), generator=random)
         tokens = ((start + torch.arange(SEQUENCE + 1)) % VOCABULARY).to(device)
         losses: list[Tensor] = []
+        inputs = [tokens[:, :-1]] if modules[0].embedding is not None else []
         with freezer.step(t):  # freezing
-            schedule.step(tokens[:, :-1], target=tokens[:, 1:], losses=losses)
+            schedule.step(*inputs, target=tokens[:, 1:], losses=losses)
         optimizer.step()
         optimizer.zero_grad()
         if losses and t % 10 == 0:

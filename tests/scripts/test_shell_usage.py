@@ -66,6 +66,10 @@ WRONG: list[tuple[str, list[str], str]] = [
     ("scripts/gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
     ("scripts/lint.sh", ["x"], "'x': it takes no argument"),
     ("scripts/mutants.sh", ["lp.py", "--odd"], "--odd is no option"),
+    ("scripts/test_torch.sh", [], "VERSION is missing"),
+    ("scripts/test_torch.sh", ["2.15"], "VERSION is '2.15', which is no release"),
+    ("scripts/test_torch.sh", ["2.15.0", "a_folder", "more"], "'more' follows FOLDER"),
+    ("scripts/test_torch.sh", ["--odd"], "--odd is no option"),
 ]
 
 
@@ -105,6 +109,7 @@ def test_right_arguments_start(place: Path, script: str, arguments: list[str]) -
         "scripts/lint",
         "scripts/mutants",
         "scripts/setup",
+        "scripts/test_torch",
     ],
 )
 def test_usage_is_the_head_of_the_script(place: Path, script: str) -> None:

@@ -1,4 +1,6 @@
-"""The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
+"""The backward that skips work; torch's private names are in its two adapters, ``torch_*.py``."""
+
+from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
 from timelyfreeze.front.entering.ahead import FrontAhead
 from timelyfreeze.front.entering.entry import BatchEntry, BlockPlace
@@ -14,7 +16,6 @@ from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, c
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
-    greet_other_ranks_alone,
     has_loss,
     known_schedules,
     named_order,
@@ -27,6 +28,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
+from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 
 def masked_full_backward(
@@ -34,8 +34,8 @@ def masked_full_backward(
     """Run one stage's backward, accumulating weight gradients into ``live`` only.
 
     Args:
-        outputs: The stage's output, or its loss: a tensor or nested tuples, lists and dicts of
-            tensors.
+        outputs: The stage's output, or its loss: a tensor, or the edge that is left of one that was
+            sent and let go of (torch 2.15), or nested tuples, lists and dicts of them.
         output_grads: Gradients in the same nesting, or None for a scalar loss.
         stage_inputs: What the stage's forward received; a tensor that requires grad gets its
             gradient computed.
@@ -46,12 +46,21 @@ def masked_full_backward(
     Returns:
         One gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so
         that nothing accumulates from one microbatch to the next.
+
+    Raises:
+        TypeError: If there is anything else among the outputs.
+        RuntimeError: If tensors are live and no output has a graph that could lead to them.
     """
     wanted = [t for t in stage_inputs if isinstance(t, Tensor) and t.requires_grad]
     targets = [*wanted, *live]
     if chain_end is not None:
         targets.append(chain_end)
     pairs = list(_differentiable(outputs, output_grads))
+    if live and not pairs:
+        raise RuntimeError(
+            f"{len(live)} tensors of a stage are live and none of its outputs has a graph; their "
+            "gradients would be missing without an error"
+        )
     # Without a target there is nothing to compute; backward(inputs=[]) would be an error.
     if targets and pairs:
         torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs], inputs=targets)
@@ -63,9 +72,11 @@ def masked_full_backward(
     return grads
 
 
-def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield each output tensor that has a graph behind it together with its gradient."""
-    if isinstance(outputs, Tensor):
+def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Any, Tensor | None]]:
+    """Yield each output that has a graph behind it together with its gradient."""
+    if isinstance(outputs, GradientEdge):  # a named tuple, which must not be walked into
+        yield outputs, grads
+    elif isinstance(outputs, Tensor):
         if outputs.requires_grad:
             yield outputs, grads
     elif isinstance(outputs, dict):
@@ -74,6 +85,11 @@ def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Tensor, Tensor |
     elif isinstance(outputs, (tuple, list)):
         for index, output in enumerate(outputs):
             yield from _differentiable(output, None if grads is None else grads[index])
+    elif not isinstance(outputs, (type(None), int, float, str)):  # which lead nowhere
+        raise TypeError(
+            f"an output of a stage holds a {type(outputs).__name__}; a masked backward knows "
+            "tensors, their gradient edges, numbers, texts, and tuples, lists and dicts of them"
+        )
 
 
 def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:

@@ -30,7 +30,11 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.shards import parameters_of_graph
-from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
+from timelyfreeze.runtime.torch_stages import (
+    announce_reduction,
+    keep_gradients_unreduced,
+    settle_unsharded_gradients,
+)
 from timelyfreeze.schedule import Action, ActionKind
 from timelyfreeze.settings import key
 
@@ -131,7 +135,7 @@ class FreezingStage(LowRankStage):
         """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
         if self._is_passed:
             with self._timed(ActionKind.FORWARD, fwd_chunk_id):
-                self.fwd_cache[fwd_chunk_id] = ((), [])
+                announce_reduction(self.submod)
             return None
         self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with (
@@ -229,7 +233,7 @@ class FreezingStage(LowRankStage):
         as in a first stage.
         """
         if backward_type == "input":
-            self._postponed[self._microbatch] = bwd_kwargs
+            self._postponed[self._microbatch] = dict(bwd_kwargs)  # the base class empties its own
             return zero_gradients(bwd_kwargs["input_values"]), []
         if backward_type == "weight":
             bwd_kwargs = self._postponed.pop(self._microbatch)
@@ -250,10 +254,7 @@ class FreezingStage(LowRankStage):
         if mask.all() and not wants_inputs and chain_end is None:
             return (None,) * len(stage_inputs)
         if isinstance(self.submod, FSDPModule):
-            # As the base class does: gradients accumulate locally until the schedule reduces them.
-            self.submod.set_is_last_backward(False)
-            self.submod.set_reshard_after_backward(False)
-            self.submod.set_requires_gradient_sync(False)
+            keep_gradients_unreduced(self.submod)
         parameters = parameters_of_graph(self.submod, self._left_out())
         return masked_full_backward(
             bwd_kwargs["stage_output"],
@@ -302,7 +303,6 @@ class FreezingStage(LowRankStage):
             if kind is not ActionKind.INPUT_BACKWARD:
                 self.applied_ratios[microbatch] = self._frozen_ratio(self._masks.get(microbatch))
             if kind is not ActionKind.WEIGHT_BACKWARD:
-                self.fwd_cache.pop(microbatch)
                 self.bwd_cache[microbatch] = ()
 
     @property

@@ -1,18 +1,15 @@
-"""The one place that touches private names of torch's pipelining and FSDP.
+"""The one place that touches private names of torch's schedules; ``torch_stages`` has the others.
 
-Written against torch 2.11 to 2.13; ``tests/timelyfreeze/runtime/test_torch_pipelining.py`` fails
+Written against torch 2.11 to 2.15; ``tests/timelyfreeze/runtime/test_torch_names.py`` fails by name
 when one of them moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -222,20 +219,6 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     schedule._prepare_schedule_with_comms(order)
 
 
-def greet_other_ranks_alone(stages: Iterable[Any]) -> None:
-    """Keep new stages from sending a first message to their own rank, which gloo refuses.
-
-    Before the first batch torch 2.11 lets every stage exchange a number with its neighbours, also
-    where these are on the same rank. torch 2.13 leaves that out.
-    """
-    for stage in stages:
-        stage._get_init_p2p_neighbors_ops = partial(_to_others, stage._get_init_p2p_neighbors_ops)
-
-
-def _to_others(greetings: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
-    return [greeting for greeting in greetings() if greeting.peer != dist.get_rank()]
-
-
 @contextmanager
 def forward_only(schedule: Any) -> Iterator[None]:
     """Take everything that belongs to the backward out of a schedule's order, for evaluation.
@@ -263,11 +246,10 @@ def forward_only(schedule: Any) -> Iterator[None]:
 
 def _forward_actions(torch_actions: Any) -> list[Any]:
     kinds = torch_schedules._ComputationType
-    kept = [
-        action
-        for action in _flat(torch_actions)
-        if action.computation_type in (kinds.FORWARD, kinds.SEND_F, kinds.RECV_F)
-    ]
+    # Since torch 2.15 each send has an action that waits for it, which must not go without it.
+    names = ("FORWARD", "SEND_F", "RECV_F", "WAIT_SEND_F")
+    wanted = [kinds[name] for name in names if name in kinds.__members__]
+    kept = [action for action in _flat(torch_actions) if action.computation_type in wanted]
     forwards = [
         place for place, action in enumerate(kept) if action.computation_type == kinds.FORWARD
     ]
@@ -293,20 +275,3 @@ def _flat(torch_actions: Any) -> Iterator[Any]:
             yield from _flat(torch_action.sub_actions)
         else:
             yield torch_action
-
-
-def settle_unsharded_gradients(module: FSDPModule) -> None:
-    """Bring FSDP2's unsharded gradients to the one place where its reduction looks for them.
-
-    A weight pass that leaves a parameter out in one microbatch and not in another leaves its
-    gradient partly in the unsharded parameter and partly in the accumulator, which FSDP2's own
-    reduction asserts against. Call it between a module's last backward and the reduction.
-    """
-    for state in fully_shard.state(module)._state_ctx.all_states:
-        groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.13
-        if groups is None:
-            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-        for group in groups:
-            for fsdp_param in group.fsdp_params:
-                fsdp_param.accumulate_unsharded_grad_if_needed()
-                fsdp_param.to_accumulated_grad_if_needed()

@@ -111,7 +111,7 @@ def train_epochs(scenario, cache):
     for t, numbers in enumerate(data.order(scenario.get("epochs", EPOCHS)), start=1):
         tokens, labels = data.batch(numbers)
         with freezer.step(t, None if cache is None else [data.rows(numbers)]):
-            schedule.step(tokens, target=labels, losses=(losses := []))
+            schedule.step(*[tokens] * (0 in held), target=labels, losses=(losses := []))
         seen["losses"] += [loss.detach() for loss in losses]
         if not scenario["shards"]:
             for p in parameters:
@@ -183,7 +183,7 @@ def run(scenario, folder):
         batches = [make_batch(t), make_batch(STEPS + t)] if shards else [make_batch(t)]
         tokens, labels = batches[which if shards else 0]
         with freezer.step(t):
-            schedule.step(tokens, target=labels)
+            schedule.step(*[tokens] * (0 in held), target=labels)
         own = [a for a, _, _ in freezer._controller._recorder._finished[-1]]
         arrays = {s: {m: torch.tensor(v).numpy() for m, v in of.items()} for s, of in masks.items()}
         chains = [expected(plain, own, arrays, batch) for batch in batches]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from timelyfreeze.runtime.recorder import ActionRecorder, HostClock
 from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
+from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 from timelyfreeze.schedule.order import Action, ActionKind
 
 VOCABULARY = 13
@@ -208,6 +208,7 @@ def expected(
     executed: Sequence[Action],
     masks: Masks | None = None,
     batch: tuple[Tensor, Tensor] | None = None,
+    n_microbatches: int = N_MICROBATCHES,
 ) -> Ran:
     """What a plain chain of the same modules gives, one microbatch at a time, times the masks.
 
@@ -220,7 +221,7 @@ def expected(
     alone: dict[tuple[int, int], list[Tensor]] = {}
     sent: dict[tuple[int, int], Tensor] = {}
     losses = []
-    pairs = zip(tokens.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
+    pairs = zip(tokens.chunk(n_microbatches), labels.chunk(n_microbatches), strict=True)
     for microbatch, (x, y) in enumerate(pairs):
         hidden = [x]
         for module in modules:

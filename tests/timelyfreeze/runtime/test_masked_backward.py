@@ -3,13 +3,14 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -152,6 +153,40 @@ def test_outputs_without_a_graph_are_passed_over() -> None:
     grads = masked_full_backward((output, torch.ones(3)), (g, None), (x, torch.ones(2), 7), [])
     assert torch.equal(grads[0], wanted[0])
     assert grads[1:] == (None, None)
+
+
+def test_the_edge_of_an_output_that_was_let_go_of_serves_as_well() -> None:
+    """As torch 2.15 hands on what a stage has sent, among others of which nothing is left."""
+    net, x = Net(), make_input()
+    wanted = unmasked(FORWARDS["plain"], net, x)
+    edges = (*map(get_gradient_edge, net(x)), None)
+    (input_grad,) = masked_full_backward(edges, (*make_gradients(), None), (x,), [net.b.weight])
+    names = [name for name, _ in net.named_parameters()]
+    assert torch.equal(input_grad, wanted[-1])
+    assert torch.equal(net.b.weight.grad, wanted[names.index("b.weight")])
+    assert net.a.weight.grad is None
+
+
+class Pair(NamedTuple):
+    node: Any
+    rows: Any
+
+
+@pytest.mark.parametrize("strange", [object(), {1, 2}, Pair(object(), [3])])
+def test_an_output_of_unknown_type_is_an_error(strange: Any) -> None:
+    net, x = Net(), make_input()
+    g, h = make_gradients()
+    with pytest.raises(TypeError, match=r"an output of a stage holds a (object|set); a masked"):
+        masked_full_backward((net(x)[0], strange), (g, h), (x,), [net.a.weight])
+    assert net.a.weight.grad is None
+
+
+@pytest.mark.parametrize("outputs", [None, (None,), (torch.ones(10, 4), 3)])
+def test_live_tensors_without_a_graph_are_an_error(outputs: Any) -> None:
+    net = Net()
+    with pytest.raises(RuntimeError, match="1 tensors of a stage are live and none of its outputs"):
+        masked_full_backward(outputs, None, (), [net.a.weight])
+    assert masked_full_backward(outputs, None, (), []) == ()
 
 
 def test_gradients_of_microbatches_add_up() -> None:

@@ -147,8 +147,9 @@ class FrontAhead:
         if self._stage.is_first:
             return None
         (received,) = self._stage.args_recv_info[0]
-        assert received.buffer is not None  # a batch has run
-        return received.buffer.shape, received.buffer.dtype
+        # torch 2.11 knows a buffer alone, and torch 2.15 has one only while a message is under way.
+        known = received.tensor_meta if hasattr(received, "tensor_meta") else received.buffer
+        return known.shape, known.dtype
 
 
 class _Arriving(dict[int, Tensor]):

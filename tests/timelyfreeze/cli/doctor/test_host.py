@@ -19,6 +19,7 @@ from timelyfreeze.cli.doctor.host import (
     render,
     shared_memory,
 )
+from timelyfreeze.runtime import torch_releases
 
 ROOT = Path(__file__).resolve().parents[4]
 GIB = 2**30
@@ -42,7 +43,7 @@ def test_a_wrong_line_is_followed_by_what_to_do() -> None:
     [
         ("torch", None, True, "not installed"),
         ("torch", "2.10.1", True, "2.10.1"),
-        ("torch", "2.14.0", True, "2.14.0"),
+        ("torch", "2.16.0", True, "2.16.0"),
         ("torch", "2.11.0+cu130", False, "2.11.0+cu130"),
         ("torch", "2.13.0+cu130", False, "2.13.0"),
         ("torchtitan", "0.3.0", True, "0.3.0"),
@@ -59,6 +60,7 @@ def test_the_releases_are_those_that_are_installed_and_tested() -> None:
     pinned = (ROOT / "constraints.txt").read_text()
     first, end = host.RELEASES["torch"]
     assert f"torch>={first},<{end}" in project["dependencies"]
+    assert [f"{a}.{b}" for a, b in (torch_releases.FIRST, torch_releases.END)] == [first, end]
     tested = re.search(r"^torch==(.*)$", pinned, re.M)
     assert tested is not None
     assert not package("torch", tested[1]).is_wrong
