@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares all freezing methods on a small model: makes the table "Methods compared" of docs/results.md.
+# Compares all freezing methods on a small model: makes the table of docs/results/methods.toml.
 #
 # Usage: benchmarks/compare_small.sh BASE_EXAMPLES EXAMPLES OUTPUT [options of timelyfreeze compare run]
 #

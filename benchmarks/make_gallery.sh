@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the runs and the plots of docs/plots.md, again or on another machine.
+# Makes the runs and the plots of docs/runs.md, again or on another machine.
 #
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
 # Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, under 1F1B with apf and
 # autofreeze as well, with egeria and the activation cache over few rows, and with a pipeline that becomes shorter, a minute or two
-# a run on one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they
+# a run on one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy those that pages show to docs/gallery once they
 # have been looked at.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"

@@ -117,7 +117,7 @@ def main() -> None:
     """Read the command line, join the other processes, train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedule", default="1F1B", help="a schedule of torch")
-    parser.add_argument("--method", default="timelyfreeze", help="see docs/how/methods.md")
+    parser.add_argument("--method", default="timelyfreeze", help="see docs/methods.md")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2, help="of a stage")

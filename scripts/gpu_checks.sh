@@ -26,7 +26,7 @@
 #   --small              the same commands with a tiny model and few steps, without a GPU too: to see that all of it
 #                        works before GPUs are rented
 #
-# Prints markdown tables; copy them into docs/results.md with the hardware's name. The folders in OUTPUT/profile without
+# Prints markdown tables; copy them into files of docs/results with the hardware's name. The folders in OUTPUT/profile without
 # settings.json go to profiles/, so that anyone can plan from them. TIMELYFREEZE_PYTHON names a Python other than that
 # of .venv.
 set -euo pipefail

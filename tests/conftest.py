@@ -18,7 +18,7 @@ quick_parser.remember_sources()
 settings.register_profile(
     "timelyfreeze", deadline=None, max_examples=20, derandomize="CI" in os.environ
 )
-# A hundred times the examples, see docs/reference/inputs.md; `scripts/test.sh all` takes it.
+# A hundred times the examples, see docs/faults.md; `scripts/test.sh all` takes it.
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))
 

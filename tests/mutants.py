@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
 
     Attributes:
         name: Tells it from others.
-        claim: How the row of the table in docs/reference/tests.md begins that it would break.
+        claim: How the row of the table in CONTRIBUTING.md begins that it would break.
         file: Where it is.
         old: What stands there, once.
         new: What the fault has in its place.

@@ -18,14 +18,19 @@ from torchtitan.freezing.config import job_config_class
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("profiles/*.md")])
+EXPERIMENTS = sorted(ROOT.glob("docs/results/*.toml"))
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 FOLDERS = "benchmarks|docs|examples|profiles|scripts|tests|timelyfreeze|torchtitan|train_configs"
+SOURCES = [*FOLDERS.replace("docs|", "").split("|"), "run_train.sh"]
 PLACE = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 KEY = re.compile(r"(?:^|(?<=--)|(?<=[\s(]))([a-z_]+)((?:\.[a-z_]+)+)(?=$|[\s=,;)])")
 FLAG = re.compile(r"(?<=\s)--([a-z_]+)((?:\.[a-z_-]+)+)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+(?![\w.-])")
+# Of docker, hf, lm-eval, pip and torchrun.
+OTHERS_OPTIONS = {"--apply_chat_template", "--index-url", "--local-dir", "--max-restarts"}
 SUFFIXES = {"csv", "jinja", "json", "jsonl", "md", "png", "py", "safetensors", "toml", "txt"}
 
 
@@ -63,7 +68,42 @@ def test_commands_that_are_named_are_commands(page: Path) -> None:
     assert {word[1] for word in words if word} <= set(COMMANDS)
 
 
-def test_the_readme_is_short() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_that_are_named_are_options(page: Path) -> None:
+    text = page.read_text()
+    code = [*QUOTED.findall(FENCE.sub("", text)), *(body for _, body in FENCE.findall(text))]
+    named = {option for part in code for option in OPTION.findall(part)}
+    assert not sorted(named - _options() - OTHERS_OPTIONS)
+
+
+def test_pages_that_sources_name_exist() -> None:
+    """Messages, comments, configurations and tests send a reader to pages that are there."""
+    listed = subprocess.run(
+        ["grep", "-rIohE", "--exclude=*.md", r"docs/[a-z_0-9/]+\.(md|toml)", *SOURCES],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert not [page for page in sorted(set(listed.split())) if not (ROOT / page).exists()]
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_an_experiment_says_where_it_comes_from(file: Path) -> None:
+    experiment = tomllib.loads(file.read_text())
+    for key in ("title", "answer", "setting", "machine", "commit", "date", "command"):
+        assert experiment[key].strip(), key
+    for table in experiment["table"]:
+        assert table["rows"]
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}, table["what"]
+    if "picture" in experiment:
+        assert (file.parent / experiment["picture"]).exists()
+
+
+def test_every_experiment_is_in_the_results() -> None:
+    links = LINK.findall((ROOT / "docs/results.md").read_text())
+    assert {f"results/{file.name}" for file in EXPERIMENTS} <= set(links)
+
+
+def test_pages_are_short() -> None:
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 38_000
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
@@ -102,6 +142,15 @@ def _test_names() -> set[str]:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     return {line.removeprefix("def ") for line in listed.split("\n")}
+
+
+@cache
+def _options() -> set[str]:
+    listed = subprocess.run(
+        ["grep", "-rIohE", "--include=*.py", "--include=*.sh", "--", "--[a-z][a-z_-]+", *SOURCES],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    return set(listed.split())
 
 
 def _named_keys(text: str) -> Iterator[tuple[str, ...]]:

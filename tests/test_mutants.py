@@ -10,7 +10,7 @@ MUTANTS = read_mutants()
 
 
 def claims() -> list[str]:
-    text = (ROOT / "docs/reference/tests.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text.partition("\n## What is compared with what\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| (.*?) \|", table, re.M)[1:]
 

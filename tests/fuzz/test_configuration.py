@@ -1,6 +1,6 @@
 """Every key of the sections that are ours, and ours of other sections, given wrongly.
 
-``RULES`` is the table of docs/reference/configuration.md once more: for each key what it may be,
+``RULES`` is the table of docs/configuration.md once more: for each key what it may be,
 and what not, in a configuration that is right but for that key.
 """
 

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="timelyfreeze train",
         description="Train with a TOML file over a pipeline of processes, one for each GPU.",
         epilog="Further arguments are keys of the configuration, --section.key=value; they win "
-        "over the file. docs/reference/configuration.md lists them.",
+        "over the file. docs/configuration.md lists them.",
         allow_abbrev=False,
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")

@@ -17,7 +17,7 @@ class CacheSettings:
 
     enable: bool = False
     """Read what the frozen front puts out for a row instead of computing it again. For methods that
-    freeze the front and make no plan, and data whose rows come again: see docs/how/cache.md."""
+    freeze the front and make no plan, and data whose rows come again: see docs/front.md."""
 
     memory_gib: float = 4.0
     """Memory of the host, GiB for each process, that rows are kept in first. 0: none."""
@@ -97,7 +97,7 @@ class PackingSettings:
     """"performance": use memory that the frozen front sets free for larger microbatches, so that a
     step takes fewer gradient accumulations. "efficiency": once the model fits on fewer ranks, go on
     with as many processes, from a checkpoint. "none": both stay. For methods that freeze the front
-    and make no plan: see docs/how/packing.md."""
+    and make no plan: see docs/front.md."""
 
     max_global_batch: int = 0
     """Once a step is down to one batch, training.global_batch_size may grow up to this, in whole
@@ -159,7 +159,7 @@ class ElasticSettings:
     enable: bool = False
     """Move the model onto half as many pipeline ranks once enough of its front is frozen for them,
     and train replicas on the ranks that this frees. For methods that freeze the front, alone or
-    with a plan, which is made anew then: see docs/how/elastic.md."""
+    with a plan, which is made anew then: see docs/front.md."""
 
     partition: str = "parameters"
     """What is even where the model is cut anew: "parameters", or "time", by the profile that

@@ -4,7 +4,7 @@ What it adds: an unfinished checkpoint does not pass for one, nor does one of th
 damaged or foreign one is named with what to do, one that is written over is never taken for whole
 meanwhile, one can be saved at any step, each has the configuration of its run, and what each
 process has saved of its own can be read by more processes or fewer.
-``docs/reference/upstream.md`` says what upstream does without.
+``docs/upstream.md`` says what upstream does without.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel
 training on the machines we support, the change stands here and nowhere else.
 Each has a test that fails when the change is taken away, and so tells when upstream no longer needs
-it; ``docs/reference/upstream.md`` names them.
+it; ``docs/upstream.md`` names them.
 
 Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest
 are functions that the trainer and the train spec call.

@@ -22,7 +22,7 @@ from test_hybrid import rows_seen
 # forward and in the backward. The gradients of queries and keys feel it most: they are small
 # differences of large terms. The tolerance of float8 with split tensors follows from nothing: it
 # lies above what was seen here. Roundings of 1e-7 fall to the other side of a float8's boundaries,
-# and even one process moves by 0.1 to 0.2 with them (docs/reference/parallelism.md).
+# and even one process moves by 0.1 to 0.2 with them (docs/parallelism.md).
 TOLERANCES = {
     # (precision, tensors split)
     ("fp32", False): 1e-6,

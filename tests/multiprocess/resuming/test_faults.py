@@ -1,4 +1,4 @@
-"""Runs are killed, stopped, starved and spoilt: ``docs/reference/faults.md`` says what is left."""
+"""Runs are killed, stopped, starved and spoilt: ``docs/faults.md`` says what is left."""
 
 import json
 import math

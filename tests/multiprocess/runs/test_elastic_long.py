@@ -51,7 +51,10 @@ def test_eight_processes_move_to_four_ranks_and_to_two(folder):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_of_the_microbatches_that_are_tried_the_fastest_stay(folder):
-    """4 ranks try 4 and 8 microbatches in steps 2 to 9, 2 ranks 2 and 4 in steps 12 to 19."""
+    """4 ranks try 4 and 8 microbatches in steps 2 to 9, 2 ranks 2 and 4 in steps 12 to 19.
+
+    PipeTransformer measures every number from K to 6 K; here up to four that divide the rows.
+    """
     settings = {
         "parallelism__pipeline_parallel_microbatch_size": 1,
         "training__steps": 20,

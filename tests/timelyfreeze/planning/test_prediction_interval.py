@@ -18,7 +18,7 @@ from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, Pattern, PatternTim
 ORDER = one_f_one_b_order(2, 4)
 DAG = build_dag(ORDER)
 # Of the logarithm, so that 0.85 and 1.2 are its 10th and 90th percentile, as measured
-# (docs/results/prediction.md, drift).
+# (docs/results.md, drift).
 DRIFT = math.log(1.2 / 0.85) / (2 * 1.2816)
 N_RUNS = 30
 

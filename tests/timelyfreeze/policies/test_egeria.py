@@ -242,7 +242,10 @@ def at_steps(policy: Egeria, seen: Sequence[Observed], interval: int) -> list[De
 
 @pytest.mark.parametrize("step", [41, 45, 50])
 def test_all_is_live_again_at_the_check_that_follows_a_named_step(step: int) -> None:
-    """Checks at steps 10, 20, ..., 70; modules 0 and 1 are frozen at 30 and 40."""
+    """Checks at steps 10, 20, ..., 70; modules 0 and 1 are frozen at 30 and 40.
+
+    Egeria's hook for cyclical schedules: TorchTitan's do not rise again, other trainers' may.
+    """
     policy = Egeria(stale=4, window=6, unfreeze_steps=[step])
     still = [
         found(*[1.0] * n, layer=layer) for n, layer in ((5, 0), (5, 1), (0, 0), (3, 0), (0, 0))

@@ -113,7 +113,7 @@ def _timelines(number: int, schedule: str, study: Study, says: str = "") -> Item
 _FASTER = "under all, TimelyFreeze has the shortest batch"
 ITEMS = (
     _results(1, LLAMA_8B, SPEEDS, "accuracy and speed"),
-    Item(TABLE, 2, "notation", missing="words and signs are in docs/reference/glossary.md"),
+    Item(TABLE, 2, "notation", missing="words and signs are in docs/glossary.md"),
     Item(TABLE, 3, "settings of each model", (LLAMA_1B, LLAMA_8B, LLAMA_13B)),
     _results(4, LLAMA_1B, SPEEDS, "accuracy and speed"),
     _results(5, LLAMA_13B, SPEEDS, "accuracy and speed"),

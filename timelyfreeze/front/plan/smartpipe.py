@@ -1,7 +1,7 @@
 """SmartPipe's formulas, Eq. 5 to 10, as printed: forward and backward take 1 each.
 
 Notation: s stages on s devices, m microbatches of an iteration, I iterations, f frozen stages in
-front. Which of them an exact play-through bears out is told in ``docs/planning.md``.
+front. Which of them an exact play-through bears out is told in ``docs/plan.md``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torchtitan.lora import Lora
 
 @dataclass
 class Vision:
-    """How pictures (training.dataset "images") are read; see docs/vision.md."""
+    """How pictures (training.dataset "images") are read; see docs/data.md."""
 
     image_size: int = 224
     """Height and width of the pictures that the model gets, in pixels."""
@@ -70,13 +70,13 @@ class Freezing:
 
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
-    docs/how/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
+    docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
     tensors. A policy has its settings in a section of its own, [freezing.<policy>]. "lora" freezes
-    all weights for good and trains adapters: see [lora] and docs/how/lora.md."""
+    all weights for good and trains adapters: see [lora] and docs/low_rank.md."""
 
     preset: str = ""
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
-    otherwise by default; docs/how/method.md lists it. A run prints what it has set."""
+    otherwise by default; docs/method.md lists it. A run prints what it has set."""
 
     last_warmup_step: int = 60
     """T_w: up to this step nothing is frozen or measured, whatever the method. Align it with
@@ -99,13 +99,13 @@ class Freezing:
     max_freeze_ratio: float | list[float] | str = AUTO
     """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
-    and freezes nothing where none is (see docs/how/time_to_a_loss.md)."""
+    and freezes nothing where none is (see docs/low_rank.md)."""
 
     gradient_rank: int = 0
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning; nothing but those weights is frozen (see docs/how/low_rank.md)."""
+    learning; nothing but those weights is frozen (see docs/low_rank.md)."""
 
     subspace_rate: float = 0.0
     """With a gradient_rank: the learning rate with which linear weights learn in their k directions
@@ -165,16 +165,16 @@ class Freezing:
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.
-    For methods that freeze the front and make no plan: see docs/how/run_ahead.md."""
+    For methods that freeze the front and make no plan: see docs/front.md."""
 
     cache: CacheSettings = field(default_factory=CacheSettings)
-    """Cache of what the frozen front puts out (see docs/how/cache.md)."""
+    """Cache of what the frozen front puts out (see docs/front.md)."""
 
     elastic: ElasticSettings = field(default_factory=ElasticSettings)
-    """A pipeline that becomes shorter as the front freezes (see docs/how/elastic.md)."""
+    """A pipeline that becomes shorter as the front freezes (see docs/front.md)."""
 
     packing: PackingSettings = field(default_factory=PackingSettings)
-    """Larger batches in the memory that the frozen front sets free (see docs/how/packing.md)."""
+    """Larger batches in the memory that the frozen front sets free (see docs/front.md)."""
 
 
 @dataclass
@@ -252,7 +252,7 @@ class Data:
 
 @dataclass
 class Emulation:
-    """Whether the pipeline runs in one process (see docs/emulation.md)."""
+    """Whether the pipeline runs in one process (see docs/plan.md)."""
 
     enable: bool = False
     """Run all parallelism.pipeline_parallel_degree ranks in this one process, one action at a time

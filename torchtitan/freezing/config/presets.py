@@ -24,7 +24,7 @@ class Preset:
     usual: Mapping[str, Any]
 
 
-# arXiv:2602.05754 where our defaults differ; docs/how/method.md, "Paper and code".
+# arXiv:2602.05754 where our defaults differ; docs/method.md, "Paper and code".
 PRESETS = {
     "paper": Preset(
         fixed={

@@ -1,6 +1,6 @@
 """``timelyfreeze profile``: each stage of a configuration, timed alone on this device.
 
-So a pipeline can be planned for devices that are not at hand; see docs/planning.md.
+So a pipeline can be planned for devices that are not at hand; see docs/plan.md.
 """
 
 from __future__ import annotations

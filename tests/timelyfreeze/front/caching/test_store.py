@@ -46,6 +46,7 @@ def disk(folder: Path, *, room: int = 1 << 20, rank: int = 0) -> EntryFolder:
 
 
 def test_rows_go_to_memory_then_to_the_disk_then_nowhere(tmp_path: Path) -> None:
+    """A limit of room, where AutoFreeze (Sec. 3.2) has writes that never exceed reads."""
     place = disk(tmp_path, room=600)
     store = ActivationStore(MEMORY, place)
     store.begin("front")
@@ -193,6 +194,7 @@ def test_a_run_that_goes_on_finds_what_is_on_the_disk(tmp_path: Path) -> None:
 def test_processes_that_share_a_folder_find_each_others_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """PipeTransformer (Sec. 3.4) has a process with shared memory for it."""
     one, other = (ActivationStore(0, disk(tmp_path, rank=rank)) for rank in (0, 1))
     for store in (one, other):
         store.begin("front", part=0.5)

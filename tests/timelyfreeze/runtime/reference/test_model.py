@@ -71,6 +71,8 @@ def test_linear_layers_compute_in_8_bits() -> None:
 
 
 def test_without_an_engine_for_8_bits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is float32 on the host then; Egeria's other way, the GPU, trains."""
+
     class NoEngine:
         engine = "none"
 

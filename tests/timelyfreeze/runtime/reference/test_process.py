@@ -57,6 +57,7 @@ def answers(reference: ReferenceProcess, n: int) -> tuple[list[Difference], int]
 def test_a_stopped_process_holds_up_nothing_and_a_killed_one_is_started_again(
     reference: ReferenceProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Input and output travel together, so two of Egeria's three queues do."""
     ours = blocks()
     reference.load(blocks(1))
     captured = batch(ours)

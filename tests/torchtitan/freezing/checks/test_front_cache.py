@@ -80,6 +80,7 @@ def test_rooms_that_make_no_sense(settings: dict[str, Any], rule: str) -> None:
     ],
 )
 def test_what_keeps_rows_from_coming_again(changes: dict[str, Any], rule: str) -> None:
+    """Dropout, batch norm, packing and split rows (Egeria, Sec. 4.3) are other rows each time."""
     [line] = [line for line in errors(cached(**changes)) if "cache" in line]
     assert line.startswith(f"freezing.cache.enable is true, and {rule}")
 

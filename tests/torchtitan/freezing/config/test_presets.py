@@ -25,7 +25,7 @@ def value(job_config: JobConfig, key: str) -> Any:
     return found
 
 
-# What docs/how/method.md says of the paper, key by key.
+# What docs/method.md says of the paper, key by key.
 FIXED = {
     "freezing.first_stage": "per_tensor",
     "freezing.skip_input_grads": "off",

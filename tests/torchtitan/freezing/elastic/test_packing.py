@@ -54,7 +54,7 @@ def splits(n_ranks: int = 4) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("n_frozen", [3, 6, 8])
 def test_it_is_the_largest_batch_that_some_cut_has_room_for(schedule: str, n_frozen: int) -> None:
-    """Every cut of the model is tried."""
+    """Every cut of the model is tried; AutoFreeze's b_l comes from trial passes instead."""
     job_config = packing(parallelism__pipeline_parallel_schedule=schedule)
     limit = max(rank.total for rank in estimate_memory(job_config))
     found = packed_batch(job_config, at(n_frozen))
@@ -114,6 +114,7 @@ def test_batches_grow_with_the_front() -> None:
 
 
 def test_rows_of_a_step_grow_up_to_what_the_user_says() -> None:
+    """AutoFreeze (Sec. 3.3) grows them without a maximum; here 0 keeps them."""
     for most, rows in ((0, 8), (8, 8), (15, 8), (16, 16), (31, 24)):
         job_config = packing(
             PackingSettings("performance", max_global_batch=most), training__global_batch_size=8
