@@ -13,6 +13,9 @@ DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
     # Seconds that torchrun gives ranks after a signal: steps may take longer than its own 30.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+    # How often a thread that waits for the others looks before it sleeps. As often as OpenMP does
+    # by default, it keeps the core from the thread that it waits for where others use the machine.
+    "GOMP_SPINCOUNT": "10000",
 }
 
 

@@ -1,6 +1,11 @@
 """From times to freeze ratios: the linear program, its solvers, and the plan that comes out."""
 
-from timelyfreeze.planning.background import BackgroundCall, BackgroundError, end_with_parent
+from timelyfreeze.planning.background import (
+    AwaitedCall,
+    BackgroundCall,
+    BackgroundError,
+    end_with_parent,
+)
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import (
@@ -23,9 +28,9 @@ from timelyfreeze.planning.solution import (
 )
 
 __all__ = [
-    "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError", "RankTimes",
-    "Solution", "SolverChoices", "bounds_from_times", "build_lp", "check_same_pipeline",
-    "chosen_plan", "end_with_parent", "plan_from_json", "plan_from_ratios", "plan_to_json",
-    "skip_depths", "solution_from_plain", "solution_to_plain", "solve_freeze_ratios",
-    "solve_from_bounds", "solve_from_times",
+    "AwaitedCall", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError",
+    "RankTimes", "Solution", "SolverChoices", "bounds_from_times", "build_lp",
+    "check_same_pipeline", "chosen_plan", "end_with_parent", "plan_from_json", "plan_from_ratios",
+    "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
+    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times",
 ]  # fmt: skip

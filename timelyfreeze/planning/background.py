@@ -2,8 +2,9 @@
 
 For work that would hold up training: planning a large pipeline takes seconds. A process, not a
 thread, because a thread would share the interpreter with the one that launches the model's kernels.
-Not ``multiprocessing``, because that would import the training script again. The process runs at
-the lowest priority, sees no GPU, computes on one thread, and ends with the one that started it.
+Not ``multiprocessing``, because that would import the training script again. The process sees no
+GPU, computes on one thread, and ends with the one that started it. It runs at the lowest priority,
+but for a call that somebody waits for: beside other work that priority gets next to nothing.
 
 What goes in and comes out is pickled; function and arguments must be importable by name.
 """
@@ -50,6 +51,8 @@ class BackgroundCall(Generic[_T]):
         5.0
     """
 
+    niceness = 19  # added to that of this process
+
     def __init__(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> None:
         # Files, not pipes: a pipe that nobody reads stops its writer.
         self._answer: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
@@ -58,7 +61,7 @@ class BackgroundCall(Generic[_T]):
             pickle.dump((function, args, kwargs), question)
             question.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(os.getpid())],
+                [sys.executable, "-c", _START, str(os.getpid()), str(self.niceness)],
                 stdin=question,
                 stdout=self._answer,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -113,6 +116,12 @@ class BackgroundCall(Generic[_T]):
         self.cancel()
 
 
+class AwaitedCall(BackgroundCall[_T]):
+    """A call that this process does nothing but wait for: at its own priority."""
+
+    niceness = 0
+
+
 def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends; on Linux only.
 
@@ -129,7 +138,7 @@ def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:
 def _answer_call() -> None:
     """Read a call from standard input, make it, write the answer to standard output."""
     end_with_parent(int(sys.argv[1]), signal.SIGKILL)
-    os.nice(19)
+    os.nice(int(sys.argv[2]))
     # Whatever the function prints belongs on standard error.
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 from torchtitan.components.dataloader import DataloaderExhaustedError
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools.logging import logger
@@ -35,6 +36,7 @@ from torchtitan.freezing.report.metrics import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.hf.document_attention import to_every_stage
+from torchtitan.upstream.cpu_precision import slow_precision
 from torchtitan.upstream.fixes import one_cast_for_all
 from torchtitan.vision.model import shares_of_target
 
@@ -94,6 +96,9 @@ class FreezingTrainer(Trainer):
         quiet_unless(shown, dist.get_rank())
         if shown and (told := partition_line(self.job_config)) is not None:
             logger.info(told)
+        dtype = TORCH_DTYPE_MAP[self.job_config.training.mixed_precision_param]
+        if shown and (told := slow_precision(dtype, self.device)) is not None:
+            logger.warning(told)
         return parallel_dims
 
     def _shared_processors(self) -> float | None:

@@ -274,19 +274,21 @@ def is_worth_telling(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def lines_count(unit: str) -> Iterator[None]:
-    """Let upstream's lines name what throughput counts where that is not tokens.
+def lines_count(unit: str, note: str = "") -> Iterator[None]:
+    """Let upstream's lines name what throughput counts where that is not all tokens.
 
     Upstream's "tps" is what a batch's labels count; of a classifier, pictures. An MFU that is not
     known is left out.
 
     Args:
         unit: What throughput counts, in the plural.
+        note: Behind the number: what it leaves out.
     """
     name = "tps" if unit == "tokens" else f"{unit}/s"
 
     def say(record: logging.LogRecord) -> bool:
-        record.msg = re.sub(r"\btps: ", f"{name}: ", re.sub(r" *mfu: nan%", "", str(record.msg)))
+        told = re.sub(r" *mfu: nan%", "", str(record.msg))
+        record.msg = re.sub(r"\btps: +([\d,]+)", rf"{name}: \1{note}", told)
         return True
 
     logger.addFilter(say)

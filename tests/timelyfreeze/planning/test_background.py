@@ -10,7 +10,7 @@ import pytest
 
 import timelyfreeze.planning.background
 from tests.timelyfreeze.helpers.pipelines import random_bounds
-from timelyfreeze.planning.background import BackgroundCall, BackgroundError
+from timelyfreeze.planning.background import AwaitedCall, BackgroundCall, BackgroundError
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.schedules import one_f_one_b_order
@@ -96,6 +96,8 @@ def test_what_the_function_prints_does_not_spoil_the_answer(capfd: pytest.Captur
 def test_runs_at_low_priority_and_without_a_gpu() -> None:
     with BackgroundCall(os.nice, 0) as call:
         assert call.result() == 19
+    with AwaitedCall(os.nice, 0) as call:  # beside other work that would take for ever
+        assert call.result() == os.nice(0)
     with BackgroundCall(os.getenv, "CUDA_VISIBLE_DEVICES") as call:
         assert call.result() == ""
 

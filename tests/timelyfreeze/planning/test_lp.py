@@ -29,6 +29,13 @@ def frozen_actions(plan: FreezePlan) -> dict[str, float]:
 # --- programs solved by hand ----------------------------------------------------------------------
 
 
+def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """It prints a banner, and what it does, where nobody has told it to be quiet."""
+    dag = build_dag(one_f_one_b_order(2, 3))
+    solve_freeze_ratios(dag, random_bounds(dag, 0), max_freeze_ratio=0.5)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_docstring_example() -> None:
     assert doctest.testmod(timelyfreeze.planning.lp).failed == 0
     assert doctest.testmod(timelyfreeze.planning.lp).attempted > 0

@@ -169,8 +169,14 @@ def test_critical_path_is_a_chain_as_long_as_the_batch(seed: int, duration_seed:
 
 def test_a_long_circle_is_told_in_part() -> None:
     n = 300
-    first, last = ([f"{stage}F{m} {stage}B{m}" for m in range(n)] for stage in range(2))
-    order = parse_order([" ".join(first), " ".join(reversed(last))])
+    # Rank 1 takes forwards from the end, rank 0 the last one behind its first backward.
+    forwards = [f"0F{m}" for m in range(n - 1)]
+    order = parse_order(
+        [
+            " ".join([*forwards, "0B0", f"0F{n - 1}", *(f"0B{m}" for m in range(1, n))]),
+            " ".join([*(f"1F{m}" for m in reversed(range(n))), *(f"1B{m}" for m in range(n))]),
+        ]
+    )
     with pytest.raises(ScheduleError, match="waits for the one before it") as error:
         build_dag(order)
     assert len(str(error.value)) < 800

@@ -326,7 +326,8 @@ class Spy:
         return os.system, ("touch spied",)
 
 
-def test_nothing_in_a_state_is_executed() -> None:
+def test_nothing_in_a_state_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     state = {"dp_rank_0": pickle.dumps({"dataset_state": Spy()}), "world_size": 1}
     with pytest.raises(ValueError, match=r"names posix\.system; its state must be plain values"):
         build(0, 1).load_state_dict(state)

@@ -7,6 +7,7 @@ process where the fixes are installed. A test that finds upstream mended fails: 
 import importlib
 import importlib.util
 import inspect
+import logging
 import math
 import subprocess
 import sys
@@ -210,6 +211,12 @@ def test_lines_of_a_classifier_count_pictures_where_upstream_still_says_tokens(
         assert "  images/s: " in line
         assert "tps" not in line
     assert "mfu" not in pictures + trained
+
+
+def test_lines_say_what_their_throughput_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), upstream_fixes.lines_count("tokens", " without padding"):
+        logging.getLogger().info("step:  5  tps: 1,005  tflops: 0.05")
+    assert caplog.messages == ["step:  5  tps: 1,005 without padding  tflops: 0.05"]
 
 
 def test_what_upstream_says_wrongly_of_our_runs_is_not_told(

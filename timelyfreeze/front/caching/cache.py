@@ -59,6 +59,7 @@ class _Kept:
         times: Measured times of batches through it and behind it.
         n_computed: Batches that ran through it.
         n_entered: Batches that began behind it.
+        n_counted: Those whose saving is in the sum.
         has_read: Whether some did in a step before this one.
         is_decided: Whether it is known if reading pays.
         verdict: What a batch saves and costs; None before, and where that cannot be told.
@@ -69,6 +70,7 @@ class _Kept:
     times: FrontTimes = field(default_factory=FrontTimes)
     n_computed: int = 0
     n_entered: int = 0
+    n_counted: int = 0
     has_read: bool = False
     is_decided: bool = False
     verdict: Verdict | None = None
@@ -237,8 +239,9 @@ class FrontCache:
             self._decide(kept)
         kept.has_read = kept.has_read or self._entered_in_step > 0
         if kept.verdict is not None:
-            self._saved_ms = self._saved_ms or 0.0
-            self._saved_ms += self._entered_in_step * kept.verdict.saved_ms
+            # Those before the verdict count as soon as it is known what each of them saved.
+            n_new, kept.n_counted = kept.n_entered - kept.n_counted, kept.n_entered
+            self._saved_ms = (self._saved_ms or 0.0) + n_new * kept.verdict.saved_ms
 
     def use(self) -> CacheUse:
         """Return what this rank had of the cache so far."""

@@ -14,7 +14,7 @@ from torchtitan.tools.utils import has_cuda_capability
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import known_schedules, splits_backward
-from timelyfreeze.schedule import ActionKind, order_from_csv
+from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.loads import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
@@ -170,6 +170,7 @@ def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
         return
     try:
         order = order_from_csv(path.read_text())
+        build_dag(order)  # refuses one that would hang
     except (OSError, ValueError) as error:
         yield f"{key}: {error}"
         return

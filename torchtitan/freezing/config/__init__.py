@@ -17,6 +17,7 @@ from torchtitan.freezing.config.layout import (
     global_rows,
     model_family,
     modules_of_split,
+    padding_note,
     pipeline_notes,
     pipeline_order,
     pipeline_title,
@@ -27,6 +28,6 @@ from torchtitan.freezing.config.presets import preset_errors, preset_line, with_
 __all__ = [
     "IMAGE_MODELS", "Freezing", "JobConfig", "Model", "ModelFamily", "Vision", "cache_folder",
     "count_layers", "examples_of_microbatch", "global_rows", "job_config_class", "model_family",
-    "modules_of_split", "pipeline_notes", "pipeline_order", "pipeline_title", "preset_errors",
-    "preset_line", "stage_modules", "toml_key", "with_preset",
+    "modules_of_split", "padding_note", "pipeline_notes", "pipeline_order", "pipeline_title",
+    "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

@@ -181,6 +181,12 @@ IMAGES = ModelFamily("images", reads_text=False)
 IMAGE_MODELS = ("vit", "convnextv2")
 
 
+def padding_note(config: JobConfig) -> str:
+    """Return what stands behind the throughput of steps that counts fewer tokens than are read."""
+    leaves_out = model_family(config).reads_text and not config.report.count_padding
+    return " without padding" if leaves_out else ""
+
+
 def model_family(config: JobConfig) -> ModelFamily:
     """Return the family of ``model.name``."""
     return IMAGES if config.model.name in IMAGE_MODELS else TEXT

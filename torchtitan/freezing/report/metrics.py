@@ -22,7 +22,7 @@ from timelyfreeze.control import FreezeController
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
-from torchtitan.freezing.config import JobConfig, model_family
+from torchtitan.freezing.config import JobConfig, model_family, padding_note
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
@@ -54,6 +54,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._controller: FreezeController | None = None
         self._is_quiet = job_config.report.quiet
         self._unit = model_family(job_config).unit
+        self._note = padding_note(job_config)
         self._n_layers = getattr(args[0], "n_layers", None) if args else None
         self._opened: RunOutput | None = None
 
@@ -156,7 +157,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             tokens_per_second=tokens / seconds if seconds > 0.0 else None,
             gain=1 / kappa - 1 if kappa else None,
         )
-        with self._output.progress.instead_of_upstream(), lines_count(self._unit):
+        with self._output.progress.instead_of_upstream(), lines_count(self._unit, self._note):
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
 
     def _draw(self, step: int) -> None:
@@ -306,7 +307,8 @@ def open_output(
         plots = RunPlots(folder, None if tensorboard is None else tensorboard.writer)
     shows_progress = is_shown and not job_config.report.quiet
     unit = model_family(job_config).unit
-    progress = Progress(job_config.training.steps, shown=shows_progress, unit=unit)
+    note, n_steps = padding_note(job_config), job_config.training.steps
+    progress = Progress(n_steps, shown=shows_progress, unit=unit, note=note)
     return RunOutput(is_shown, folder, recorder, progress, logger, tensorboard, plots)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.planning import BackgroundCall
+from timelyfreeze.planning import AwaitedCall, BackgroundCall
 
 if TYPE_CHECKING:
     from timelyfreeze.plots.drawing import Drawn
@@ -55,8 +55,9 @@ class RunPlots:
 
     def finish(self, step: int) -> None:
         """Draw everything as it is at the end of the run, wait for it, and show it."""
-        self._wait(step)
-        self.draw()
+        self.close()
+        self._is_due = True
+        self._begin(AwaitedCall)
         self._wait(step)
 
     def close(self) -> None:
@@ -65,10 +66,10 @@ class RunPlots:
             self._call.cancel()
             self._call = None
 
-    def _begin(self) -> None:
+    def _begin(self, kind: type[BackgroundCall[Drawn]] | None = None) -> None:
         if self._is_due and self._call is None and not self._has_failed:
             self._is_due = False
-            self._call = BackgroundCall(self._draw_run, self._run_folder)
+            self._call = (kind or BackgroundCall)(self._draw_run, self._run_folder)
 
     def _wait(self, step: int) -> None:
         deadline = time.monotonic() + LONGEST_WAIT_S

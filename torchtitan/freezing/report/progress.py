@@ -46,6 +46,7 @@ class Status:
         gain: Throughput over that without freezing, as a fraction.
         seconds_left: Until the last step, at the pace of the last steps.
         unit: What throughput counts.
+        note: Behind the throughput: what it leaves out.
     """
 
     phase: Phase | None = None
@@ -55,6 +56,7 @@ class Status:
     gain: float | None = None
     seconds_left: float | None = None
     unit: str = "tokens"
+    note: str = ""
 
 
 def status_text(status: Status) -> str:
@@ -67,7 +69,7 @@ def status_text(status: Status) -> str:
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.tokens_per_second is not None:
-        parts.append(f"{status.tokens_per_second:,.0f} {status.unit}/s")
+        parts.append(f"{status.tokens_per_second:,.0f} {status.unit}/s{status.note}")
     if status.gain is not None:
         parts.append(f"{status.gain:+.0%} throughput")
     if status.seconds_left is not None:
@@ -116,11 +118,12 @@ class Progress:
         n_steps: Steps of the whole run.
         shown: Whether this rank shows anything.
         unit: What throughput counts.
+        note: Behind the throughput: what it leaves out.
     """
 
-    def __init__(self, n_steps: int, *, shown: bool, unit: str = "tokens") -> None:
+    def __init__(self, n_steps: int, *, shown: bool, unit: str = "tokens", note: str = "") -> None:
         self._n_steps = n_steps
-        self._status = Status(unit=unit)
+        self._status = Status(unit=unit, note=note)
         self._pace = Pace(n_steps)
         self._shown = shown
         self._use_bar = shown and sys.stderr.isatty()

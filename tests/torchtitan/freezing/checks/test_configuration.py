@@ -78,10 +78,14 @@ SPLIT_ROWS = "".join(
     for s in range(4)
 )
 
+CIRCLE = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n" + "2F0,2F1,2B0,2B1\n3F0,3F1,3B0,3B1\n"
+
 
 @pytest.mark.parametrize(
     ("text", "changes", "expected"),
     [
+        (CIRCLE, {"training__local_batch_size": 2}, "the schedule would hang: each of these "
+         "actions waits for the one before it: "),
         (order_to_csv(one_f_one_b_order(2, 8)), {}, "has 2 ranks; it needs "
          "parallelism.pipeline_parallel_degree (4)"),
         (order_to_csv(gpipe_order(4, 6)), {}, "has 6 microbatches; it needs training.local_batch_"

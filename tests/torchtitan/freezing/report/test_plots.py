@@ -53,10 +53,15 @@ class StubCall:
         self.answer, self.done = answer, True
 
 
+class AwaitedStub(StubCall):
+    """One that somebody waits for."""
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[StubCall]:
     monkeypatch.setattr(StubCall, "made", [])
     monkeypatch.setattr(plots, "BackgroundCall", StubCall)
+    monkeypatch.setattr(plots, "AwaitedCall", AwaitedStub)
     return StubCall.made
 
 
@@ -148,6 +153,17 @@ def test_the_end_waits_for_a_last_drawing(tmp_path: Path) -> None:
     write_plan(tmp_path)
     RunPlots(tmp_path, None).finish(1)
     assert (tmp_path / "plots" / "timeline_predicted.png").stat().st_size > 0
+
+
+def test_the_last_drawing_does_not_wait_for_one_at_the_lowest_priority(
+    tmp_path: Path, calls: list[StubCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots.time, "sleep", lambda seconds: calls[-1].end(Drawn((), {}, {})))
+    run = RunPlots(tmp_path, None)
+    run.draw()
+    run.finish(1)
+    assert [type(call) for call in calls] == [StubCall, AwaitedStub]
+    assert calls[0].is_cancelled
 
 
 def test_a_drawing_that_takes_for_ever_is_given_up(

@@ -226,6 +226,7 @@ def test_only_the_shown_rank_and_those_named_talk(
             Status(Phase.STABLE, None, 2.0, 1234.5, 0.523, 70.0),
             "freezing, loss 2.000, 1,234 tokens/s, +52% throughput, 1 min 10 s left",
         ),
+        (Status(tokens_per_second=9.0, note=" without padding"), "9 tokens/s without padding"),
         (Status(Phase.OFF, gain=-0.014), "freezing is off, -1% throughput"),
     ],
 )
