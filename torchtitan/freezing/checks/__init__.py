@@ -8,24 +8,22 @@ from torchtitan.freezing.checks.configuration import (
     join_errors,
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
+from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT
 from torchtitan.freezing.checks.freezing import freeze_settings
 from torchtitan.freezing.checks.front import caches
+from torchtitan.freezing.checks.matrix import feature_errors, feature_table
 from torchtitan.freezing.checks.pipeline import (
-    compiles_blocks,
     n_microbatches,
     partition_errors,
-    peer_errors,
     pipeline_errors,
-    recompute_error,
     schedule_errors,
     size_errors,
 )
 from torchtitan.freezing.checks.readers import check_readers
 
 __all__ = [
-    "ConfigError", "caches", "check", "check_examples", "check_readers", "compiles_blocks",
-    "freeze_settings", "is_done", "join_errors", "n_microbatches", "partition_errors",
-    "peer_errors",
-    "pipeline_errors", "reads_training_examples", "recompute_error", "schedule_errors",
-    "size_errors", "start_of", "validation_split",
+    "FEATURES", "MEMORY", "PROFILE", "SPLIT", "ConfigError", "caches", "check", "check_examples",
+    "check_readers", "feature_errors", "feature_table", "freeze_settings", "is_done",
+    "join_errors", "n_microbatches", "partition_errors", "pipeline_errors",
+    "reads_training_examples", "schedule_errors", "size_errors", "start_of", "validation_split",
 ]  # fmt: skip

@@ -13,14 +13,10 @@ from torchtitan.freezing.checks.data import (
     tokenizer_errors,
     validation_errors,
 )
+from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.freezing import freezing_errors
-from torchtitan.freezing.checks.front import (
-    cache_errors,
-    cache_folder_errors,
-    elastic_errors,
-    packing_errors,
-    run_ahead_errors,
-)
+from torchtitan.freezing.checks.front import cache_folder_errors, front_errors
+from torchtitan.freezing.checks.matrix import feature_errors
 from torchtitan.freezing.checks.models import (
     device_errors,
     image_errors,
@@ -28,8 +24,6 @@ from torchtitan.freezing.checks.models import (
     vision_errors,
 )
 from torchtitan.freezing.checks.pipeline import (
-    emulation_errors,
-    float8_errors,
     parallel_errors,
     partition_errors,
     pipeline_errors,
@@ -76,19 +70,15 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
         errors = [
             *pipeline_errors(job_config),
             *partition_errors(job_config),
-            *emulation_errors(job_config),
             *([] if job_config.emulation.enable else parallel_errors(job_config)),
             *model_errors(job_config),
-            *float8_errors(job_config),
             *data_errors(job_config),
             *vision_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
             *lora_errors(job_config),
-            *cache_errors(job_config),
-            *elastic_errors(job_config),
-            *packing_errors(job_config),
-            *run_ahead_errors(job_config),
+            *front_errors(job_config),
+            *feature_errors(job_config, FEATURES),
             *reference_errors(job_config),
             *upstream_errors(job_config),
         ]

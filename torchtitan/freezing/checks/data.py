@@ -14,7 +14,6 @@ from torchtitan.data.chat_template import pad_id
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
 from torchtitan.data.rows.messages import (
-    IMAGES,
     INSTRUCT_DATASETS,
     has_rows,
     is_image_dataset,
@@ -32,7 +31,7 @@ from torchtitan.data.sources import (
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
 from torchtitan.freezing.checks.models import reads_training_images
-from torchtitan.freezing.checks.pipeline import n_microbatches, split_layers, too_small
+from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
@@ -43,8 +42,6 @@ def data_errors(config: JobConfig) -> Iterator[str]:
     yield from _source_errors(config)
     yield from _template_errors(config)
     yield from too_small(config, "data.seed", lowest=0)
-    if config.data.packing:
-        yield from _packing_errors(config)
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
@@ -95,19 +92,13 @@ def _path_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _source_errors(config: JobConfig) -> Iterator[str]:
-    data, dataset = config.data, config.training.dataset
+    data = config.data
     try:
         sources = training_sources(config)
         validation_sources(config) if config.validation.enable else ()
     except ValueError as error:
         yield str(error)
         return
-    for key in ("paths", "weights", "subset", "split", "revision"):
-        if getattr(data, key) and not sources:
-            yield (
-                f"data.{key} is {getattr(data, key)!r}, and training.dataset is {dataset!r}; it is "
-                f"for {', '.join(INSTRUCT_DATASETS)}"
-            )
     if data.paths and config.training.dataset_path:
         yield (
             f"data.paths is {data.paths}, and training.dataset_path is "
@@ -148,20 +139,6 @@ def tokenizer_template_errors(config: JobConfig, tokenizer: Any) -> Iterator[str
         build_chat_template(name, tokenizer, folder)
     except ValueError as error:
         yield str(error)
-
-
-def _packing_errors(config: JobConfig) -> Iterator[str]:
-    if not is_instruct_dataset(config.training.dataset):
-        yield (
-            f"data.packing is true, and training.dataset is {config.training.dataset!r}; examples "
-            f"can be packed of {', '.join(INSTRUCT_DATASETS)} (upstream joins texts anyway), so it "
-            "must be false"
-        )
-    for found in split_layers(config):
-        yield (
-            f"data.packing is true, and {found}; attention within examples needs whole heads and "
-            "whole sequences on a device, so it must be 1"
-        )
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:
@@ -205,15 +182,12 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
     training, validation = config.training, config.validation
     if message := fraction_error(fraction):
         yield message
-    elif fraction == 0:
-        return
-    elif not has_rows(training.dataset):
-        yield (
-            f"data.validation_fraction is {fraction}, and training.dataset is "
-            f"{training.dataset!r}; examples can be held out of "
-            f"{', '.join((*INSTRUCT_DATASETS, IMAGES))}, so it must be 0"
-        )
-    elif validation.enable and not _reads_same(config):
+    elif (
+        fraction > 0
+        and validation.enable
+        and has_rows(training.dataset)
+        and not _reads_same(config)
+    ):
         yield (
             f"data.validation_fraction is {fraction}, and validation reads other data than "
             f"training (validation.dataset {validation.dataset!r}, dataset_path "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from timelyfreeze.policies import ComparesOutputs, Method, freezes_whole_layers, parse_method
+from timelyfreeze.policies import ComparesOutputs, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     FreezeSettings,
@@ -18,25 +18,8 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.data.rows.messages import has_rows
-from torchtitan.freezing.checks.pipeline import (
-    COMPILED,
-    NOT_COMPILED,
-    compiles_blocks,
-    is_known,
-    lone_pipeline_errors,
-    order_splits_backward,
-    recompute_error,
-    split_layers,
-    too_small,
-)
-from torchtitan.freezing.config import (
-    Freezing,
-    JobConfig,
-    examples_of_microbatch,
-    model_family,
-    preset_errors,
-)
+from torchtitan.freezing.checks.pipeline import too_small
+from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -91,8 +74,6 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         yield from policy.errors()
         if isinstance(policy, ComparesOutputs):
             yield from _comparison_errors(config)
-        if getattr(policy, "checks_per_epoch", 0):
-            yield from _epoch_errors(config, f"freezing.{method.policy}.checks_per_epoch")
     yield from unknown_words(
         first_stage=freezing.first_stage,
         skip_input_grads=freezing.skip_input_grads,
@@ -103,32 +84,8 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     yield from subspace_errors(
         freezing.gradient_rank, freezing.subspace_rate, freezing.subspace_steps
     )
-    if freezing.gradient_rank > 0:
-        yield from _rank_errors(config, method)
     yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
-    yield from _unsupported(config)
-
-
-def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
-    """Yield what gradients in a subspace cannot go together with."""
-    rank = config.freezing.gradient_rank
-    needs = f"freezing.gradient_rank {rank} needs"
-    if not method.plans:
-        yield (
-            f"freezing.method is {config.freezing.method!r}, which freezes for good; {needs} a "
-            'plan: "timelyfreeze", alone or with a policy'
-        )
-    if compiles_blocks(config):
-        yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
-    for found in split_layers(config):
-        yield f"{found}, which splits what a layer multiplies; {needs} 1"
-    if config.freezing.elastic.enable:
-        yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
-    if (rate := config.freezing.subspace_rate) > 0.0:
-        yield from lone_pipeline_errors(
-            config, f"freezing.subspace_rate {rate} needs weights that are not shared by ranks"
-        )
 
 
 def _n_stages(config: JobConfig) -> int | None:
@@ -142,36 +99,8 @@ def _n_stages(config: JobConfig) -> int | None:
     return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
 
 
-def _unsupported(config: JobConfig) -> Iterator[str]:
-    """Name combinations with freezing that cannot work."""
-    method = config.freezing.method
-    if config.parallelism.pipeline_parallel_degree <= 1:
-        yield (
-            "parallelism.pipeline_parallel_degree is "
-            f"{config.parallelism.pipeline_parallel_degree}; freezing.method {method!r} needs a "
-            "pipeline of 2 ranks or more"
-        )
-        return
-    if compiles_blocks(config):
-        yield from _compiled_errors(config)
-    known = is_known(config.parallelism.pipeline_parallel_schedule)
-    if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
-        yield recompute_error(config)
-
-
 def _comparison_errors(config: JobConfig) -> Iterator[str]:
     """Yield what keeps a rank from running a copy of a block alone."""
-    for found in split_layers(config):
-        yield (
-            f"{found}, and freezing.method {config.freezing.method!r} compares outputs of blocks, "
-            "of which each rank then has a part only; it must be 1"
-        )
-    if not model_family(config).reads_text and examples_of_microbatch(config) == 1:
-        yield (
-            "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture, and "
-            f"freezing.method {config.freezing.method!r} compares how alike the pictures of one "
-            "are; it must be 2 or more"
-        )
     try:
         args = chosen_args(config, base_spec(config).model_args)
     except (ImportError, ValueError):
@@ -181,20 +110,6 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
             f"model.flavor {config.model.flavor!r} has attn_type {args.attn_type!r}, whose masks "
             "cannot be handed to a copy of a block, and freezing.method "
             f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
-        )
-
-
-def _epoch_errors(config: JobConfig, key: str) -> Iterator[str]:
-    """Yield why the steps of an epoch are not known before it."""
-    if not has_rows(config.training.dataset):
-        yield (
-            f"{key} is set, and training.dataset is {config.training.dataset!r}, whose epochs have "
-            "no known length; set check_interval instead"
-        )
-    elif config.data.packing:
-        yield (
-            f"{key} is set, and data.packing is true, which leaves open how many steps an epoch "
-            "has; set check_interval instead"
         )
 
 
@@ -264,20 +179,3 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
                 f"({getattr(comm, name)}), for which the other ranks wait for the plan: raise that "
                 "one or lower this one"
             )
-
-
-def _compiled_errors(config: JobConfig) -> Iterator[str]:
-    """Say that a method freezes parts of compiled blocks, or measures while they compile."""
-    name = config.freezing.method
-    method = parse_method(name)
-    policy = None if method is None else method.policy
-    if policy is not None and not freezes_whole_layers(policy):
-        yield (
-            f"{COMPILED}: a compiled block has one backward, from which no single tensor can be "
-            f"left out, as {policy} does; freezing.method {name!r} needs {NOT_COMPILED}"
-        )
-    if method is not None and method.plans and config.freezing.discard_batches == 0:
-        yield (
-            f"freezing.discard_batches is 0 and {COMPILED}; the first batches of a phase compile "
-            "and must not be measured, so it must be 1 or more"
-        )

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,8 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import finished_steps
-from torchtitan.data.rows.messages import IMAGES, is_image_dataset
-from torchtitan.freezing.checks.pipeline import (
-    compiles_blocks,
-    pipeline_errors,
-    split_layers,
-    too_small,
-)
+from torchtitan.data.rows.messages import is_image_dataset
+from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.adapter import as_decoder, config_of
@@ -57,14 +51,8 @@ _MEANING = (
     "depths", "hidden_act", "hidden_size", "hidden_sizes", "intermediate_size", "layer_norm_eps",
     "num_attention_heads", "num_hidden_layers", "patch_size", "qkv_bias",
 )  # fmt: skip
-_OF_TEXT = (
-    "vocab_size", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
-    "rope_original_max_position_embeddings",
-)  # fmt: skip
 # How a folder's model is unlike the one that is asked for, and what its tensors lack.
 Compared = tuple[list[str], list[str]]
-
-_PACKAGES = {"PIL": "pillow", "torchvision": "torchvision"}
 
 
 def vision_errors(config: JobConfig) -> Iterator[str]:
@@ -80,29 +68,6 @@ def vision_errors(config: JobConfig) -> Iterator[str]:
     if not 0.0 <= vision.label_smoothing < 1.0:
         yield f"vision.label_smoothing is {vision.label_smoothing}; it must lie in [0, 1)"
     yield from color_errors(config)
-    yield from _kind_errors(config)
-
-
-def _kind_errors(config: JobConfig) -> Iterator[str]:
-    training, validation = config.training, config.validation
-    if not is_image_dataset(training.dataset):
-        return
-    for module, package in _PACKAGES.items():
-        if find_spec(module) is None:
-            yield (
-                f"training.dataset is {training.dataset!r}, which needs {package}; install the "
-                "extra: pip install 'timelyfreeze[vision]'"
-            )
-    if not training.dataset_path:
-        yield (
-            f"training.dataset_path is {training.dataset_path!r}; for pictures it must name a "
-            "folder, parquet files or a data set on the hub"
-        )
-    if validation.enable and not is_image_dataset(validation.dataset):
-        yield (
-            f"validation.dataset is {validation.dataset!r}, and training.dataset is "
-            f"{training.dataset!r}; it must be {IMAGES!r} too"
-        )
 
 
 def image_errors(config: JobConfig) -> Iterator[str]:
@@ -153,19 +118,6 @@ def image_model_errors(config: JobConfig, args: Any) -> Iterator[str]:
     """
     name, flavor = config.model.name, config.model.flavor
     args.update_from_config(config)
-    dataset = config.training.dataset
-    if not is_image_dataset(dataset):
-        yield f"training.dataset is {dataset!r}; {name!r} reads pictures, so it must be {IMAGES!r}"
-    for found in split_layers(config):
-        yield f"{found}; blocks of {name!r} are not split, so it must be 1"
-    for key in _OF_TEXT:
-        if (value := getattr(config.model, key)) is not None:
-            yield f"model.{key} is {value}; {name!r} reads no text, so it must be unset"
-    if compiles_blocks(config):
-        yield (
-            f'compile.components has "model"; blocks of {name!r} are not compiled here, so set '
-            'compile.enable = false or components = ["loss"]'
-        )
     size = args.config().image_size
     if args.library.fixed_size and size != config.vision.image_size:
         yield (
@@ -260,11 +212,6 @@ def model_errors(config: JobConfig) -> Iterator[str]:
     if not model_family(config).reads_text:
         yield from _of_images(config, spec)
         return
-    if is_image_dataset(config.training.dataset):
-        yield (
-            f"training.dataset is {config.training.dataset!r}, and model.name is {name!r}, which "
-            f"reads text; models of pictures: {', '.join(IMAGE_MODELS)}"
-        )
     if name != LLAMA:
         yield from _tied_elsewhere(config)
         return
@@ -384,10 +331,7 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
         also: What else to do where the folder has another model.
     """
     checkpoint = config.checkpoint
-    if not checkpoint.initial_load_in_hf:
-        return
-    if not checkpoint.enable:
-        yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
+    if not (checkpoint.initial_load_in_hf and checkpoint.enable):
         return
     if finished_steps(Path(config.job.dump_folder) / checkpoint.folder):
         return  # the run resumes, and needs the folder no more

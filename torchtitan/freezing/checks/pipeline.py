@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Collection, Iterator
 from math import prod
 from operator import attrgetter
 from pathlib import Path
-
-import torch
-from torchtitan.tools.utils import has_cuda_capability
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import known_schedules, splits_backward
@@ -19,13 +15,8 @@ from timelyfreeze.whatif.loads import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
-_OVERLAP = "parallelism.pipeline_parallel_expert_parallel_overlap"
-_EMULATED = "emulation.enable is true"
 # Microbatches of all ranks, up to which an order is built in moments.
 _MAX_CELLS = 65536
-
-
-_ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 
 
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
@@ -35,20 +26,6 @@ def pipeline_errors(config: JobConfig) -> Iterator[str]:
         return
     yield from schedule_errors(config)
     yield from _microbatch_errors(config)
-    name = parallelism.pipeline_parallel_schedule
-    if name.lower() == "dualpipev" and parallelism.pipeline_parallel_expert_parallel_overlap:
-        yield from _overlap_errors(config)
-    if is_known(name) and order_splits_backward(config):
-        if parallelism.fsdp_reshard_after_forward == "always":
-            yield (
-                'parallelism.fsdp_reshard_after_forward is "always"; torch then loses gradients '
-                f'of a backward that is split, as {name} does, so it must be "default" or "never"'
-            )
-        if compiles_blocks(config):
-            yield (
-                f"{COMPILED}: the backward of a compiled block cannot be split, as {name} does; "
-                f"set {NOT_COMPILED}"
-            )
     if parallelism.pipeline_parallel_schedule_csv:
         yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv))
 
@@ -60,18 +37,6 @@ def schedule_errors(config: JobConfig) -> Iterator[str]:
         yield (
             f"parallelism.pipeline_parallel_schedule is {name!r}; "
             f"known: {', '.join(known_schedules())}"
-        )
-
-
-def one_stage_errors(config: JobConfig, on: str) -> Iterator[str]:
-    """Say that the ranks of a pipeline have several stages each, which ``on`` cannot be with."""
-    name = config.parallelism.pipeline_parallel_schedule
-    csv = config.parallelism.pipeline_parallel_schedule_csv
-    if csv or name not in _ONE_STAGE_SCHEDULES:
-        yield (
-            f"{on}, and the schedule is {csv or name!r}; "
-            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
-            f"{', '.join(_ONE_STAGE_SCHEDULES)}"
         )
 
 
@@ -99,15 +64,6 @@ def too_small(config: JobConfig, *keys: str, lowest: int = 1) -> Iterator[str]:
             yield f"{key} is {value}; it must be {lowest} or more"
 
 
-def recompute_error(config: JobConfig) -> str:
-    """Return the error of a split backward in a model that recomputes layers."""
-    return (
-        f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot split "
-        f"the backward of {config.parallelism.pipeline_parallel_schedule} through recomputed "
-        'layers, so it must be "none"'
-    )
-
-
 def n_microbatches(config: JobConfig) -> int | None:
     """Return the number of microbatches of a pipeline batch; None where keys contradict."""
     size = config.parallelism.pipeline_parallel_microbatch_size
@@ -121,15 +77,19 @@ def is_known(schedule_name: str) -> bool:
     return schedule_name.lower() in (known.lower() for known in known_schedules())
 
 
-def order_splits_backward(config: JobConfig) -> bool:
-    """Return whether backwards come in two halves, by the schedule's name or its CSV file."""
+def splits_backwards(config: JobConfig) -> bool:
+    """Return whether backwards come in two halves, by the schedule's name or its CSV file.
+
+    Not where the name or the file is wrong, which is reported as an error of its own.
+    """
+    name = config.parallelism.pipeline_parallel_schedule
     csv = config.parallelism.pipeline_parallel_schedule_csv
-    if not csv:
-        return splits_backward(config.parallelism.pipeline_parallel_schedule)
+    if not csv or not is_known(name):
+        return is_known(name) and splits_backward(name)
     try:
         order = order_from_csv(Path(csv).read_text())
     except (OSError, ValueError):
-        return False  # reported as an error of its own
+        return False
     return any(action.kind is ActionKind.WEIGHT_BACKWARD for row in order.ranks for action in row)
 
 
@@ -146,21 +106,6 @@ def _microbatch_errors(config: JobConfig) -> Iterator[str]:
             "parallelism.pipeline_parallel_microbatch_size "
             f"({config.parallelism.pipeline_parallel_microbatch_size}) must divide"
         )
-
-
-def _overlap_errors(config: JobConfig) -> Iterator[str]:
-    if not torch.accelerator.is_available():
-        yield (
-            f"{_OVERLAP} is true; overlapping DualPipeV needs an accelerator's streams, so set it "
-            "to false on a CPU"
-        )
-    elif freezes_by_turns(config.freezing.method):
-        yield (
-            f"{_OVERLAP} is true; actions that overlap cannot be timed one by one, so "
-            f"freezing.method {config.freezing.method!r} needs it to be false"
-        )
-    elif config.emulation.enable:
-        yield f"{_OVERLAP} is true; an emulation runs actions one by one, so it must be false"
 
 
 def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
@@ -189,30 +134,6 @@ def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
         yield (
             f"{key}, whose stages lie on ranks {list(order.stage_to_rank)}; "
             f"upstream places stage s of a CSV schedule on rank s modulo {order.n_ranks}"
-        )
-
-
-def emulation_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[emulation]``: key, value and rule."""
-    if not config.emulation.enable:
-        return
-    parallelism = config.parallelism
-    if parallelism.pipeline_parallel_degree < 2:
-        yield (
-            f"{_EMULATED} and parallelism.pipeline_parallel_degree is "
-            f"{parallelism.pipeline_parallel_degree}; there is no pipeline to emulate, so set it "
-            "to the number of ranks, 2 or more"
-        )
-    yield from peer_errors(config, f"{_EMULATED} and a process has no peers")
-    if (n_processes := int(os.environ.get("WORLD_SIZE", "1"))) != 1:
-        yield (
-            f"{_EMULATED} and {n_processes} processes were started; all ranks of the pipeline run "
-            "in one, so start it with NGPU=1"
-        )
-    if config.comm.mode != "default":
-        yield (
-            f"{_EMULATED} and comm.mode is {config.comm.mode!r}, which pretends to have ranks in "
-            'another way; it must be "default"'
         )
 
 
@@ -261,11 +182,6 @@ def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator
             )
 
 
-COMPILED = 'compile.components has "model"'
-NOT_COMPILED = 'compile.enable = false or components = ["loss"]'
-LINEAR = "quantize.linear.float8"
-GROUPED = "quantize.grouped_mm.float8"
-
 _DEGREES = (
     "pipeline_parallel_degree",
     "data_parallel_replicate_degree",
@@ -280,24 +196,13 @@ def parallel_errors(config: JobConfig) -> Iterator[str]:
     parallelism = config.parallelism
     degrees = {name: getattr(parallelism, name) for name in _DEGREES}
     shard = parallelism.data_parallel_shard_degree
-    tensors, contexts = degrees["tensor_parallel_degree"], degrees["context_parallel_degree"]
-    if contexts > 1 and not torch.accelerator.is_available():
-        yield (
-            f"parallelism.context_parallel_degree is {contexts}; torch has attention over several "
-            "processes for accelerators only, so it must be 1 on a CPU"
-        )
-    if compiles_blocks(config) and tensors > 1:
-        yield (
-            f"parallelism.tensor_parallel_degree is {tensors} and {COMPILED}; this torch fails in "
-            f"the backward of a compiled block whose tensors are split, so set {NOT_COMPILED}"
-        )
     n_processes = _n_processes(config)
     if n_processes is not None:
         yield from _count_errors(degrees, shard, n_processes)
         shard = n_processes // prod(degrees.values()) if shard == -1 else shard
     replicas = degrees["data_parallel_replicate_degree"]
     is_pipeline = degrees["pipeline_parallel_degree"] > 1
-    if is_pipeline and replicas > 1 and shard == 1 and contexts == 1:
+    if is_pipeline and replicas > 1 and shard == 1 and degrees["context_parallel_degree"] == 1:
         yield (
             f"parallelism.data_parallel_replicate_degree is {replicas} and {_SHARD} is 1; upstream "
             "replicates a pipeline's stages only where they are sharded too: shard them over "
@@ -316,35 +221,6 @@ def data_parallel_degree(config: JobConfig) -> int | None:
         n_processes = _n_processes(config)
         shard = None if n_processes is None else n_processes // others
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
-
-
-def split_layers(config: JobConfig) -> Iterator[str]:
-    """Say which parallelism gives a rank a part only of what a layer computes."""
-    for key in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(config.parallelism, key)) > 1:
-            yield f"parallelism.{key} is {degree}"
-
-
-def peer_errors(config: JobConfig, why: str) -> Iterator[str]:
-    """Say which parallelism there is besides that of the pipeline, and why it cannot be."""
-    for key in (*_DEGREES[1:], _SHARD, "expert_parallel_degree", "expert_tensor_parallel_degree"):
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        allowed = (1, -1) if key == _SHARD else (1,)
-        if (degree := getattr(config.parallelism, key)) not in allowed:
-            numbers = " or ".join(map(str, allowed))
-            yield f"parallelism.{key} is {degree}; {why}, so it must be {numbers}"
-
-
-def lone_pipeline_errors(config: JobConfig, why: str) -> Iterator[str]:
-    """Say which parallelism there is besides one pipeline, replicas that -1 makes included."""
-    yield from peer_errors(config, why)
-    parallelism, n_replicas = config.parallelism, data_parallel_degree(config)
-    if parallelism.data_parallel_shard_degree == -1 and n_replicas is not None and n_replicas > 1:
-        yield (
-            f"parallelism.{_SHARD} is -1, and the processes started make {n_replicas} of it; "
-            f"{why}, so start as many as parallelism.pipeline_parallel_degree "
-            f"({parallelism.pipeline_parallel_degree})"
-        )
 
 
 def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
@@ -371,28 +247,3 @@ def _n_processes(config: JobConfig) -> int | None:
 def compiles_blocks(config: JobConfig) -> bool:
     """Return whether the blocks of the model are compiled, each with a single backward."""
     return config.compile.enable and "model" in config.compile.components
-
-
-def float8_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the float8 converters of ``model.converters``."""
-    converters = config.model.converters
-    asked = [name for name in (LINEAR, GROUPED) if name in converters]
-    if asked and importlib.util.find_spec("torchao") is None:
-        yield f"model.converters has {asked[0]!r}, which needs the package torchao; install it"
-    if LINEAR in converters and not has_cuda_capability(8, 9):
-        if not config.quantize.linear.float8.emulate:
-            yield (
-                f"model.converters has {LINEAR!r}, which needs a GPU of compute capability 8.9 or "
-                f"more; elsewhere set {LINEAR}.emulate = true, to try it slowly"
-            )
-        elif compiles_blocks(config):
-            yield (
-                f"{LINEAR}.emulate is true and {COMPILED}; without a GPU of compute capability "
-                f"8.9 float8 is emulated in eager blocks only, so set {NOT_COMPILED}"
-            )
-    degree = config.parallelism.pipeline_parallel_degree
-    if GROUPED in converters and degree > 1:
-        yield (
-            f"model.converters has {GROUPED!r} and parallelism.pipeline_parallel_degree is "
-            f"{degree}; upstream has it for a single stage only, so remove it"
-        )

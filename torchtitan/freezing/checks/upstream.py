@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torchtitan.components.quantization import float8, mx  # noqa: F401 - they register converters
 from torchtitan.hf_datasets.text_datasets import DATASETS, build_text_dataloader
 from torchtitan.protocols.model_converter import _registry_model_converter_cls
@@ -18,45 +17,26 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.messages import IMAGES, INSTRUCT_DATASETS, has_rows
-from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
+from torchtitan.freezing.checks.pipeline import data_parallel_degree
 from torchtitan.freezing.config import JobConfig
 from torchtitan.upstream.fixes import SGD
 
 _OPTIMIZERS = ("Adam", "AdamW", SGD)
 _STATES = ("optimizer", "lr_scheduler", "dataloader", "train_state", "freezing")
 _MAX_CHARACTERS = 300
-# Upstream computes these with what accelerators alone have.
-_NEEDS_GPU = {
-    "profiling.enable_profiling": "upstream's profiler",
-    "profiling.enable_memory_snapshot": "a snapshot of memory",
-    "training.enable_cpu_offload": "offloading to the CPU",
-    "training.gc_debug": "finding tensors in cycles",
-}
 
 
 def upstream_errors(config: JobConfig) -> Iterator[str]:
     """Yield which of upstream's keys do not go together, or with this machine."""
-    yield from _device_errors(config)
+    yield from _profiling_errors(config)
     yield from _batch_errors(config)
     yield from _length_errors(config)
     yield from _name_errors(config)
-    yield from _loader_errors(config)
-    yield from _optimizer_errors(config)
-    yield from _checkpoint_errors(config)
+    yield from _rate_errors(config)
     yield from _recompute_errors(config)
 
 
-def _device_errors(config: JobConfig) -> Iterator[str]:
-    if not torch.accelerator.is_available():
-        for key, what in _NEEDS_GPU.items():
-            section, _, name = key.partition(".")
-            if getattr(getattr(config, section), name):
-                yield f"{key} is true; {what} needs a GPU, so it must be false"
-        if config.checkpoint.async_mode == "async_with_pinned_mem":
-            yield (
-                'checkpoint.async_mode is "async_with_pinned_mem", which needs a GPU; it must be '
-                '"disabled" or "async"'
-            )
+def _profiling_errors(config: JobConfig) -> Iterator[str]:
     profiling = config.profiling
     steps = profiling.profiler_warmup + profiling.profiler_active
     if profiling.enable_profiling and profiling.profile_freq < steps:
@@ -153,25 +133,8 @@ def text_errors(config: JobConfig) -> Iterator[str]:
             )
 
 
-def _loader_errors(config: JobConfig) -> Iterator[str]:
-    for name, section in (("training", config.training), ("validation", config.validation)):
-        loader = section.dataloader
-        for key in ("persistent_workers", "prefetch_factor"):
-            if getattr(loader, key) and not loader.num_workers:
-                yield (
-                    f"{name}.dataloader.{key} is {getattr(loader, key)}; it is for workers, and "
-                    f"{name}.dataloader.num_workers is 0"
-                )
-
-
-def _optimizer_errors(config: JobConfig) -> Iterator[str]:
-    degree, total = config.parallelism.pipeline_parallel_degree, config.lr_scheduler.total_steps
-    if config.optimizer.early_step_in_backward and degree > 1:
-        yield (
-            "optimizer.early_step_in_backward is true, and "
-            f"parallelism.pipeline_parallel_degree is {degree}; upstream has it without a pipeline "
-            "only, so it must be false"
-        )
+def _rate_errors(config: JobConfig) -> Iterator[str]:
+    total = config.lr_scheduler.total_steps
     if total is not None and total < config.training.steps:
         yield (
             f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
@@ -179,27 +142,8 @@ def _optimizer_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _checkpoint_errors(config: JobConfig) -> Iterator[str]:
-    checkpoint = config.checkpoint
-    if not checkpoint.enable:
-        return
-    needed = {
-        "initial_load_in_hf_quantized": "initial_load_in_hf",
-        "initial_load_in_hf": "initial_load_model_only",
-        "last_save_in_hf": "last_save_model_only",
-    }
-    for key, other in needed.items():
-        if getattr(checkpoint, key) and not getattr(checkpoint, other):
-            yield f"checkpoint.{key} is true, and checkpoint.{other} is false; it must be true"
-
-
 def _recompute_errors(config: JobConfig) -> Iterator[str]:
     settings = config.activation_checkpoint
-    if settings.mode == "memory_budget" and not compiles_blocks(config):
-        yield (
-            'activation_checkpoint.mode is "memory_budget", which the compiler looks after; set '
-            'compile.enable = true and components with "model"'
-        )
     option = settings.selective_ac_option
     if settings.mode == "selective" and not (option == "op" or _is_count(option)):
         yield (

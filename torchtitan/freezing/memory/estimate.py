@@ -8,7 +8,7 @@ going through the schedule's order (:mod:`timelyfreeze.whatif.rank_memory`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from timelyfreeze.whatif.rank_memory import (
     parts_of,
     rank_memory,
 )
-from torchtitan.freezing.checks import peer_errors, size_errors
+from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
 from torchtitan.freezing.config import (
     IMAGE_MODELS,
     JobConfig,
@@ -50,9 +50,8 @@ from torchtitan.freezing.config import (
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import kept_bytes, module_bytes, put_on_fakes
 from torchtitan.hf.adapter import Decoder, as_decoder
-from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
-from torchtitan.upstream.fixes import SGD
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.model import VisionModel
 from torchtitan.vision.spec import base_spec, with_classes
@@ -93,7 +92,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         ValueError: If the run is of a kind that is not covered, or its keys contradict each other;
             all reasons are named.
     """
-    if reasons := list(_not_covered(job_config)):
+    if reasons := [*feature_errors(job_config, (MEMORY,)), *size_errors(job_config)]:
         raise ValueError("; ".join(reasons))
     args = _args(job_config)
     dtype = TORCH_DTYPE_MAP[job_config.training.dtype]
@@ -164,20 +163,6 @@ def _args(job_config: JobConfig) -> Any:
     args = with_classes(args, job_config)
     args.update_from_config(job_config)
     return args
-
-
-def _not_covered(config: JobConfig) -> Iterator[str]:
-    if config.model.name not in (known := (LLAMA, *IMAGE_MODELS)):
-        yield f"model.name is {config.model.name!r}; memory is estimated for {', '.join(known)}"
-    if config.optimizer.name == SGD:
-        yield f"optimizer.name is {SGD!r}; memory is estimated for 'Adam' and 'AdamW'"
-    yield from peer_errors(config, "memory is estimated for pipeline parallelism alone")
-    if config.activation_checkpoint.mode not in ("none", "full"):
-        yield (
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; memory is "
-            'estimated for "none" and "full"'
-        )
-    yield from size_errors(config)
 
 
 def _prepared(config: JobConfig, autocast: torch.dtype | None, model: nn.Module) -> nn.Module:

@@ -17,14 +17,13 @@ import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
 
-from timelyfreeze.policies import LORA
-from timelyfreeze.schedule import ActionKind, ScheduleOrder
+from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import arguments_named, unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
 from torchtitan.freezing.checks import (
-    compiles_blocks,
-    peer_errors,
-    recompute_error,
+    PROFILE,
+    SPLIT,
+    feature_errors,
     schedule_errors,
     size_errors,
 )
@@ -84,7 +83,8 @@ def profile_stages(
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
     order = emulated_order(job_config, model_args.n_layers)
-    splits = _backwards(job_config, order)
+    # Full, and split where that works.
+    splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
     with _quiet_process(job_config):
         bench = Bench(job_config, spec, model_args, repeats, splits, report)
         stages = [bench.measure(i, names, len(modules)) for i, names in enumerate(modules)]
@@ -109,29 +109,9 @@ def profile_stages(
 
 def _not_covered(config: JobConfig) -> Iterator[str]:
     """Say what about a configuration keeps its stages from being profiled."""
-    parallelism, training = config.parallelism, config.training
-    yield from peer_errors(config, "a stage is profiled on one device")
     yield from size_errors(config)
-    if parallelism.pipeline_parallel_degree < 2:
-        yield (
-            f"parallelism.pipeline_parallel_degree is {parallelism.pipeline_parallel_degree}; a "
-            "pipeline has 2 ranks or more"
-        )
     yield from schedule_errors(config)
-    if compiles_blocks(config):
-        yield (
-            'compile.components has "model": a compiled block has one backward, from which no '
-            "single tensor can be left out; set compile.enable = false"
-        )
-    if config.freezing.method == LORA:
-        yield (
-            f'freezing.method is "{LORA}", which freezes for good; a profile is of what freezing '
-            'saves, so it must be another, such as "timelyfreeze"'
-        )
-    if config.data.packing:
-        yield "data.packing is true; profiled sequences hold one document each, so it must be false"
-    if training.enable_cpu_offload:
-        yield "training.enable_cpu_offload is true; it belongs to sharding, so it must be false"
+    yield from feature_errors(config, (PROFILE, SPLIT))
     yield from unknown_words(first_stage=config.freezing.first_stage)
 
 
@@ -149,16 +129,6 @@ def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
             f"model.flavor {config.model.flavor!r} has {attention} attention, whose masks come "
             "from the data; choose a flavor with sdpa"
         )
-
-
-def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:
-    """Return which backwards to measure: full (False), and split (True) where that works."""
-    kinds = {action.kind for row in order.ranks for action in row}
-    if config.activation_checkpoint.mode == "none":
-        return (False, True)
-    if ActionKind.WEIGHT_BACKWARD in kinds:
-        raise ValueError(recompute_error(config))
-    return (False,)
 
 
 @contextmanager

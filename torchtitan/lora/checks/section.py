@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,18 +17,11 @@ from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.lora.names import chosen_layers, is_meant, linear_layers
 from torchtitan.vision.spec import base_spec
 
-_ON = f'freezing.method is "{LORA}"'
-
 
 def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    if find_spec("peft") is None:
-        yield (
-            f"{_ON}, which needs the package peft; install the extra: "
-            "pip install 'timelyfreeze[lora]'"
-        )
     if config.lora.rank < 1:
         yield f"lora.rank is {config.lora.rank}; it must be 1 or more"
     for name in ("alpha", "learning_rate"):
@@ -37,37 +29,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
         if value is not None and not 0.0 < value < math.inf:
             yield f"lora.{name} is {value}; it must be above 0 and finite"
     yield from seed_errors(config.freezing.seed)
-    yield from _unsupported(config)
     yield from _target_errors(config)
-
-
-def _unsupported(config: JobConfig) -> Iterator[str]:
-    """Name what adapters cannot go together with."""
-    if config.model.name != LLAMA:
-        yield (
-            f"model.name is {config.model.name!r}, and {_ON}; adapters are for {LLAMA!r}: models "
-            "of pictures would have to train a new head beside them"
-        )
-    if (degree := config.parallelism.tensor_parallel_degree) > 1:
-        yield (
-            f"parallelism.tensor_parallel_degree is {degree}, and {_ON}, whose adapters are not "
-            "split; it must be 1"
-        )
-    if converters := config.model.converters:
-        yield (
-            f"model.converters is {converters}, and {_ON}; layers with adapters are not "
-            "converted, so it must be []"
-        )
-    if config.optimizer.early_step_in_backward:
-        yield (
-            f"optimizer.early_step_in_backward is true, and {_ON}; upstream wants a step for every "
-            "weight then, also for those that are frozen, so it must be false"
-        )
-    if config.checkpoint.enable and config.checkpoint.last_save_in_hf:
-        yield (
-            f"checkpoint.last_save_in_hf is true, and {_ON}; files would lack the adapters, so it "
-            "must be false: timelyfreeze export merges them"
-        )
 
 
 def _target_errors(config: JobConfig) -> Iterator[str]:

@@ -3,10 +3,8 @@
 from typing import Any
 
 import pytest
-import torch
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from torchtitan.freezing.checks import check
 
 ZERO_BUBBLE = {"parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble"}
 
@@ -25,14 +23,6 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parallelism__pipeline_parallel_microbatch_size": 0},
         ["parallelism.pipeline_parallel_microbatch_size is 0; it must be 1 or more"],
-    ),
-    (
-        {"parallelism__fsdp_reshard_after_forward": "always", **ZERO_BUBBLE},
-        [
-            'parallelism.fsdp_reshard_after_forward is "always"',
-            "split, as InterleavedZeroBubble does",
-            'must be "default" or "never"',
-        ],
     ),
     (
         {"freezing__method": "afp"},
@@ -125,28 +115,8 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.gradient_rank is -1", "a whole number, 0 or more"],
     ),
     (
-        {"freezing__gradient_rank": 8, "freezing__method": "apf"},
-        ["freezing.method is 'apf'", "freezing.gradient_rank 8 needs a plan"],
-    ),
-    (
-        {"freezing__gradient_rank": 8, "compile__enable": True},
-        ['compile.components has "model"', "freezing.gradient_rank 8 needs compile.enable = false"],
-    ),
-    (
-        {"freezing__gradient_rank": 8, "parallelism__tensor_parallel_degree": 2},
-        ["tensor_parallel_degree is 2", "freezing.gradient_rank 8 needs 1"],
-    ),
-    (
         {"freezing__subspace_rate": 1e-3},
         ["freezing.subspace_rate is 0.001 and freezing.gradient_rank is 0", "a rank of 1 or more"],
-    ),
-    (
-        {
-            "freezing__gradient_rank": 8,
-            "freezing__subspace_rate": 1e-3,
-            "parallelism__data_parallel_shard_degree": 2,
-        },
-        ["data_parallel_shard_degree is 2", "freezing.subspace_rate 0.001 needs weights that"],
     ),
     (
         {"freezing__skip_input_grads": "all"},
@@ -172,35 +142,6 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"comm__init_timeout_seconds": 60},
         ["freezing.solver_time_limit_s is 60.0", "below comm.init_timeout_seconds (60)"],
-    ),
-    (
-        {"parallelism__pipeline_parallel_degree": 1},
-        ["parallelism.pipeline_parallel_degree is 1", "needs a pipeline of 2 ranks or more"],
-    ),
-    (
-        {"compile__enable": True, **ZERO_BUBBLE},
-        ['compile.components has "model"', "cannot be split, as InterleavedZeroBubble does",
-         'compile.enable = false or components = ["loss"]'],
-    ),
-    (
-        {"compile__enable": True, "freezing__discard_batches": 0},
-        ["freezing.discard_batches is 0", 'compile.components has "model"', "1 or more"],
-    ),
-    *(
-        (
-            {"compile__enable": True, "freezing__method": method},
-            ['compile.components has "model"', "as apf does", f"freezing.method '{method}'",
-             'compile.enable = false or components = ["loss"]'],
-        )
-        for method in ("apf", "timelyfreeze+apf")
-    ),
-    (
-        {"optimizer__early_step_in_backward": True},
-        ["optimizer.early_step_in_backward is true", "must be false"],
-    ),
-    (
-        {"activation_checkpoint__mode": "selective", **ZERO_BUBBLE},
-        ["activation_checkpoint.mode is 'selective'", "InterleavedZeroBubble", 'must be "none"'],
     ),
 ]  # fmt: skip
 
@@ -233,23 +174,3 @@ def test_all_errors_are_told_at_once() -> None:
         "freezing.seed",
         "optimizer.early_step_in_backward",
     ]
-
-
-@pytest.mark.parametrize("method", ["none", "timelyfreeze"])
-@pytest.mark.parametrize("has_accelerator", [True, False])
-def test_overlap_in_dual_pipe_v_needs_streams_and_cannot_be_timed(
-    method: str, has_accelerator: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
-    overlapping = config(
-        parallelism__pipeline_parallel_schedule="DualPipeV",
-        parallelism__pipeline_parallel_expert_parallel_overlap=True,
-        freezing__method=method,
-    )
-    if has_accelerator and method == "none":
-        check(overlapping)
-        return
-    (error,) = errors(overlapping)
-    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in error
-    reason = "cannot be timed one by one" if has_accelerator else "needs an accelerator's streams"
-    assert reason in error

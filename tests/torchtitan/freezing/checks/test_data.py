@@ -77,22 +77,6 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
             {"training__dataset": "auto"},
             ["training.dataset is 'auto', which has no data of its ow"],
         ),
-        (
-            {"training__dataset": "c4_test", "data__split": "test"},
-            ["data.split is 'test', and training.dataset is 'c4_test'", "auto, messages"],
-        ),
-        (
-            {"data__packing": True, "training__dataset": "c4_test"},
-            ["data.packing is true", "training.dataset is 'c4_test'", "must be false"],
-        ),
-        (
-            {"data__packing": True, "parallelism__tensor_parallel_degree": 2},
-            ["data.packing is true", "parallelism.tensor_parallel_degree is 2", "must be 1"],
-        ),
-        (
-            {"data__packing": True, "parallelism__context_parallel_degree": 4},
-            ["data.packing is true", "parallelism.context_parallel_degree is 4", "must be 1"],
-        ),
     ],
 )
 def test_an_error_is_told_with_its_key_its_value_and_the_rule(
@@ -178,14 +162,6 @@ def test_upstreams_defaults_have_no_errors() -> None:
         (
             {"data__validation_fraction": -0.5, "validation__enable": False},
             ["data.validation_fraction is -0.5", "must lie in [0, 1)"],
-        ),
-        (
-            {"training__dataset": "c4", "validation__enable": False},
-            [
-                "data.validation_fraction is 0.1",
-                "training.dataset is 'c4'",
-                "auto, messages, sharegpt",
-            ],
         ),
         (
             {"validation__dataset_path": "other/examples"},

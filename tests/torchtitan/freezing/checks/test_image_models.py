@@ -51,41 +51,10 @@ def test_a_model_of_pictures_is_fine(kind: str) -> None:
             "vision.image_size is 32; model.flavor 'tiny' of 'vit' has a position for each patch "
             "of 16 x 16 pixels, so it must be 16",
         ),
-        (
-            {"model__vocab_size": 7},
-            "model.vocab_size is 7; 'vit' reads no text, so it must be unset",
-        ),
-        (
-            {"training__dataset": "alpaca"},
-            "training.dataset is 'alpaca'; 'vit' reads pictures, so it must be 'images'",
-        ),
-        (
-            {"compile__enable": True},
-            "compile.components has \"model\"; blocks of 'vit' are not compiled here, so set "
-            'compile.enable = false or components = ["loss"]',
-        ),
-        (
-            {"checkpoint__initial_load_in_hf": True},
-            "checkpoint.initial_load_in_hf is true, and checkpoint.enable is false, so no weights "
-            "would be loaded",
-        ),
-        (
-            {"model__name": "llama3", "model__flavor": "8M"},
-            "training.dataset is 'images', and model.name is 'llama3', which reads text; models of "
-            "pictures: vit, convnextv2",
-        ),
     ],
 )
 def test_what_does_not_fit_is_told(changes: dict[str, Any], expected: str) -> None:
     assert expected in errors(of_images(**changes))
-
-
-def test_blocks_are_not_split() -> None:
-    found = errors(of_images(parallelism__tensor_parallel_degree=2))
-    assert (
-        "parallelism.tensor_parallel_degree is 2; blocks of 'vit' are not split, so it must be 1"
-        in found
-    )
 
 
 def test_a_convnext_takes_pictures_of_any_size() -> None:

@@ -11,8 +11,13 @@ pytest.importorskip("torchvision", reason="torchvision is not installed: the ext
 from tests.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
-from torchtitan.freezing import checks
-from torchtitan.freezing.checks import ConfigError, check_examples, validation_split
+from torchtitan.freezing.checks import (
+    FEATURES,
+    ConfigError,
+    check_examples,
+    feature_errors,
+    validation_split,
+)
 from torchtitan.freezing.checks.data import validation_errors
 from torchtitan.freezing.checks.models import image_errors, vision_errors
 from torchtitan.freezing.config import JobConfig
@@ -37,23 +42,6 @@ def images(path: Path | str | None, **changes: Any) -> JobConfig:
             **changes,
         }
     )
-
-
-def test_what_is_no_setting_is_told_with_key_and_rule(tmp_path: Path) -> None:
-    (error,) = vision_errors(images(None))
-    assert error.startswith("training.dataset_path is None; for pictures it must name")
-    (error,) = vision_errors(
-        images(tmp_path, validation__enable=True, validation__dataset="alpaca")
-    )
-    assert error.startswith("validation.dataset is 'alpaca', and training.dataset is 'images'")
-
-
-def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "torchtitan.freezing.checks.models.find_spec"
-    monkeypatch.setattr(module, lambda name: None if name == "torchvision" else object())
-    (error,) = vision_errors(images(tmp_path))
-    assert "which needs torchvision" in error
-    assert "timelyfreeze[vision]" in error
 
 
 def test_the_colors_of_the_models_folder_are_taken(tmp_path: Path) -> None:
@@ -131,22 +119,10 @@ def test_pictures_can_be_held_out_where_validation_reads_the_same(tmp_path: Path
     assert validation_split(on_hub) == ALL_EXAMPLES
 
 
-def test_pictures_are_compared_with_others_of_their_microbatch(tmp_path: Path) -> None:
-    for n_rows, refused in ((1, True), (2, False)):
-        job_config = images(
-            tmp_path,
-            model__name="vit",
-            freezing__method="egeria",
-            parallelism__pipeline_parallel_microbatch_size=n_rows,
-        )
-        told = [e for e in checks.freezing.freezing_errors(job_config) if "one picture" in e]
-        assert bool(told) is refused
-
-
 def test_what_needs_numbered_rows_takes_pictures(tmp_path: Path) -> None:
     policy = "autofreeze"
     job_config = images(tmp_path, freezing__method=policy)
     object.__setattr__(getattr(job_config.freezing, policy), "checks_per_epoch", 5)
-    assert not [e for e in checks.freezing.freezing_errors(job_config) if "checks_per_epoch" in e]
+    assert not [e for e in feature_errors(job_config, FEATURES) if "checks_per_epoch" in e]
     job_config.training.dataset = "c4"
-    assert [e for e in checks.freezing.freezing_errors(job_config) if "checks_per_epoch" in e]
+    assert [e for e in feature_errors(job_config, FEATURES) if "checks_per_epoch" in e]

@@ -158,12 +158,6 @@ def test_qwen3_in_a_pipeline_is_told_the_way_by_its_folder() -> None:
     assert 'model.name = "llama3", model.flavor = "hf"' in error
 
 
-def test_nothing_is_loaded_without_checkpoints(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, FAMILIES["llama3"])
-    error = the_error(hf_config(folder, checkpoint__enable=False))
-    assert "checkpoint.enable is false" in error
-
-
 def test_an_unfinished_checkpoint_does_not_pass_for_weights(tmp_path: Path) -> None:
     """The run begins with the folder's weights then, so these have to be there."""
     step = tmp_path / "outputs" / "checkpoint" / "step-10"

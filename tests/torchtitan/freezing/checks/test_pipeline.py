@@ -1,15 +1,25 @@
-"""What contradicts a pipeline in one process is told with key, value and rule."""
+"""Pipelines and their cuts, and parallelism besides: what goes together, and what is told else."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 from torchtitan.config import ConfigManager
+from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from torchtitan.freezing.checks import check
+from torchtitan.freezing.checks import check, partition_errors
+from torchtitan.freezing.checks.pipeline import parallel_errors
 from torchtitan.freezing.config.job_config import job_config_class
 
 EMULATED = {"emulation__enable": True}
+CUTS = [
+    "module_fqns_per_model_part",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_layers_per_stage",
+]
 
 
 @pytest.mark.parametrize(
@@ -28,60 +38,6 @@ def test_a_pipeline_alone_can_be_emulated(changes: dict[str, Any]) -> None:
     check(config(**EMULATED, **changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        (
-            {"parallelism__pipeline_parallel_degree": 1, "freezing__method": "none"},
-            ["emulation.enable is true", "pipeline_parallel_degree is 1", "2 or more"],
-        ),
-        *(
-            (
-                {f"parallelism__{name}": 2},
-                ["emulation.enable is true", f"parallelism.{name} is 2", "must be 1"],
-            )
-            for name in (
-                "data_parallel_replicate_degree",
-                "data_parallel_shard_degree",
-                "context_parallel_degree",
-                "tensor_parallel_degree",
-                "expert_parallel_degree",
-                "expert_tensor_parallel_degree",
-            )
-        ),
-        (
-            {"comm__mode": "fake_backend"},
-            ["emulation.enable is true", "comm.mode is 'fake_backend'", 'must be "default"'],
-        ),
-    ],
-    ids=str,
-)
-def test_a_contradiction_is_told(changes: dict[str, Any], parts: list[str]) -> None:
-    (line,) = errors(config(**EMULATED, **changes))
-    for part in parts:
-        assert part in line
-
-
-def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    (line,) = errors(config(**EMULATED))
-    assert "4 processes were started" in line
-    assert "NGPU=1" in line
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    check(config(**EMULATED))
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    check(config())
-
-
-def test_overlapping_actions_cannot_be_emulated() -> None:
-    changes = {
-        "parallelism__pipeline_parallel_schedule": "DualPipeV",
-        "parallelism__pipeline_parallel_expert_parallel_overlap": True,
-    }
-    (line,) = errors(config(**EMULATED, **changes, freezing__method="none"))
-    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in line
-
-
 def test_the_key_is_found_in_toml_and_on_the_command_line(tmp_path: Any) -> None:
     toml = tmp_path / "run.toml"
     toml.write_text("[emulation]\nenable = true\n")
@@ -93,3 +49,106 @@ def test_the_key_is_found_in_toml_and_on_the_command_line(tmp_path: Any) -> None
     assert parsed("--emulation.enable")
     assert parsed(f"--job.config_file={toml}")
     assert not parsed(f"--job.config_file={toml}", "--emulation.no_enable")
+
+
+def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int) -> list[str]:
+    if n_processes is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    settings = {f"parallelism__{key}_degree": value for key, value in keys.items()}
+    return list(parallel_errors(config(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys"),
+    [
+        (4, {"pipeline_parallel": 4}),
+        (8, {"pipeline_parallel": 4}),  # the rest shards
+        (8, {"pipeline_parallel": 2, "data_parallel_replicate": 2}),
+        (8, {"pipeline_parallel": 2, "data_parallel_shard": 2, "tensor_parallel": 2}),
+        (None, {"pipeline_parallel": 4, "data_parallel_replicate": 2}),
+        (2, {"pipeline_parallel": 1, "data_parallel_replicate": 2, "data_parallel_shard": 1}),
+    ],
+)
+def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
+    assert found(monkeypatch, n_processes, **keys) == []
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys", "words"),
+    [
+        (4, {"pipeline_parallel": 3}, ["4 processes", "pipeline_parallel_degree (3) = 3"]),
+        (2, {"pipeline_parallel": 4}, ["2 processes", "= 4", "NGPU"]),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_shard": 4},
+            ["4 processes", "data_parallel_shard_degree (4) = 8"],
+        ),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2},
+            ["data_parallel_replicate_degree is 2", "data_parallel_shard_degree is 1"],
+        ),
+        (
+            None,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2, "data_parallel_shard": 1},
+            ["data_parallel_replicate_degree is 2"],
+        ),
+    ],
+)
+def test_each_error_is_named(monkeypatch, n_processes, keys, words) -> None:
+    (message,) = found(monkeypatch, n_processes, **keys)
+    for word in words:
+        assert word in message
+
+
+def test_upstream_still_does_not_replicate_the_stages_of_a_pipeline() -> None:
+    """Fails when upstream can; then the refusal has to go."""
+    model = nn.Linear(2, 2)
+    model.model_args = SimpleNamespace()
+    dims = SimpleNamespace(
+        seq_len_divisor=1,
+        tp_enabled=False,
+        cp_enabled=False,
+        fsdp_enabled=False,
+        dp_replicate_enabled=True,
+        world_size=4,
+        get_mesh=lambda name: SimpleNamespace(size=lambda: 2),
+    )
+    with pytest.raises(RuntimeError, match="DDP has not supported > 1D parallelism"):
+        parallelize_llama(model, dims, config())
+
+
+def test_an_unknown_partition_is_refused() -> None:
+    (error,) = errors(config(parallelism__partition="tme"))
+    assert error == "parallelism.partition is 'tme'; known: time, parameters, memory"
+
+
+def test_time_needs_a_profile() -> None:
+    (error,) = errors(config(parallelism__partition="time"))
+    assert error.startswith(
+        "parallelism.partition is 'time', which needs parallelism.partition_profile"
+    )
+    given = config(parallelism__partition="time", parallelism__partition_profile="bounds.json")
+    assert list(partition_errors(given)) == []
+
+
+def test_a_partition_needs_a_pipeline() -> None:
+    job_config = config(parallelism__partition="memory", parallelism__pipeline_parallel_degree=1)
+    (error,) = partition_errors(job_config)
+    assert error == (
+        "parallelism.partition is 'memory', which needs parallelism.pipeline_parallel_degree of 2 "
+        "or more; it is 1"
+    )
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_another_way_to_cut_contradicts_it(name: str) -> None:
+    job_config = config(parallelism__partition="parameters")
+    (error,) = partition_errors(job_config, {f"parallelism.{name}", "training.steps"})
+    assert error == (
+        f"parallelism.{name} is given, and parallelism.partition is 'parameters', which says where "
+        "to cut; remove one of the two"
+    )
+    assert list(partition_errors(config(), {f"parallelism.{name}"})) == []

@@ -278,7 +278,7 @@ def test_recomputed_layers_have_no_split_backward() -> None:
     once = Repeats(ratios=(0.0, 1.0), cold=0, kept=1)
     found = profile_stages(config(activation_checkpoint__mode="full"), once, lambda r: None)
     assert all(set(r.curves) == {B} and r.input_ms == () for r in found.responses)
-    with pytest.raises(ValueError, match=r'activation_checkpoint.mode is .full.* must be "none"'):
+    with pytest.raises(ValueError, match=r"activation_checkpoint.mode is .full.* must be .none."):
         profile_stages(
             config(
                 activation_checkpoint__mode="full",

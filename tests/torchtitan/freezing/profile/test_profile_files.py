@@ -145,7 +145,10 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             ["--", "--parallelism.tensor_parallel_degree=2"],
             "parallelism.tensor_parallel_degree is 2",
         ),
-        (["--", "--parallelism.pipeline_parallel_degree=1"], "a pipeline has 2 ranks or more"),
+        (
+            ["--", "--parallelism.pipeline_parallel_degree=1"],
+            "it must be the number of ranks, 2 or more",
+        ),
         (["--", "--parallelism.pipeline_parallel_microbatch_size=3"], "(3) must divide"),
         (
             ["--", "--parallelism.pipeline_parallel_schedule=2F2B"],

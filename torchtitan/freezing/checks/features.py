@@ -1,0 +1,266 @@
+"""What works with what: each feature of a run, and what it needs of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from torchtitan.tools.utils import has_cuda_capability
+
+from timelyfreeze.policies import (
+    LORA,
+    ComparesOutputs,
+    Method,
+    freezes_by_turns,
+    freezes_whole_layers,
+    makes_plan,
+    parse_method,
+)
+from torchtitan.data.rows.messages import is_image_dataset
+from torchtitan.freezing.checks import requirements as needs
+from torchtitan.freezing.checks.matrix import Feature, Requirement, Test, one_of, without
+from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
+
+_METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
+_LINEAR, _GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
+
+
+def _freezes(run: JobConfig) -> bool:
+    return freezes_by_turns(run.freezing.method)
+
+
+def _method(run: JobConfig) -> Method | None:
+    try:
+        return parse_method(run.freezing.method)
+    except ValueError:
+        return None  # reported as an error of its own
+
+
+def _policy(run: JobConfig) -> Any:
+    method = _method(run)
+    return getattr(run.freezing, method.policy) if method and method.policy else None
+
+
+def _freezes_tensors(run: JobConfig) -> bool:
+    method = _method(run)
+    return bool(method and method.policy and not freezes_whole_layers(method.policy))
+
+
+def _if_frozen(
+    key: str, why: str, listed: Sequence[Requirement], when: Test | None = None, title: str = ""
+) -> Feature:
+    """Return a feature that a run without freezing does not look at."""
+    is_on = when or attrgetter(key)
+    return Feature(key, why, listed, lambda run: _freezes(run) and is_on(run), title)
+
+
+# fmt: off
+_LONE = (*needs.ONE_PIPELINE, needs.NO_REPLICAS)
+
+CACHE = _if_frozen(
+    "freezing.cache.enable",
+    "what a front of llama3's blocks puts out for a row has to come again in the same process",
+    (needs.NO_PLAN, needs.INSTRUCTIONS, needs.LLAMA3, needs.UNPACKED, *needs.WHOLE_LAYERS))
+ELASTIC = _if_frozen(
+    "freezing.elastic.enable", "the run has to go on in pipelines of fewer ranks, and more of them",
+    (needs.A_POLICY, needs.ONE_RATIO, *needs.ONE_STAGE, *needs.WHOLE_LAYERS, needs.EXPERTS,
+     needs.INSTRUCTIONS, needs.LLAMA3))
+PACKING = _if_frozen(
+    "freezing.packing.mode",
+    "batches grow where a rank frees all memory of its only stage, in a pipeline that stays",
+    (needs.NO_PLAN, *needs.FREES, needs.EAGER, *needs.ONE_STAGE, without(ELASTIC), without(CACHE),
+     needs.NO_EMULATION, needs.INSTRUCTIONS),
+    lambda run: run.freezing.packing.is_on)
+# Also of a profile, whatever the method.
+SPLIT = Feature(
+    _SCHEDULE, "torch cannot split a backward through recomputed layers",
+    (one_of("activation_checkpoint.mode", "none"),), splits_backwards,
+    "a schedule that splits backwards, with freezing")
+
+FEATURES = (
+    # -- the pipeline
+    Feature(
+        "emulation.enable", "all ranks of one pipeline take turns in one process",
+        (needs.PIPELINE, *needs.ONE_PIPELINE, needs.ONE_PROCESS, one_of("comm.mode", "default"))),
+    Feature(
+        "parallelism.pipeline_parallel_expert_parallel_overlap",
+        "actions that overlap need an accelerator's streams and cannot be timed one by one",
+        (needs.ACCELERATOR, one_of(_METHOD, "none", LORA), needs.NO_EMULATION),
+        lambda run: run.parallelism.pipeline_parallel_degree > 1
+        and run.parallelism.pipeline_parallel_schedule.lower() == "dualpipev"
+        and run.parallelism.pipeline_parallel_expert_parallel_overlap,
+        "DualPipeV with `parallelism.pipeline_parallel_expert_parallel_overlap`"),
+    Feature(
+        _SCHEDULE, "torch loses gradients of a backward that is split, and splits no compiled one",
+        (one_of("parallelism.fsdp_reshard_after_forward", "default", "never"), needs.EAGER),
+        lambda run: run.parallelism.pipeline_parallel_degree > 1 and splits_backwards(run),
+        "a schedule that splits backwards"),
+    Feature(
+        "parallelism.context_parallel_degree",
+        "torch has attention over several processes for accelerators only", (needs.ACCELERATOR,),
+        lambda run: run.parallelism.context_parallel_degree > 1 and not run.emulation.enable,
+        "context parallelism"),
+    Feature(
+        "parallelism.tensor_parallel_degree",
+        "this torch fails in the backward of a compiled block whose tensors are split",
+        (needs.EAGER,),
+        lambda run: run.parallelism.tensor_parallel_degree > 1 and not run.emulation.enable,
+        "tensor parallelism"),
+    # -- the model and its data
+    Feature(
+        f'model.converters has "{_LINEAR}"', "torchao multiplies numbers of 8 bits on such a GPU",
+        (needs.TORCHAO, needs.FLOAT8), lambda run: _LINEAR in run.model.converters,
+        f"`{_LINEAR}` in `model.converters`"),
+    Feature(
+        f"{_LINEAR}.emulate", "float8 is emulated in eager blocks only", (needs.EAGER,),
+        lambda run: _LINEAR in run.model.converters and run.quantize.linear.float8.emulate
+        and not has_cuda_capability(8, 9)),
+    Feature(
+        f'model.converters has "{_GROUPED}"', "torchao and upstream have it for one stage only",
+        (needs.TORCHAO, needs.NO_PIPELINE), lambda run: _GROUPED in run.model.converters,
+        f"`{_GROUPED}` in `model.converters`"),
+    Feature(
+        "model.name", "it reads pictures, not text, in blocks that are neither split nor compiled",
+        (needs.PICTURES, *needs.WHOLE_LAYERS, *needs.NO_TEXT, needs.EAGER),
+        lambda run: run.model.name in IMAGE_MODELS, "a model of pictures"),
+    Feature(
+        "training.dataset", "pictures are read from a place of their own, for models of pictures",
+        (needs.OF_PICTURES, *needs.VISION, needs.PLACE, needs.VALIDATION_OF_PICTURES),
+        lambda run: is_image_dataset(run.training.dataset), '`training.dataset` `"images"`'),
+    Feature(
+        "data.packing",
+        "attention within examples needs examples, and whole heads and sequences on a device",
+        (needs.INSTRUCTIONS, *needs.WHOLE_LAYERS)),
+    *(
+        Feature(f"data.{name}", "it is for examples", (needs.INSTRUCTIONS,))
+        for name in ("paths", "weights", "subset", "split", "revision")
+    ),
+    Feature(
+        "data.validation_fraction", "examples alone can be held out", (needs.ROWS,),
+        lambda run: 0.0 < run.data.validation_fraction < 1.0),
+    # -- methods
+    Feature(
+        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _method,
+        'any `freezing.method` but `"none"` and `"lora"`'),
+    Feature(SPLIT.key, SPLIT.why, SPLIT.needs,
+            lambda run: _method(run) and splits_backwards(run), SPLIT.title),
+    Feature(
+        _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
+        (needs.EAGER,), _freezes_tensors, "`apf` or another policy that chooses single tensors"),
+    Feature(
+        'compile.components has "model"',
+        "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),
+        lambda run: compiles_blocks(run) and makes_plan(run.freezing.method),
+        "a plan with compiled blocks"),
+    Feature(
+        _METHOD, "each rank compares whole outputs of blocks, of several pictures",
+        (*needs.WHOLE_LAYERS, needs.SEVERAL_PICTURES),
+        lambda run: isinstance(_policy(run), ComparesOutputs),
+        "`egeria` or another policy that compares outputs"),
+    Feature(
+        "checks_per_epoch of the policy is set",
+        "an epoch has a number of steps that is known before it", (needs.ROWS, needs.UNPACKED),
+        lambda run: getattr(_policy(run), "checks_per_epoch", 0), "`checks_per_epoch` of a policy"),
+    _if_frozen(
+        "freezing.gradient_rank",
+        "subspaces belong to a plan, and to whole eager layers that stay where they are",
+        (needs.A_PLAN, needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)),
+        lambda run: run.freezing.gradient_rank > 0),
+    _if_frozen(
+        "freezing.subspace_rate", "ranks must not share weights that are learned in subspaces",
+        _LONE, lambda run: run.freezing.gradient_rank > 0 and run.freezing.subspace_rate > 0.0),
+    Feature(
+        _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
+        (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),
+         one_of("optimizer.early_step_in_backward", False)),
+        lambda run: run.freezing.method == LORA, f'`freezing.method` `"{LORA}"`'),
+    Feature(
+        "checkpoint.last_save_in_hf", "files would lack adapters, which timelyfreeze export merges",
+        (needs.NO_ADAPTERS,),
+        lambda run: run.checkpoint.enable and run.checkpoint.last_save_in_hf),
+    # -- what follows from a frozen front
+    CACHE,
+    ELASTIC,
+    _if_frozen(
+        "freezing.elastic.partition", "a frozen front has to free its activations",
+        (*needs.FREES, needs.EAGER), lambda run: run.freezing.elastic.is_by_time,
+        '`freezing.elastic.partition` `"time"`'),
+    _if_frozen(
+        "freezing.elastic.search_microbatches",
+        "each number that is tried is timed at once, without a plan",
+        (needs.NO_EMULATION, needs.NO_PLAN), lambda run: run.freezing.elastic.searches),
+    PACKING,
+    _if_frozen(
+        "freezing.packing.mode", "memory is estimated for a pipeline of llama3 alone",
+        (*_LONE, needs.LLAMA3, one_of("activation_checkpoint.mode", "none", "full")),
+        PACKING.when),
+    _if_frozen(
+        "freezing.packing.mode", "fewer processes go on from all of the last checkpoint",
+        (one_of("checkpoint.enable", True), one_of("checkpoint.load_only", False),
+         one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", [])),
+        lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
+    _if_frozen(
+        "freezing.packing.mode", "somebody has to start fewer processes, on the same host",
+        (needs.ONE_NODE, needs.LAUNCHER),
+        lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
+    _if_frozen(
+        "freezing.run_ahead",
+        "ranks that hold the frozen front alone work for the next batch, which has to be known",
+        (needs.NO_PLAN, needs.INSTRUCTIONS, needs.LLAMA3, needs.NO_EMULATION, *needs.ONE_STAGE,
+         *_LONE, without(CACHE), without(ELASTIC), without(PACKING))),
+    # -- upstream
+    Feature(
+        "optimizer.early_step_in_backward", "upstream has it without a pipeline only",
+        (needs.NO_PIPELINE,)),
+    *(
+        Feature(f"checkpoint.{name}", "upstream wants both", (one_of(f"checkpoint.{other}", True),),
+                lambda run, name=name: run.checkpoint.enable and getattr(run.checkpoint, name))
+        for name, other in (
+            ("initial_load_in_hf_quantized", "initial_load_in_hf"),
+            ("initial_load_in_hf", "initial_load_model_only"),
+            ("last_save_in_hf", "last_save_model_only"),
+        )
+    ),
+    Feature(
+        "checkpoint.initial_load_in_hf", "no weights would be loaded",
+        (one_of("checkpoint.enable", True),)),
+    Feature(
+        "activation_checkpoint.mode", "the compiler looks after it", (needs.COMPILED,),
+        lambda run: run.activation_checkpoint.mode == "memory_budget",
+        '`activation_checkpoint.mode` `"memory_budget"`'),
+    *(
+        Feature(f"{section}.dataloader.{name}", "it is for workers",
+                (needs.workers(f"{section}.dataloader.num_workers"),))
+        for section in ("training", "validation")
+        for name in ("persistent_workers", "prefetch_factor")
+    ),
+    *(
+        Feature(key, f"{what} needs a GPU", (needs.ACCELERATOR,))
+        for key, what in (
+            ("profiling.enable_profiling", "upstream's profiler"),
+            ("profiling.enable_memory_snapshot", "a snapshot of memory"),
+            ("training.enable_cpu_offload", "offloading to the CPU"),
+            ("training.gc_debug", "finding tensors in cycles"),
+        )
+    ),
+    Feature(
+        "checkpoint.async_mode", "memory is pinned for a GPU", (needs.ACCELERATOR,),
+        lambda run: run.checkpoint.async_mode == "async_with_pinned_mem",
+        '`checkpoint.async_mode` `"async_with_pinned_mem"`'),
+)
+
+# What commands do with the configuration of a run.
+PROFILE = Feature(
+    "its stages are profiled",
+    "what freezing saves of one stage is timed, on one device and with whole sequences",
+    (needs.PIPELINE, *needs.ONE_PIPELINE, needs.EAGER, needs.NO_ADAPTERS, needs.UNPACKED,
+     one_of("training.enable_cpu_offload", False)),
+    lambda run: True, "`timelyfreeze profile`")
+MEMORY = Feature(
+    "its memory is estimated", "memory is known of pipelines alone, of these models and optimizers",
+    (one_of("model.name", "llama3", *IMAGE_MODELS), one_of("optimizer.name", "Adam", "AdamW"),
+     *needs.ONE_PIPELINE, one_of("activation_checkpoint.mode", "none", "full")),
+    lambda run: True, "`timelyfreeze estimate`")
+# fmt: on

@@ -1,0 +1,157 @@
+"""What features need of a run, each with what to change where it is not met."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from operator import attrgetter
+
+import torch
+from torchtitan.tools.utils import has_cuda_capability
+
+from timelyfreeze.cli.torchrun import NEXT
+from timelyfreeze.policies import PLANNED, makes_plan
+from torchtitan.data.rows.messages import (
+    IMAGES,
+    INSTRUCT_DATASETS,
+    has_rows,
+    is_image_dataset,
+    is_instruct_dataset,
+)
+from torchtitan.freezing.checks.matrix import Requirement, one_of
+from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
+from torchtitan.freezing.config import IMAGE_MODELS, examples_of_microbatch
+
+_METHOD, _DATASET = "freezing.method", "training.dataset"
+_DEGREE = "parallelism.pipeline_parallel_degree"
+_SHARD = "parallelism.data_parallel_shard_degree"
+# fmt: off
+
+NO_PLAN = Requirement(
+    "a `freezing.method` with a plan", _METHOD,
+    lambda run: not makes_plan(run.freezing.method), "it must be a policy without a plan")
+A_PLAN = Requirement(
+    "a `freezing.method` without a plan", _METHOD,
+    lambda run: makes_plan(run.freezing.method),
+    f'it must be "{PLANNED}", alone or with a policy, which makes a plan')
+A_POLICY = Requirement(
+    f'`freezing.method` `"{PLANNED}"` alone', _METHOD,
+    lambda run: run.freezing.method != PLANNED, f"it must be a policy, or '{PLANNED}+' and one")
+ONE_RATIO = Requirement(
+    "a plan with a `freezing.max_freeze_ratio` for each stage", "freezing.max_freeze_ratio",
+    lambda run: not (makes_plan(run.freezing.method)
+                     and isinstance(run.freezing.max_freeze_ratio, list)),
+    "it must be one value")
+NO_ADAPTERS = Requirement(
+    '`freezing.method` `"lora"`', _METHOD, lambda run: run.freezing.method != "lora",
+    "it must be another")
+DISCARDS = Requirement(
+    "`freezing.discard_batches` 0", "freezing.discard_batches",
+    lambda run: run.freezing.discard_batches != 0, "it must be 1 or more")
+# A frozen front then frees its activations.
+FREES = (
+    one_of("freezing.first_stage", "all_or_nothing"), one_of("freezing.skip_input_grads", "use"))
+
+TENSORS = one_of("parallelism.tensor_parallel_degree", 1, without="tensor parallelism")
+CONTEXTS = one_of("parallelism.context_parallel_degree", 1, without="context parallelism")
+EXPERTS = one_of("parallelism.expert_parallel_degree", 1, without="expert parallelism")
+WHOLE_LAYERS = (TENSORS, CONTEXTS)
+# A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
+ONE_PIPELINE = (
+    one_of("parallelism.data_parallel_replicate_degree", 1, without="replicas"),
+    one_of(_SHARD, 1, -1, without="shards"), *WHOLE_LAYERS, EXPERTS,
+    one_of("parallelism.expert_tensor_parallel_degree", 1, without="expert tensor parallelism"))
+NO_REPLICAS = Requirement(
+    "more processes than ranks of the pipeline", _SHARD,
+    lambda run: run.parallelism.data_parallel_shard_degree != -1
+    or data_parallel_degree(run) in (None, 1),
+    f"start as many processes as {_DEGREE}, or the others are replicas")
+PIPELINE = Requirement(
+    "no pipeline", _DEGREE, lambda run: run.parallelism.pipeline_parallel_degree > 1,
+    "it must be the number of ranks, 2 or more")
+NO_PIPELINE = one_of(_DEGREE, 1, without="a pipeline")
+ONE_STAGE = (
+    one_of("parallelism.pipeline_parallel_schedule", "GPipe", "1F1B",
+           without="a schedule other than GPipe and 1F1B"),
+    one_of("parallelism.pipeline_parallel_schedule_csv", "", None, without="a schedule CSV"))
+EAGER = Requirement(
+    "compiled blocks", 'compile.components has "model"',
+    lambda run: not compiles_blocks(run), 'set compile.enable = false or components = ["loss"]')
+COMPILED = Requirement(
+    "blocks that are not compiled", "blocks of the model are not compiled", compiles_blocks,
+    'set compile.enable = true and components with "model"')
+NO_EMULATION = one_of("emulation.enable", False)
+ONE_PROCESS = Requirement(
+    "several processes", "several processes were started",
+    lambda run: os.environ.get("WORLD_SIZE", "1") == "1", "start it with NGPU=1")
+ONE_NODE = Requirement(
+    "several nodes", "the run has several nodes",
+    lambda run: not _is_started() or os.environ.get("GROUP_WORLD_SIZE", "1") == "1",
+    "start it on one")
+LAUNCHER = Requirement(
+    "a start by torchrun alone", "the run was started by torchrun alone",
+    lambda run: not _is_started() or NEXT in os.environ,
+    "start it by `timelyfreeze train` or run_train.sh")
+
+LLAMA3 = one_of("model.name", "llama3")
+OF_PICTURES = one_of("model.name", *IMAGE_MODELS)
+NO_TEXT = tuple(
+    one_of(f"model.{name}", None)
+    for name in (
+        "vocab_size", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
+        "rope_original_max_position_embeddings"))
+UNPACKED = one_of("data.packing", False)
+INSTRUCTIONS = Requirement(
+    "text and pictures", _DATASET, lambda run: is_instruct_dataset(run.training.dataset),
+    f"it must be one of {', '.join(INSTRUCT_DATASETS)}")
+ROWS = Requirement(
+    "text", _DATASET, lambda run: has_rows(run.training.dataset),
+    f"it must be one of {', '.join((*INSTRUCT_DATASETS, IMAGES))}")
+PICTURES = Requirement(
+    "text and instructions", _DATASET, lambda run: is_image_dataset(run.training.dataset),
+    f"it must be {IMAGES!r}")
+VALIDATION_OF_PICTURES = Requirement(
+    "validation on text or instructions", "validation.dataset",
+    lambda run: not run.validation.enable or is_image_dataset(run.validation.dataset),
+    f"it must be {IMAGES!r} too")
+PLACE = Requirement(
+    "no `training.dataset_path`", "training.dataset_path", lambda run: run.training.dataset_path,
+    "it must name a folder, parquet files or a data set on the hub")
+SEVERAL_PICTURES = Requirement(
+    "microbatches of one picture",
+    "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture",
+    lambda run: run.model.name not in IMAGE_MODELS or examples_of_microbatch(run) != 1,
+    "it must be 2 or more")
+ACCELERATOR = Requirement(
+    "a machine without an accelerator", "this machine has no accelerator",
+    lambda run: torch.accelerator.is_available(), "do without it on a CPU")
+FLOAT8 = Requirement(
+    "no GPU of compute capability 8.9, but for `quantize.linear.float8.emulate`",
+    "no GPU of compute capability 8.9 or more is here",
+    lambda run: has_cuda_capability(8, 9) or run.quantize.linear.float8.emulate,
+    "set quantize.linear.float8.emulate = true, to try it slowly")
+# fmt: on
+
+
+def package(module: str, name: str, install: str) -> Requirement:
+    """Return the requirement that a package is installed, which is imported as ``module``."""
+    found = f"the package {name} is not installed"
+    return Requirement(f"no package {name}", found, lambda run: find_spec(module), install)
+
+
+def _is_started() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+_EXTRA = "install the extra: pip install 'timelyfreeze[{}]'"
+PEFT = package("peft", "peft", _EXTRA.format("lora"))
+TORCHAO = package("torchao", "torchao", "install it")
+VISION = (
+    package("PIL", "pillow", _EXTRA.format("vision")),
+    package("torchvision", "torchvision", _EXTRA.format("vision")),
+)
+
+
+def workers(key: str) -> Requirement:
+    """Return the requirement that a loader has workers."""
+    return Requirement(f"`{key}` 0", key, attrgetter(key), "it must be 1 or more")
