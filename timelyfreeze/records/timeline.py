@@ -201,18 +201,10 @@ def timeline_of(
     step: int | None = None,
     entry_stage: int | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph's A actions.
+    """Return the timeline of a graph's A actions, which have all arrays of shape [A].
 
-    Args:
-        origin: One of ``ORIGINS``.
-        phase: What the batch is an example of.
-        dag: The graph, with E edges.
-        start_ms: Shape [A], milliseconds since the batch began.
-        end_ms: Likewise.
-        ratios: Frozen fraction of each action, shape [A], in [0, 1].
-        delays_ms: As for :func:`critical_positions`.
-        step: As in the timeline.
-        entry_stage: Likewise.
+    Times are milliseconds since the batch began, ratios frozen fractions in [0, 1]; delays are as
+    for :func:`critical_positions`, the rest as in the timeline.
     """
     critical = set(critical_positions(dag, end_ms, delays_ms))
     columns = zip(
