@@ -43,12 +43,9 @@ def attach_clocks(
     recorder: ActionRecorder,
     settings: FreezeSettings | None = None,
 ) -> None:
-    """Have stages time their actions, and accept masks as ``settings`` want them.
+    """Have stages, parallelisms applied, time their actions and accept masks as settings want.
 
-    Args:
-        stages: This rank's, parallelisms applied.
-        recorder: Where times go.
-        settings: The user's choices; None to freeze nothing.
+    Without settings they freeze nothing.
     """
     per_tensor = False
     rank = seed = 0
@@ -174,16 +171,8 @@ def checks_for(
 ) -> PolicyChecks:
     """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
 
-    Everyone's names and sizes are exchanged once here; ``clock`` times the scoring.
-
-    Args:
-        stages: This rank's.
-        policy: The rule.
-        settings: The user's choices.
-        exchange: Talks to the other ranks.
-        clock: Times the scoring.
-        learning_rate: Returns that of the step to come, for a policy that compares outputs.
-        make_reference: Returns what compares them.
+    Everyone's names and sizes are exchanged once here; ``clock`` times the scoring. A policy that
+    compares outputs does so by ``make_reference``, at the learning rate of the step to come.
 
     Raises:
         ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.policy.build_layout`.
@@ -233,12 +222,7 @@ def _cache_for(
 
 
 def processors_of(device: torch.device, n_ranks: int) -> float | None:
-    """Return how many ranks of a pipeline compute at once; None if each has its own device.
-
-    Args:
-        device: Where the ranks compute.
-        n_ranks: Of a pipeline.
-    """
+    """Return how many of a pipeline's ranks compute at once; None if each has its own device."""
     if device.type != "cpu":
         return None
     n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())

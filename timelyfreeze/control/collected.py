@@ -34,28 +34,19 @@ Cut = Mapping[int, Collection[int]]
 
 @dataclass(frozen=True)
 class ObservedBatch:
-    """One pass as a rank saw it, for whoever looks on.
+    """One pass as a rank saw it, for whoever looks on."""
 
-    Attributes:
-        step: Optimizer step it was part of.
-        phase: What the step was for.
-        is_cold: Whether it is one of the first batches after a change of phase or of plan.
-        record: Times of the rank's actions.
-        fractions: Frozen fraction of elements of each of the rank's backwards that computes weight
-            gradients.
-        cut: Those of them that computed no input gradient, because nobody needed it.
-        entry_stage: Stage in which it began, with what the frozen front had put out before; None
-            if at the front.
-        policy: Metrics of the policy's decision that held; empty without a policy.
-    """
-
-    step: int
-    phase: Phase
-    is_cold: bool
-    record: BatchRecord
+    step: int  # optimizer step it was part of
+    phase: Phase  # what the step was for
+    is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
+    record: BatchRecord  # times of the rank's actions
+    # frozen fraction of elements of each of the rank's backwards that computes weight gradients
     fractions: Mapping[Action, float]
+    # those of them that computed no input gradient, because nobody needed it
     cut: Collection[Action] = ()
+    # stage in which it began, with what the frozen front had put out before; None if at the front
     entry_stage: int | None = None
+    # metrics of the policy's decision that held; empty without a policy
     policy: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -70,72 +61,53 @@ def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, floa
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """What a rank has measured since it was last told.
+    """What a rank has measured since it was last told."""
 
-    Attributes:
-        batches: Warm batches, as the other ranks want them.
-        phases: Which phases they belong to.
-        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
-        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
-    """
-
-    batches: RankBatches
-    phases: Set[Phase]
+    batches: RankBatches  # warm batches, as the other ranks want them
+    phases: Set[Phase]  # which phases they belong to
+    # mean frozen fraction of each stage's backwards in the current step
     applied_stage_ratios: dict[int, float]
-    mask_hashes: Mapping[int, int]
+    mask_hashes: Mapping[int, int]  # of all masks since then, by stage; equal masks have equal ones
 
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """What one rank tells the others when metrics are collected.
+    """What one rank tells the others when metrics are collected."""
 
-    Attributes:
-        log: Its batches since the last collection.
-        score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
-            a policy.
-        updates: What is left of the updates of its tensors.
-        cache: What it had of the cache of a frozen front; None without one.
-    """
-
-    log: BatchSummary
+    log: BatchSummary  # its batches since the last collection
+    # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
     score: tuple[float, int] | None
-    updates: RankUpdates
-    cache: CacheUse | None = None
+    updates: RankUpdates  # what is left of the updates of its tensors
+    cache: CacheUse | None = None  # what it had of the cache of a frozen front; None without one
 
 
 @dataclass(frozen=True)
 class CollectedMetrics:
-    """What all ranks together measured since the last collection.
+    """What all ranks together measured since the last collection."""
 
-    Attributes:
-        batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the
-            current step.
-        average_freeze_ratio: Frozen fraction of all elements in all backwards of the steps that
-            have ended (Sec. 4.2).
-        score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
-            slowest rank; None without a policy.
-        score_bytes: Memory that scores take, on the rank where they take most; None likewise.
-        policy: Metrics of the policy's last decision.
-        drift: How many times as long as in the bounds forwards take under the plan, which does
-            not shorten them: above 1 the machine has become slower, or rows longer. None while
-            there is no plan, and where not all batches are stable ones.
-        step_ratios: Frozen fraction of all elements of each step since the last collection, the
-            current one included, mean over its backwards.
-        energy: Gradient energy of the model, and how much of it the masks of the current phase
-            have let through since the last collection; None where it is not measured.
-        cache: What the run had of the cache of a frozen front; None without one.
-    """
-
-    batch_ms: dict[Phase, tuple[float, ...]]
+    batch_ms: dict[Phase, tuple[float, ...]]  # time of each measured batch, by phase, oldest first
+    # mean frozen fraction of elements of each stage's backwards in the current step
     applied_stage_ratios: dict[int, float]
+    # frozen fraction of all elements in all backwards of the steps that have ended (Sec. 4.2)
     average_freeze_ratio: float
+    # time a step spent on a policy's scores since the last collection, on the slowest rank; None
+    # without a policy
     score_ms_per_step: float | None = None
+    # memory that scores take, on the rank where they take most; None likewise
     score_bytes: int | None = None
+    # metrics of the policy's last decision
     policy: Mapping[str, float] = field(default_factory=dict)
+    # how many times as long as in the bounds forwards take under the plan, which does not shorten
+    # them: above 1 the machine has become slower, or rows longer. None while there is no plan, and
+    # where not all batches are stable ones
     drift: float | None = None
+    # frozen fraction of all elements of each step since the last collection, the current one
+    # included, mean over its backwards
     step_ratios: Mapping[int, float] = field(default_factory=dict)
+    # gradient energy of the model, and how much of it the masks of the current phase have let
+    # through since the last collection; None where it is not measured
     energy: PassedEnergy | None = None
+    # what the run had of the cache of a frozen front; None without one
     cache: CacheUse | None = None
 
 
@@ -207,25 +179,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """What is known of a batch before its times are read.
+    """What is known of a batch before its times are read."""
 
-    Attributes:
-        step: Optimizer step it was part of.
-        phase: What the step was for.
-        pattern: What it froze, if it was a batch of monitoring.
-        is_cold: Whether it is one of the first batches after a change of phase or of plan.
-        applied: What its masks really froze.
-        cut: Microbatches whose input gradients were left out.
-        entry_stage: As in ``ObservedBatch``; ``policy`` too.
-    """
-
-    step: int
-    phase: Phase
-    pattern: Pattern | None
-    is_cold: bool
-    applied: Applied
-    cut: Cut
-    entry_stage: int | None = None
+    step: int  # optimizer step it was part of
+    phase: Phase  # what the step was for
+    pattern: Pattern | None  # what it froze, if it was a batch of monitoring
+    is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
+    applied: Applied  # what its masks really froze
+    cut: Cut  # microbatches whose input gradients were left out
+    entry_stage: int | None = None  # as in ``ObservedBatch``; ``policy`` too
     policy: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -30,13 +30,12 @@ from timelyfreeze.control.collected import (
     RankMetrics,
     collected,
 )
-from timelyfreeze.control.known import NOT_MEASURED, KnownPlan
 from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
-from timelyfreeze.planning import FreezePlan, Solution
+from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -48,12 +47,16 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
-from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule, key
+from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
+from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
 
+logger = logging.getLogger(__name__)
 
-class FreezeController(KnownPlan):
+NOT_MEASURED = "the run did not pass through the monitoring steps"
+
+
+class FreezeController:
     """Applies a freezing method to the pipeline stages of one rank.
 
     The trainer calls, in every step::
@@ -63,25 +66,12 @@ class FreezeController(KnownPlan):
             schedule.step(...)
         controller.end_step()            # after the optimizer's step, gradients still there
 
-    Args:
-        stages: This rank's stages, recorders attached.
-        order: Declared order of the whole pipeline.
-        settings: The user's choices; their phases have monitoring steps if the method plans.
-        recorder: The recorder attached to ``stages``.
-        exchange: Talks to the other ranks.
-        checks: Keeps the policy's decision up to date; None to draw at random.
-        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
-            of its own.
-        on_solved: Called on every rank with the plan and its bounds whenever there are new ones,
-            to save them.
-        measure_transfers: Times the links between pipeline ranks; called on every rank before the
-            plan is solved.
-        energy: Measures the gradients of ``stages``; None to do without p_eff.
-        outside: Times what steps do besides their batches; None for a clock like the recorder's.
-        cache: Keeps what a frozen front puts out; None to compute it always.
+    Its arguments are what :func:`timelyfreeze.control.build.build_controller` makes of its own.
 
     Attributes:
         state_type: Saves and restores what the controller knows.
+        settings: The user's choices, of an elastic run those of its present pipeline.
+        checks: Keeps the policy's decision up to date; None to draw at random.
         cache: Keeps outputs of a frozen front; None for none. Where it is there, all ranks call its
             ``name_batches`` before a step's first batch.
         ahead: Runs the frozen front ahead of the other stages; None not to. Set it for a policy
@@ -162,11 +152,107 @@ class FreezeController(KnownPlan):
         plan = self._in_force if self.plans else None
         units, n, checks = self._units, self._n_microbatches, self.checks
         self._masks = partial(BatchMasks, settings, units, n, plan, checks)
-        self._phase_log = PhaseLog(settings.phases)
+        self._has_warned = False
         if checks is not None:
             checks.phases = settings.phases
 
     # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def plans(self) -> bool:
+        """Whether the method measures times and plans by them."""
+        return self._planner is not None
+
+    @property
+    def order(self) -> ScheduleOrder:
+        """The order that ran while monitoring; before, the declared one."""
+        return self._in_force.order
+
+    @property
+    def dag(self) -> PipelineDag:
+        """The graph of ``order``."""
+        return self._in_force.dag
+
+    @property
+    def plan(self) -> FreezePlan | None:
+        """The plan, once solved."""
+        return self._in_force.plan
+
+    @property
+    def bounds(self) -> DurationBounds | None:
+        """What the plan was solved from."""
+        return self._in_force.bounds
+
+    @property
+    def predicts_for(self) -> str:
+        """What ranks predictions are for, in words."""
+        return self._in_force.predicts_for
+
+    @property
+    def solver_choices(self) -> SolverChoices | None:
+        """What plans are solved under; None if the method does not plan."""
+        return None if self._planner is None else self._planner.choices
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no plan, if solving failed."""
+        return None if self._planner is None else self._planner.failure
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
+        if self._planner is None or self.plan is not None:
+            return self.switched_off
+        last = self.settings.phases.last_monitor_step
+        if self._step < last:
+            return f"a plan is made after step {last} ({key('monitor')}), and this is {self._step}"
+        passed = "it is still being solved" if self._planner.is_solving else NOT_MEASURED
+        return self.failure or passed
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the current step."""
+        if self._in_force.is_off(self._step):
+            return Phase.OFF
+        return self.settings.phases.phase(self._step)
+
+    @property
+    def switched_off(self) -> str | None:
+        """Since when and why nothing is frozen although there is a plan; None while it is."""
+        return self._in_force.switched_off
+
+    @property
+    def plan_missing(self) -> bool:
+        """Whether the current step should freeze by a plan but there is none, nor will be."""
+        if self._planner is None or self._planner.is_solving:
+            return False
+        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+
+    def planned_ratio(self, action: Action) -> float:
+        """Return the fraction in [0, 1] of a backward's parameters to freeze in the current step.
+
+        It follows from the plan and Eq. 9, or is what a policy chose that decides alone.
+
+        Raises:
+            ValueError: If the plan does not know the action.
+        """
+        if self.plans:
+            return self._in_force.ratio(action, self._step)
+        if self.checks is None or self.phase is Phase.WARMUP:
+            return 0.0
+        return self.checks.frozen_ratio(action.stage)
+
+    def expected_stage_ratios(self) -> dict[int, float]:
+        """Return for every stage the mean planned ratio of its backwards in the current step."""
+        sums: dict[int, list[float]] = {}
+        for action in self.dag.actions:
+            if action.kind.freezable:
+                sums.setdefault(action.stage, []).append(self.planned_ratio(action))
+        return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
+
+    def expected_batch_ms(self) -> float | None:
+        """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
+        return self._in_force.expected_batch_ms(self._step)
 
     @property
     def entered_phase(self) -> Phase | None:
@@ -197,9 +283,16 @@ class FreezeController(KnownPlan):
         if self.phase is not self._phase:
             self._phase = self.phase
             self._batches_in_phase = 0
-            self._phase_log.tell_phase(self.phase, step)
-        if self.plan_missing and self._exchange.rank == 0:
-            self._phase_log.tell_missing_plan(step, self.failure)
+            self._tell_phase()
+        if self.plan_missing and self._exchange.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
+                step,
+                key("monitor"),
+                self.settings.phases.last_monitor_step,
+                self.failure or NOT_MEASURED,
+            )
         # Where everything is frozen, an optimizer has less to do than usual.
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
@@ -216,6 +309,13 @@ class FreezeController(KnownPlan):
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
         if self.ahead is not None:
             self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
+
+    def _tell_phase(self) -> None:
+        if self.phase is Phase.OFF:
+            return  # the planner has told, with the reason
+        is_last = self.phase is Phase.STABLE
+        end = "the end" if is_last else f"step {self.settings.phases.last_step_of(self.phase)}"
+        logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, end)
 
     def _plan_anew(self, step: int) -> None:
         """Leave a plan of another pipeline behind, which was in force until ``step``."""
@@ -398,35 +498,3 @@ class FreezeController(KnownPlan):
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self._settled_front = state.get("front", self.checks.frozen_layers)
-
-
-logger = logging.getLogger(__name__)
-
-
-class PhaseLog:
-    """Writes to the log what phase a run is in."""
-
-    def __init__(self, phases: PhaseSchedule) -> None:
-        self._phases = phases
-        self._warned = False
-
-    def tell_phase(self, phase: Phase, step: int) -> None:
-        """Tell a phase that begins at ``step``."""
-        if phase is Phase.OFF:
-            return  # the planner has told, with the reason
-        last = None if phase is Phase.STABLE else self._phases.last_step_of(phase)
-        until = "the end" if last is None else f"step {last}"
-        logger.info("Freezing phase %s from step %d to %s", phase.value, step, until)
-
-    def tell_missing_plan(self, step: int, failure: str | None) -> None:
-        """Warn, once, that nothing is frozen although ``step`` should freeze by a plan."""
-        if self._warned:
-            return
-        self._warned = True
-        logger.warning(
-            "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
-            step,
-            key("monitor"),
-            self._phases.last_monitor_step,
-            failure or NOT_MEASURED,
-        )

@@ -45,25 +45,17 @@ class SetUp(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchMasks:
-    """The masks of one batch on this rank.
+    """The masks of one batch on this rank."""
 
-    Attributes:
-        settings: The user's choices.
-        units: Parameters of this rank's stages, and which of them are frozen together.
-        n_microbatches: Of a pipeline batch.
-        plan: Says how much to freeze; None for a policy alone.
-        checks: Say which tensors; None to draw at random. One of the two is there.
-        step: Optimizer step, from 1.
-        batch_index: Number of the batch in its step, from 0.
-    """
-
-    settings: FreezeSettings
+    settings: FreezeSettings  # the user's choices
+    # parameters of this rank's stages, and which of them are frozen together
     units: Mapping[int, FreezeUnits]
-    n_microbatches: int
-    plan: PlanInForce | None
+    n_microbatches: int  # of a pipeline batch
+    plan: PlanInForce | None  # says how much to freeze; None for a policy alone
+    # say which tensors; None to draw at random. One of the two is there
     checks: PolicyChecks | None
-    step: int
-    batch_index: int
+    step: int  # optimizer step, from 1
+    batch_index: int  # number of the batch in its step, from 0
 
     @cached_property
     def pattern(self) -> Pattern | None:

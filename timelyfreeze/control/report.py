@@ -19,38 +19,27 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class FreezeReport:
-    """What a run has measured and planned up to now, the same on every rank.
+    """What a run has measured and planned up to now, the same on every rank."""
 
-    Attributes:
-        step: The last step that was begun.
-        phase: Its phase.
-        batch_ms: Median time of the last batches of each phase that has been measured.
-        unfrozen_batch_ms: What the plan predicts without freezing; None without a plan.
-        planned_batch_ms: What it predicts with its ratios.
-        frozen_batch_ms: What it predicts with everything frozen: the upper bound of the gain.
-        interval_factor: 9 of 10 batches take between 1 / this and this times a prediction; None
-            where too few batches were timed, or without a plan.
-        predicts_for: What ranks predictions are for, in words; None without a plan.
-        planned_ratios: Mean planned freeze ratio of each stage's backwards.
-        applied_ratios: Mean frozen fraction of each stage's backwards, in the last step collected.
-        average_freeze_ratio: Mean frozen fraction since the run began.
-        without: Why nothing is frozen by a plan, where that is so.
-        cache: What the run had of the cache of a frozen front; None without one.
-    """
-
-    step: int
-    phase: Phase
+    step: int  # the last step that was begun
+    phase: Phase  # its phase
+    # median time of the last batches of each phase that has been measured
     batch_ms: Mapping[Phase, float]
-    unfrozen_batch_ms: float | None
-    planned_batch_ms: float | None
+    unfrozen_batch_ms: float | None  # what the plan predicts without freezing; None without a plan
+    planned_batch_ms: float | None  # what it predicts with its ratios
+    # what it predicts with everything frozen: the upper bound of the gain
     frozen_batch_ms: float | None
-    planned_ratios: Mapping[int, float]
+    planned_ratios: Mapping[int, float]  # mean planned freeze ratio of each stage's backwards
+    # mean frozen fraction of each stage's backwards, in the last step collected
     applied_ratios: Mapping[int, float]
-    average_freeze_ratio: float
-    without: str | None
+    average_freeze_ratio: float  # mean frozen fraction since the run began
+    without: str | None  # why nothing is frozen by a plan, where that is so
+    # what the run had of the cache of a frozen front; None without one
     cache: CacheUse | None = None
+    # 9 of 10 batches take between 1 / this and this times a prediction; None where too few batches
+    # were timed, or without a plan
     interval_factor: float | None = None
-    predicts_for: str | None = None
+    predicts_for: str | None = None  # what ranks predictions are for, in words; None without a plan
 
     @property
     def measured_unfrozen_ms(self) -> float | None:

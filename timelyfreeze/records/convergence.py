@@ -24,17 +24,11 @@ UNFROZEN_PHASES = (Phase.WARMUP, Phase.UPPER_BOUND)
 
 @dataclass(frozen=True)
 class PassedEnergy:
-    """Gradient energy of some tensors, and how much of it is let through.
+    """Gradient energy of some tensors, and how much of it is let through."""
 
-    Attributes:
-        passed: Sum of update probability times squared gradient, the numerator of Eq. 27.
-        total: Sum of squared gradients, its denominator.
-        is_complete: Whether the energy of every tensor is known.
-    """
-
-    passed: float
-    total: float
-    is_complete: bool = True
+    passed: float  # sum of update probability times squared gradient, the numerator of Eq. 27
+    total: float  # sum of squared gradients, its denominator
+    is_complete: bool = True  # whether the energy of every tensor is known
 
     def __add__(self, other: PassedEnergy) -> PassedEnergy:
         """Return both together."""

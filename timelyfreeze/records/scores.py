@@ -24,58 +24,36 @@ HUB = "hub"
 
 @dataclass(frozen=True)
 class Score:
-    """How one benchmark went.
+    """How one benchmark went."""
 
-    Attributes:
-        accuracy: In [0, 1].
-        stderr: Standard error of the accuracy over the questions, None if lm-eval gives none.
-        n_questions: How many were asked.
-        questions: Where they are from: a split of the hub's data set, or the name of a file.
-        n_shots: Solved examples before each question.
-        metric: lm-eval's name of the metric.
-        others: Further metrics of lm-eval, such as ``acc_norm``.
-    """
-
-    accuracy: float
+    accuracy: float  # in [0, 1]
+    # standard error of the accuracy over the questions, None if lm-eval gives none
     stderr: float | None
-    n_questions: int
-    questions: str
-    n_shots: int
-    metric: str
+    n_questions: int  # how many were asked
+    questions: str  # where they are from: a split of the hub's data set, or the name of a file
+    n_shots: int  # solved examples before each question
+    metric: str  # lm-eval's name of the metric
+    # further metrics of lm-eval, such as ``acc_norm``
     others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """All scores of a model.
+    """All scores of a model."""
 
-    Attributes:
-        model: The Hugging Face folder that was scored.
-        step: Training step of its weights, None where it is not known.
-        source: ``hub``, or the folder that questions were read from.
-        limit: Questions of each benchmark that were asked for; None for all.
-        dtype: Type that the model computed in.
-        device: Where it computed.
-        versions: Of lm-eval, transformers and torch.
-        evaluated_at: ISO 8601 time with offset.
-        benchmarks: Scores by the key of their benchmark.
-        further: Metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric.
-        options: Further options that lm-eval was given.
-        tasks: Names of the tasks that were asked, with commas between.
-    """
-
-    model: str
-    step: int | None
-    source: str
-    limit: int | None
-    dtype: str
-    device: str
-    versions: Mapping[str, str]
-    evaluated_at: str
-    benchmarks: Mapping[str, Score]
+    model: str  # the Hugging Face folder that was scored
+    step: int | None  # training step of its weights, None where it is not known
+    source: str  # ``hub``, or the folder that questions were read from
+    limit: int | None  # questions of each benchmark that were asked for; None for all
+    dtype: str  # type that the model computed in
+    device: str  # where it computed
+    versions: Mapping[str, str]  # of lm-eval, transformers and torch
+    evaluated_at: str  # ISO 8601 time with offset
+    benchmarks: Mapping[str, Score]  # scores by the key of their benchmark
+    # metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    options: str = ""
-    tasks: str = ""
+    options: str = ""  # further options that lm-eval was given
+    tasks: str = ""  # names of the tasks that were asked, with commas between
 
     @property
     def average(self) -> float | None:
@@ -174,27 +152,16 @@ def _is_fraction(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark as lm-eval runs it.
+    """One benchmark as lm-eval runs it."""
 
-    Attributes:
-        key: Its name here and in files.
-        title: Its name in tables, as the paper has it.
-        task: Name of lm-eval's task or group of tasks.
-        n_shots: Solved examples before each question.
-        metric: lm-eval's metric that is the accuracy.
-        split: The split that lm-eval asks questions from.
-        n_tasks: Tasks of lm-eval that it is made of; MMLU has one for each subject.
-        counts: Whether it is one of the four that the average is over.
-    """
-
-    key: str
-    title: str
-    task: str
-    n_shots: int
-    metric: str = "acc"
-    split: str = "validation"
-    n_tasks: int = 1
-    counts: bool = True
+    key: str  # its name here and in files
+    title: str  # its name in tables, as the paper has it
+    task: str  # name of lm-eval's task or group of tasks
+    n_shots: int  # solved examples before each question
+    metric: str = "acc"  # lm-eval's metric that is the accuracy
+    split: str = "validation"  # the split that lm-eval asks questions from
+    n_tasks: int = 1  # tasks of lm-eval that it is made of; MMLU has one for each subject
+    counts: bool = True  # whether it is one of the four that the average is over
 
     def limit_of_task(self, limit: int | None) -> int | None:
         """Return how many questions each task asks for ``limit`` or a few more; None for all."""

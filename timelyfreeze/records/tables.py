@@ -33,36 +33,22 @@ WINDOW = 5
 
 @dataclass(frozen=True)
 class LossRow:
-    """A logged loss.
+    """A logged loss."""
 
-    Attributes:
-        step: Optimizer step after which it was taken.
-        seconds: Sum of the step times until then.
-        train_loss: None in a row of a validation.
-        validation_loss: None in a row of a training step.
-    """
-
-    step: Count
-    seconds: Seconds
-    train_loss: AnyFloat | None
-    validation_loss: AnyFloat | None
+    step: Count  # optimizer step after which it was taken
+    seconds: Seconds  # sum of the step times until then
+    train_loss: AnyFloat | None  # None in a row of a validation
+    validation_loss: AnyFloat | None  # None in a row of a training step
 
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A validation of an image classifier.
+    """A validation of an image classifier."""
 
-    Attributes:
-        step: Optimizer step after which it was made.
-        seconds: Sum of the step times until then.
-        top1: Fraction of the pictures whose class had the highest score.
-        top5: Fraction of those whose class was among the five highest.
-    """
-
-    step: Count
-    seconds: Seconds
-    top1: Fraction
-    top5: Fraction
+    step: Count  # optimizer step after which it was made
+    seconds: Seconds  # sum of the step times until then
+    top1: Fraction  # fraction of the pictures whose class had the highest score
+    top5: Fraction  # fraction of those whose class was among the five highest
 
 
 LOSSES = Table("losses.csv", LossRow)
@@ -105,36 +91,26 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One optimizer step; None for what was not measured.
+    """One optimizer step; None for what was not measured."""
 
-    Attributes:
-        step: Its number, from 1.
-        phase: Name of its phase; "" for a run without freezing.
-        seconds: Sum of the step times up to and including this one, of this process's run.
-        step_ms: How long it took.
-        tokens_per_second: Of each device.
-        virtual_step_ms: In an emulation, how long it would have taken on devices of their own.
-        freeze_ratio: Fraction of all elements that its masks froze, mean over backwards and ranks.
-        batch_ms: Median pipeline batch of the phase since the step before that was logged.
-        batch_predicted_ms: Prediction for the batches of this step.
-        train_loss: Where it was logged.
-        kappa: Median step of the phase since the step before that was logged, over the median
-            unfrozen step (arXiv:2602.05754, Eq. 12).
-        p_eff: Fraction of the gradient energy that those steps updated (Eq. 27).
-    """
-
-    step: Number
+    step: Number  # its number, from 1
+    # name of its phase; "" for a run without freezing
     phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]
-    seconds: Seconds
-    step_ms: float
-    tokens_per_second: float
+    seconds: Seconds  # sum of the step times up to and including this one, of this process's run
+    step_ms: float  # how long it took
+    tokens_per_second: float  # of each device
+    # in an emulation, how long it would have taken on devices of their own
     virtual_step_ms: float | None = None
+    # fraction of all elements that its masks froze, mean over backwards and ranks
     freeze_ratio: Fraction | None = None
+    # median pipeline batch of the phase since the step before that was logged
     batch_ms: float | None = None
-    batch_predicted_ms: float | None = None
-    train_loss: float | None = None
+    batch_predicted_ms: float | None = None  # prediction for the batches of this step
+    train_loss: float | None = None  # where it was logged
+    # median step of the phase since the step before that was logged, over the median unfrozen step
+    # (arXiv:2602.05754, Eq. 12)
     kappa: float | None = None
-    p_eff: float | None = None
+    p_eff: float | None = None  # fraction of the gradient energy that those steps updated (Eq. 27)
 
 
 STEPS = Table("steps.csv", StepRow)
@@ -142,23 +118,14 @@ STEPS = Table("steps.csv", StepRow)
 
 @dataclass(frozen=True)
 class Move:
-    """One move; a run that has made none has no file.
+    """One move; a run that has made none has no file."""
 
-    Attributes:
-        step: First optimizer step in the new pipeline.
-        frozen_layers: Layers of the front that were frozen then.
-        ranks: Ranks of the new pipeline.
-        replicas: Copies of it that share each batch of the run.
-        split: Layers on each of its ranks, such as ``"8 2"``.
-        seconds: What the move took: saving, building, loading. No step time has it.
-    """
-
-    step: Number
-    frozen_layers: Count
-    ranks: Number
-    replicas: Number
-    split: str
-    seconds: Seconds
+    step: Number  # first optimizer step in the new pipeline
+    frozen_layers: Count  # layers of the front that were frozen then
+    ranks: Number  # ranks of the new pipeline
+    replicas: Number  # copies of it that share each batch of the run
+    split: str  # layers on each of its ranks, such as ``"8 2"``
+    seconds: Seconds  # what the move took: saving, building, loading. No step time has it
 
 
 MOVES = Table("moves.csv", Move)
@@ -168,25 +135,18 @@ MOVES = Table("moves.csv", Move)
 class FrontRow:
     """The front in one optimizer step; None for what the run has nothing of.
 
-    Attributes:
-        step: Its number, from 1.
-        phase: Name of its phase.
-        frozen_layers: Blocks of the front; 0 where the policy's choice is not in force.
-        batches: Batches of the step.
-        read: Those of them that began behind the front, with what the activation cache had of it.
-        frozen_modules: Modules of the front, of a policy that has modules.
-        bootstrapping: 1 while such a policy does not look at modules yet, 0 afterwards.
-
     Raises:
         ValueError: If more batches were read than there were.
     """
 
-    step: Number
-    phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]
-    frozen_layers: Count
-    batches: Number
+    step: Number  # its number, from 1
+    phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]  # name of its phase
+    frozen_layers: Count  # blocks of the front; 0 where the policy's choice is not in force
+    batches: Number  # batches of the step
+    # those of them that began behind the front, with what the activation cache had of it
     read: Count | None = None
-    frozen_modules: Count | None = None
+    frozen_modules: Count | None = None  # modules of the front, of a policy that has modules
+    # 1 while such a policy does not look at modules yet, 0 afterwards
     bootstrapping: Count | None = None
 
     def __post_init__(self) -> None:
@@ -197,19 +157,12 @@ class FrontRow:
 
 @dataclass(frozen=True)
 class PlasticityRow:
-    """One evaluation of the frontmost live module.
+    """One evaluation of the frontmost live module."""
 
-    Attributes:
-        step: Optimizer step whose batch went through the module and its reference.
-        module: Number of the module, from the front.
-        plasticity: How far their outputs lie apart.
-        smoothed: Its moving mean.
-    """
-
-    step: Number
-    module: Count
-    plasticity: float
-    smoothed: float
+    step: Number  # optimizer step whose batch went through the module and its reference
+    module: Count  # number of the module, from the front
+    plasticity: float  # how far their outputs lie apart
+    smoothed: float  # its moving mean
 
 
 FRONT = Table("front.csv", FrontRow)
@@ -220,25 +173,18 @@ PLASTICITY = Table("plasticity.csv", PlasticityRow)
 class FrozenCount:
     """What became of one tensor since freezing began.
 
-    Attributes:
-        rank: Pipeline rank that holds it.
-        stage: Stage that it belongs to.
-        parameter: Its name in the model.
-        elements: Number of its elements.
-        backwards: Backwards that could have updated it, from the first step of the ramp on; from
-            the first step after warm-up, where a policy decides alone.
-        times_frozen: How many of them left it out.
-
     Raises:
         ValueError: If that is more than there were.
     """
 
-    rank: Count
-    stage: Count
-    parameter: str
-    elements: Number
+    rank: Count  # pipeline rank that holds it
+    stage: Count  # stage that it belongs to
+    parameter: str  # its name in the model
+    elements: Number  # number of its elements
+    # backwards that could have updated it, from the first step of the ramp on; from the first step
+    # after warm-up, where a policy decides alone
     backwards: Count
-    times_frozen: Count
+    times_frozen: Count  # how many of them left it out
 
     def __post_init__(self) -> None:
         """Refuse more than all."""
@@ -264,15 +210,10 @@ COUNTS = Table("frozen_counts.csv", FrozenCount)
 
 @dataclass(frozen=True)
 class NeverUpdated:
-    """How much of a model has not learned since freezing began.
+    """How much of a model has not learned since freezing began."""
 
-    Attributes:
-        tensors: Fraction of the tensors.
-        elements: Fraction of the elements.
-    """
-
-    tensors: float
-    elements: float
+    tensors: float  # fraction of the tensors
+    elements: float  # fraction of the elements
 
 
 def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
@@ -293,25 +234,17 @@ _PROFILES = (_PROFILE, *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES))
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """One backward.
+    """One backward."""
 
-    Attributes:
-        stage: Its stage.
-        kind: "B", or "W" for the weight half of a split one.
-        phase: Phase of the run it was timed in. "profile" where each stage was timed alone, with
-            the way of freezing the first one behind it; it is the median of several then.
-        microbatch: Its microbatch; -1 where that is not known.
-        fraction: Fraction of the stage's elements that it froze.
-        duration_ms: How long it took.
-        cut: 1 if it computed no input gradient because nobody needed it, else 0.
-    """
-
-    stage: Count
-    kind: Annotated[str, OneOf("B", "W")]
+    stage: Count  # its stage
+    kind: Annotated[str, OneOf("B", "W")]  # "B", or "W" for the weight half of a split one
+    # phase of the run it was timed in. "profile" where each stage was timed alone, with the way of
+    # freezing the first one behind it; it is the median of several then
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase), *_PROFILES)]
-    microbatch: Annotated[int, Within(-1, MOST)]
-    fraction: Fraction
-    duration_ms: float
+    microbatch: Annotated[int, Within(-1, MOST)]  # its microbatch; -1 where that is not known
+    fraction: Fraction  # fraction of the stage's elements that it froze
+    duration_ms: float  # how long it took
+    # 1 if it computed no input gradient because nobody needed it, else 0
     cut: Annotated[int, Within(0, 1)] = 0
 
 

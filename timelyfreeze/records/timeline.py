@@ -67,24 +67,17 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Block:
-    """One action of a timeline.
+    """One action of a timeline."""
 
-    Attributes:
-        action: What ran.
-        rank: Where.
-        start_ms: When it began, milliseconds since the batch did.
-        end_ms: When it ended.
-        freeze_ratio: Fraction of the action's elements that was frozen, or is planned to be, in
-            [0, 1]; 0 for actions that freezing does not concern.
-        is_critical: Whether it is on the critical path: the chain of actions, each waiting for the
-            one before, that ends last.
-    """
-
-    action: Action
-    rank: int
-    start_ms: float
-    end_ms: float
+    action: Action  # what ran
+    rank: int  # where
+    start_ms: float  # when it began, milliseconds since the batch did
+    end_ms: float  # when it ended
+    # fraction of the action's elements that was frozen, or is planned to be, in [0, 1]; 0 for
+    # actions that freezing does not concern
     freeze_ratio: float = 0.0
+    # whether it is on the critical path: the chain of actions, each waiting for the one before,
+    # that ends last
     is_critical: bool = False
 
     @property
@@ -95,21 +88,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One batch of a pipeline.
+    """One batch of a pipeline."""
 
-    Attributes:
-        origin: One of ``ORIGINS``.
-        phase: What the batch is an example of: UPPER_BOUND is without freezing, STABLE with.
-        blocks: Every action once, rank by rank, in the order of execution.
-        step: Optimizer step that it was measured in; None if it was not.
-        entry_stage: Stage in which the batch began, with what the frozen front had put out before;
-            stages in front of it ran nothing. None if the batch ran through the front.
-    """
-
-    origin: str
-    phase: Phase
-    blocks: tuple[Block, ...]
-    step: int | None = None
+    origin: str  # one of ``ORIGINS``
+    phase: Phase  # what the batch is an example of: UPPER_BOUND is without freezing, STABLE with
+    blocks: tuple[Block, ...]  # every action once, rank by rank, in the order of execution
+    step: int | None = None  # optimizer step that it was measured in; None if it was not
+    # stage in which the batch began, with what the frozen front had put out before; stages in front
+    # of it ran nothing. None if the batch ran through the front
     entry_stage: int | None = None
 
     @property
@@ -215,18 +201,10 @@ def timeline_of(
     step: int | None = None,
     entry_stage: int | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph's A actions.
+    """Return the timeline of a graph's A actions, which have all arrays of shape [A].
 
-    Args:
-        origin: One of ``ORIGINS``.
-        phase: What the batch is an example of.
-        dag: The graph, with E edges.
-        start_ms: Shape [A], milliseconds since the batch began.
-        end_ms: Likewise.
-        ratios: Frozen fraction of each action, shape [A], in [0, 1].
-        delays_ms: As for :func:`critical_positions`.
-        step: As in the timeline.
-        entry_stage: Likewise.
+    Times are milliseconds since the batch began, ratios frozen fractions in [0, 1]; delays are as
+    for :func:`critical_positions`, the rest as in the timeline.
     """
     critical = set(critical_positions(dag, end_ms, delays_ms))
     columns = zip(
@@ -374,14 +352,11 @@ def timeline_from_json(text: str) -> Timeline:
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """One pass as one process saw it.
+    """One pass as one process saw it."""
 
-    Attributes:
-        intervals_ms: When each of its actions began and ended, by its own clock, milliseconds.
-        fractions: Frozen fraction of elements of those that compute weight gradients.
-    """
-
+    # when each of its actions began and ended, by its own clock, milliseconds
     intervals_ms: Intervals
+    # frozen fraction of elements of those that compute weight gradients
     fractions: Mapping[Action, float]
 
 

@@ -15,23 +15,14 @@ _DEGREE, _SCHEDULE = "pipeline_parallel_degree", "pipeline_parallel_schedule"
 
 @dataclass(frozen=True)
 class RunNames:
-    """What the settings of a run call its parts.
+    """What the settings of a run call its parts."""
 
-    Attributes:
-        method: Its freezing method.
-        schedule: Its schedule; of one from a CSV file the file's name.
-        n_ranks: Ranks of its pipeline.
-        model: Its model.
-        is_emulated: Whether one process ran all ranks.
-        unit: What throughput counts: tokens, or images where the data set is pictures.
-    """
-
-    method: str
-    schedule: str
-    n_ranks: int
-    model: str
-    is_emulated: bool
-    unit: str
+    method: str  # its freezing method
+    schedule: str  # its schedule; of one from a CSV file the file's name
+    n_ranks: int  # ranks of its pipeline
+    model: str  # its model
+    is_emulated: bool  # whether one process ran all ranks
+    unit: str  # what throughput counts: tokens, or images where the data set is pictures
 
 
 def read_names(run_folder: Path) -> RunNames | None:

@@ -32,8 +32,8 @@ from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition import partition_line
-from torchtitan.freezing.report.metrics import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
+from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.hf.document_attention import to_every_stage
 from torchtitan.upstream.cpu_precision import slow_precision
@@ -56,7 +56,7 @@ class FreezingTrainer(Trainer):
         why_early: Why it ends before its last step, if nobody stops it.
     """
 
-    output: RunOutput | None = None
+    output: RunRecorder | None = None
     device_seconds = 0.0
     why_early = "no more examples"
     job_config: JobConfig
@@ -149,7 +149,9 @@ class FreezingTrainer(Trainer):
             self.controller.end_step()
         seconds = time.perf_counter() - started
         self.device_seconds += seconds * self.parallel_dims.world_size
-        self.metrics_processor.end_step(self.step, seconds, self.ntokens_seen - tokens_before)
+        self.metrics_processor.recorder.end_step(
+            self.step, seconds, self.ntokens_seen - tokens_before
+        )
 
     def _named(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         """Tell the controller the rows of the step's batches, where outputs are kept by row."""
@@ -221,7 +223,7 @@ class FreezingTrainer(Trainer):
                 self._tell_where(error)
                 raise
             ended_early = self._end_early()
-            self.metrics_processor.end_run(ended_early, self.device_seconds)
+            self.metrics_processor.recorder.end(ended_early, self.device_seconds)
             stopped_by = None if self._stop is None else self._stop.settled()
             if ended_early is not None and stopped_by is not None:
                 self.close()

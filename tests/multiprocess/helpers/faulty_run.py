@@ -50,7 +50,9 @@ class Fault:
         if "max_bytes" in self.settings:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings["max_bytes"], -1))
         if "full" in self.settings:
-            trainer.metrics_processor._output.recorder._loss_curve._path = Path("/dev/full")
+            losses = trainer.metrics_processor.run_folder / "losses.csv"
+            losses.unlink()
+            losses.symlink_to("/dev/full")
         if "poison" in self.settings:
             with torch.no_grad():
                 next(trainer.model_parts[-1].parameters()).fill_(float("nan"))

@@ -37,8 +37,8 @@ from torchtitan.freezing.elastic.pipeline import (
     first_pipeline,
     pipeline_for,
 )
-from torchtitan.freezing.report.metrics import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
+from torchtitan.freezing.report.recorder import RunRecorder
 
 
 class ElasticRun:
@@ -62,7 +62,7 @@ class ElasticRun:
         if job_config.freezing.elastic.searches:
             self._search = MicrobatchSearch(job_config, lambda s: max(Exchange().all_gather(s)))
         self._dims: KnownDims = {}
-        self._output: RunOutput | None = None
+        self._output: RunRecorder | None = None
         self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
         self._joining = Joining(
             _get_default_store(),  # torchrun's; torch has no public name for it
@@ -249,7 +249,7 @@ class HandedOver:
     memory: MemoryCheckpoint
     heard: int
     phase: Phase | None
-    output: RunOutput
+    output: RunRecorder
 
 
 class Leaving(Trainer):
@@ -270,11 +270,11 @@ class Leaving(Trainer):
         leaves: Leaves,
         pace: Pace,
         dims: KnownDims,
-        output: RunOutput | None = None,
+        output: RunRecorder | None = None,
     ) -> None:
         self._leaves, self._pace, self._known_dims = leaves, pace, dims
         self._step_seconds = 0.0
-        self._left_with: RunOutput | None = None
+        self._left_with: RunRecorder | None = None
         self._arrived: Callable[[], None] = lambda: None
         self._until_arrived = ExitStack()
         self.output = output
@@ -282,7 +282,7 @@ class Leaving(Trainer):
         if self.controller is not None:
             self.controller.moves = True
         # A pipeline is never longer than the first, whose last ranks are shown.
-        assert output is None or not output.is_shown or self.pp_has_last_stage
+        assert output is None or not output.run.is_shown or self.pp_has_last_stage
 
     def init_distributed(self) -> ParallelDims:
         """Return dimensions, with the meshes of a former trainer that has the same.
@@ -292,7 +292,7 @@ class Leaving(Trainer):
         """
         found = super().init_distributed()
         if self.output is not None:
-            quiet_unless(self.output.is_shown, dist.get_rank())
+            quiet_unless(self.output.run.is_shown, dist.get_rank())
         return self._known_dims.setdefault((found.pp, found.dp_replicate, found.dp_shard), found)
 
     def should_continue_training(self) -> bool:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.control import FreezeController, ObservedBatch
+from timelyfreeze.control import ObservedBatch
 from timelyfreeze.files import write_whole
+from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records import (
+    RESPONSES,
     ResponseRow,
     SeenBatch,
     measured_timeline,
     timeline_file,
     timeline_to_json,
 )
-from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
+from timelyfreeze.timing import DurationBounds
+from torchtitan.freezing.report.parts import LoggedStep, Run, RunPart
 from torchtitan.freezing.report.run_folder import number_former
 
 # Batches of a phase among which the typical one is looked for: the last ones, so many at most. In a
@@ -32,68 +33,55 @@ _ENOUGH = 8
 _ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
-@dataclass
-class TimelineRecord:
+class Timelines(RunPart):
     """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
     The ramp is left out: no two of its steps freeze alike. Of phases without end there is an
     example as soon as there are enough batches to choose from, and another in its place at their
-    end: under a rule that decides while training goes on, more is frozen by then. Between calls of
-    :meth:`collect` nothing is exchanged or written, so a step pays for keeping a reference to its
-    record.
-
-    Attributes:
-        controller: Knows the order and the links.
-        exchange: Talks to the other ranks.
-        run_folder: Folder of the run.
-        writes: Whether this rank writes.
-        writing: What files are written in.
+    end: under a rule that decides while training goes on, more is frozen by then. Between logged
+    steps nothing is exchanged or written, so a step pays for keeping a reference to its record.
     """
 
-    controller: FreezeController
-    exchange: Exchange
-    run_folder: Path
-    _: KW_ONLY
-    writes: bool
-    writing: Callable[[], AbstractContextManager[None]] = nullcontext
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.begin_pipeline()
 
-    def __post_init__(self) -> None:
-        """Begin with nothing."""
+    def begin_pipeline(self) -> None:
         self._kept: dict[Phase, deque[ObservedBatch]] = {}
         self._current: Phase | None = None
         self._written: set[Phase] = set()
 
-    def add(self, observed: ObservedBatch) -> None:
-        """Take note of a batch of this rank; all ranks run the same ones."""
+    def batch(self, observed: ObservedBatch) -> None:
+        """Keep the batch, if it may be an example."""
         phase = self._current = observed.phase
         is_wanted = phase in _ENDLESS or (phase is not Phase.RAMP and phase not in self._written)
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
             self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)
 
-    def begin_plan(self) -> None:
+    def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
         """Leave what ran under another plan behind: its file gets a number and stays."""
         self._kept.pop(Phase.STABLE, None)
-        if Phase.STABLE in self._written and self.writes:
-            file = timeline_file(self.run_folder, Phase.STABLE)
+        if Phase.STABLE in self._written and self.run.is_shown:
+            file = timeline_file(self.run.folder, Phase.STABLE)
             number_former(file.parent, [file.name])
         self._written.discard(Phase.STABLE)
 
-    def collect(self, *, is_last: bool = False) -> bool:
-        """Write the timelines of phases that are over; every rank must call this at the same step.
+    def log_step(self, logged: LoggedStep) -> None:
+        """Write the timelines of phases that are over."""
+        self._write_due(is_last=False)
 
-        Args:
-            is_last: Whether the run ends, so that every phase is over.
+    def gather(self) -> None:
+        """Write all that are left: every phase is over."""
+        self._write_due(is_last=True)
 
-        Returns:
-            Whether there was one.
-        """
-        due = [phase for phase in Phase if self._is_due(phase, is_last=is_last)]
-        for phase in due:
+    def _write_due(self, *, is_last: bool) -> None:
+        """Write what is due; every rank comes here at the same step."""
+        for phase in [phase for phase in Phase if self._is_due(phase, is_last=is_last)]:
             self._write(phase, list(self._kept[phase]))
             self._written.add(phase)
+            self.run.has_news = True
             if phase is not self._current:
                 del self._kept[phase]
-        return bool(due)
 
     def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
         if phase not in self._kept:
@@ -103,18 +91,20 @@ class TimelineRecord:
         return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
+        run, controller = self.run, self.run.controller
+        assert controller is not None  # batches come from it
         batches = of_commonest_entry(batches)
-        everyone = self.exchange.all_gather([observed.record.span_ms for observed in batches])
+        everyone = run.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]
-        processes = self.exchange.all_gather(
+        processes = run.exchange.all_gather(
             SeenBatch(chosen.record.intervals_ms, dict(chosen.fractions))
         )
-        if not self.writes:
+        if not run.is_shown:
             return
-        bounds = self.controller.bounds
+        bounds = controller.bounds
         try:
             timeline = measured_timeline(
-                self.controller.order,
+                controller.order,
                 processes,
                 phase,
                 step=chosen.step,
@@ -124,8 +114,8 @@ class TimelineRecord:
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
-        file = timeline_file(self.run_folder, phase)
-        with self.writing():
+        file = timeline_file(run.folder, phase)
+        with run.guard.writing():
             write_whole(file, timeline_to_json(timeline).encode())
         logger.debug("Wrote %s", file)
 
@@ -138,11 +128,7 @@ def of_commonest_entry(batches: Sequence[ObservedBatch]) -> list[ObservedBatch]:
 
 
 def typical(spans_ms: list[list[float]]) -> int:
-    """Return which batch has the median time, as the slowest rank saw it.
-
-    Args:
-        spans_ms: Of each rank the span of each batch, milliseconds.
-    """
+    """Return which batch has the median time, as the slowest of the ranks saw it."""
     slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
     return slowest.index(statistics.median_low(slowest))
 
@@ -151,24 +137,34 @@ def typical(spans_ms: list[list[float]]) -> int:
 N_KEPT = 120
 
 
-class ResponseSample:
+class Responses(RunPart):
     """A fair sample of each stage's backwards in each phase, by Vitter's algorithm R.
 
     What is kept depends on the order of batches alone, so a repeated run keeps the same ones.
     Batches that run cold are left out.
-
-    Args:
-        n_kept: Number to keep of each stage, kind and phase.
     """
 
-    def __init__(self, n_kept: int = N_KEPT) -> None:
+    def __init__(self, run: Run, n_kept: int = N_KEPT) -> None:
+        super().__init__(run)
         self._n_kept = n_kept
+        self.begin_pipeline()
+
+    def begin_pipeline(self) -> None:
         self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
         self._n_seen: Counter[tuple[int, str, str]] = Counter()
         self._rng = np.random.default_rng(0)
 
-    def add(self, observed: ObservedBatch) -> None:
-        """Take note of a batch."""
+    def gather(self) -> None:
+        """Write what all ranks have kept, ``responses.csv``."""
+        if self.run.controller is None:
+            return
+        everyone = self.run.exchange.all_gather(self.by_stage())
+        by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
+        rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
+        self.run.append(RESPONSES, rows)
+
+    def batch(self, observed: ObservedBatch) -> None:
+        """Offer its backwards to the sample."""
         if observed.is_cold:
             return
         for action, fraction in observed.fractions.items():

@@ -11,9 +11,10 @@ from jinja2 import Environment, FileSystemLoader, Template
 
 from timelyfreeze.policies import LORA, freezes_by_turns
 from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
-from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.step_record import TimedMove
-from torchtitan.freezing.report.text import by_virtual_clock
+from timelyfreeze.timing import within
+from torchtitan.freezing.report.parts import Run, RunPart
+from torchtitan.freezing.report.steps import Counts, Moves, TimedMove
+from torchtitan.freezing.report.text import beside, by_virtual_clock
 
 # Keys that tell runs apart at a glance; settings.json has all.
 _SETTINGS = (
@@ -48,6 +49,21 @@ _FILES = {
 _TEMPLATE = "report.md.j2"
 
 
+class Page(RunPart):
+    """Writes the page, which lists the files that are there, after all others are."""
+
+    def __init__(self, run: Run, moves: Moves, counts: Counts) -> None:
+        super().__init__(run)
+        self._moves, self._counts = moves, counts
+
+    def finish(self, summary: RunSummary) -> None:
+        run, moves, counts = self.run, self._moves.timed(), self._counts.rows
+        page = render_page(summary, run.config.to_dict(), run.folder, counts, moves)
+        run.write("report.md", page)
+        if run.is_shown and run.config.report.quiet:
+            print(f"report: {run.folder / 'report.md'}", flush=True)
+
+
 def render_page(
     summary: RunSummary,
     settings: Mapping[str, Any],
@@ -57,12 +73,7 @@ def render_page(
 ) -> str:
     """Return the page as markdown; it lists the files that the folder has now.
 
-    Args:
-        summary: The run's metrics; what is None was not measured, and the page says so.
-        settings: The configuration, by section and key.
-        run_folder: Where the run's files are.
-        counts: How often each tensor was frozen; empty without freezing.
-        moves: To other pipelines; empty for a run that stayed.
+    What is None in the summary was not measured, and the page says so.
     """
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
@@ -169,12 +180,7 @@ def _ms(value: float | None) -> str:
 def _beside(
     measured_ms: float | None, predicted_ms: float | None, factor: float | None = None
 ) -> str:
-    """Return a time as predicted, with its interval, and as measured."""
+    """Return a time as predicted, with its interval, and as measured; the latter alone as it is."""
     if predicted_ms is None:
         return _ms(measured_ms)
-    interval = range_of(predicted_ms, factor)
-    predicted = f"predicted {_ms(predicted_ms)}{interval and f' ({interval})'}"
-    if measured_ms is None:
-        return f"{predicted}, not measured"
-    error = measured_ms / predicted_ms - 1
-    return f"{predicted}, measured {_ms(measured_ms)} ({error:+.1%})"
+    return beside(measured_ms, predicted_ms, factor, ",.1f")

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.planning import AwaitedCall, BackgroundCall
+from timelyfreeze.planning import AwaitedCall, BackgroundCall, FreezePlan
+from timelyfreeze.records import RunSummary
+from timelyfreeze.timing import DurationBounds
+from torchtitan.freezing.report.parts import LoggedStep, Run, RunPart
 
 if TYPE_CHECKING:
     from timelyfreeze.plots.drawing import Drawn
@@ -19,28 +22,43 @@ if TYPE_CHECKING:
 LONGEST_WAIT_S = 300.0
 
 
-class RunPlots:
+class RunPlots(RunPart):
     """Has plots drawn from a run's files whenever there is something new in them.
 
     Plots are not worth a run: whatever goes wrong is told once, with what to do, and no more is
-    drawn.
-
-    Args:
-        run_folder: Folder of the run.
-        writer: TensorBoard's, of torch; None if there is none.
+    drawn. ``writer`` is TensorBoard's, of torch; None if there is none.
     """
 
-    def __init__(self, run_folder: Path, writer: Any | None) -> None:
+    def __init__(self, run: Run, writer: Any | None) -> None:
         # Imported here: of what imports this module only a run that draws needs matplotlib.
         from timelyfreeze.plots.drawing import draw_run
 
+        super().__init__(run)
         self._draw_run = draw_run
-        self._run_folder = run_folder
+        self._run_folder = run.folder
         self._writer = writer
         self._call: BackgroundCall[Drawn] | None = None
         self._is_due = False
         self._has_failed = False
         self._shown: dict[str, bytes] = {}
+
+    def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
+        """Draw what was solved when steps are logged next."""
+        self.run.has_news = True
+
+    def log_step(self, logged: LoggedStep) -> None:
+        """Show what was drawn meanwhile, and have what is new drawn."""
+        self.show(logged.step)
+        # Drawing could hold up the actions that are timed on a CPU meanwhile.
+        is_timed = logged.phase is not None and logged.phase.monitors
+        if self.run.has_news and not is_timed:
+            self.run.has_news = False
+            self.draw()
+
+    def leave(self) -> None:
+        """Draw no more of a pipeline: files that might be read are about to get other names."""
+        self.close()
+        self.run.has_news = True
 
     def draw(self) -> None:
         """Have everything drawn: at once, or once the process that draws now has ended."""
@@ -53,12 +71,12 @@ class RunPlots:
             self._take(step)
             self._begin()
 
-    def finish(self, step: int) -> None:
+    def finish(self, summary: RunSummary) -> None:
         """Draw everything as it is at the end of the run, wait for it, and show it."""
         self.close()
         self._is_due = True
         self._begin(AwaitedCall)
-        self._wait(step)
+        self._wait(summary.steps_done)
 
     def close(self) -> None:
         """End the process that draws, if one still does."""
@@ -118,12 +136,7 @@ def tag_of(file: Path) -> str:
 
 
 def image_summary(tag: str, png: bytes) -> Summary:
-    """Return an image for TensorBoard, which takes files as they are.
-
-    Args:
-        tag: Its name there.
-        png: Content of a PNG file.
-    """
+    """Return a PNG file for TensorBoard, which takes it as it is."""
     width, height = struct.unpack(">II", png[16:24])  # of the header chunk, always the first
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
     return Summary(value=[Summary.Value(tag=tag, image=image)])

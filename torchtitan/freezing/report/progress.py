@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from timelyfreeze.control import FreezeController
+from timelyfreeze.records import RunSummary
 from timelyfreeze.settings import Phase
+from torchtitan.freezing.config import model_family, padding_note
+from torchtitan.freezing.report.parts import EndedStep, Run, RunPart
 
 logger = logging.getLogger(__name__)
 
@@ -36,27 +38,17 @@ _WINDOW = 20
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is; None for what is not known.
+    """Where a run is; None for what is not known."""
 
-    Attributes:
-        phase: Phase of the step; None without freezing.
-        steps_left_in_phase: None where the phase lasts to the end.
-        loss: Logged last.
-        tokens_per_second: Per device, since the loss before; of what ``unit`` says.
-        gain: Throughput over that without freezing, as a fraction.
-        seconds_left: Until the last step, at the pace of the last steps.
-        unit: What throughput counts.
-        note: Behind the throughput: what it leaves out.
-    """
-
-    phase: Phase | None = None
-    steps_left_in_phase: int | None = None
-    loss: float | None = None
+    phase: Phase | None = None  # phase of the step; None without freezing
+    steps_left_in_phase: int | None = None  # None where the phase lasts to the end
+    loss: float | None = None  # logged last
+    # per device, since the loss before; of what ``unit`` says
     tokens_per_second: float | None = None
-    gain: float | None = None
-    seconds_left: float | None = None
-    unit: str = "tokens"
-    note: str = ""
+    gain: float | None = None  # throughput over that without freezing, as a fraction
+    seconds_left: float | None = None  # until the last step, at the pace of the last steps
+    unit: str = "tokens"  # what throughput counts
+    note: str = ""  # behind the throughput: what it leaves out
 
 
 def status_text(status: Status) -> str:
@@ -88,11 +80,7 @@ def duration_text(seconds: float) -> str:
 
 
 class Pace:
-    """Reckons the time that is left from the last steps.
-
-    Args:
-        n_steps: Steps of the whole run.
-    """
+    """Reckons the time that is left of a run from its last steps."""
 
     def __init__(self, n_steps: int) -> None:
         self._n_steps = n_steps
@@ -108,43 +96,39 @@ class Pace:
 _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 
 
-class Progress:
+class Progress(RunPart):
     """One line on the rank that is shown, if its output is a terminal.
 
     Otherwise the log gets such a line once a minute, and upstream's line per logged step stays,
     which tools read, with the line that the controller writes when a phase begins.
-
-    Args:
-        n_steps: Steps of the whole run.
-        shown: Whether this rank shows anything.
-        unit: What throughput counts.
-        note: Behind the throughput: what it leaves out.
     """
 
-    def __init__(self, n_steps: int, *, shown: bool, unit: str = "tokens", note: str = "") -> None:
-        self._n_steps = n_steps
-        self._status = Status(unit=unit, note=note)
-        self._pace = Pace(n_steps)
-        self._shown = shown
-        self._use_bar = shown and sys.stderr.isatty()
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._n_steps = run.config.training.steps
+        self._status = Status(unit=model_family(run.config).unit, note=padding_note(run.config))
+        self._pace = Pace(self._n_steps)
+        self._shown = run.is_shown and not run.config.report.quiet
+        self._use_bar = self._shown and sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._bar: tqdm[None] | None = None
         self._redirect = None
 
-    def note(self, *, loss: float, tokens_per_second: float | None, gain: float | None) -> None:
+    def note(self, loss: float, tokens_per_second: float | None) -> None:
         """Take note of what is shown until the next logged step."""
+        gain = 1 / self.run.kappa - 1 if self.run.kappa else None
         self._status = replace(
             self._status, loss=loss, tokens_per_second=tokens_per_second, gain=gain
         )
 
-    def end_step(self, step: int, seconds: float, controller: FreezeController | None) -> None:
-        """Show where the run is after a step; without freezing there is no controller."""
-        phase, left = None if controller is None else controller.phase, None
+    def end_step(self, ended: EndedStep) -> None:
+        """Show where the run is after a step."""
+        controller, phase, left = self.run.controller, ended.phase, None
         if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
-            left = controller.settings.phases.last_step_of(phase) - step
+            left = controller.settings.phases.last_step_of(phase) - ended.step
         status = replace(self._status, phase=phase, steps_left_in_phase=left)
-        self._status = self._pace.add(status, step, seconds)
-        self.show(step, self._status)
+        self._status = self._pace.add(status, ended.step, ended.seconds)
+        self.show(ended.step, self._status)
 
     def show(self, step: int, status: Status) -> None:
         """Show where the run is after ``step``."""
@@ -176,6 +160,9 @@ class Progress:
             yield
         finally:
             root.setLevel(level)
+
+    def finish(self, summary: RunSummary) -> None:
+        self.close()
 
     def close(self) -> None:
         """Take the line down, leaving its last state on the screen."""

@@ -20,12 +20,7 @@ REPORT = "report.txt"
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
     """Agree on the run's folder over all ranks, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
 
-    Args:
-        job_config: Names the place, the schedule and the method.
-        create: Whether this rank makes the folder.
-
-    Returns:
-        A folder that no earlier run has used.
+    No earlier run has used it. The rank with ``create`` makes it.
     """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
     folder = place / Exchange().broadcast(free_name(describe(job_config), place))
@@ -68,9 +63,7 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 def number_former(folder: Path, names: Iterable[str]) -> None:
     """Put a number behind files whose names are wanted for later ones: ``plan_1.json`` is oldest.
 
-    Args:
-        folder: Where they are.
-        names: Files that belong together and get the same number; a missing one is passed over.
+    Files that belong together get the same number; a missing one is passed over.
     """
     files = [folder / name for name in names if (folder / name).exists()]
     number = next(n for n in count(1) if not any(numbered(file, n).exists() for file in files))
@@ -86,10 +79,8 @@ def numbered(file: Path, number: int) -> Path:
 class OutputGuard:
     """Turns a full disk into one warning: a curve that has a gap is no reason to lose a night.
 
-    Checkpoints do not come through here; without them a run has nothing to show.
-
-    Args:
-        folder: The run's own folder, for the warning.
+    Checkpoints do not come through here; without them a run has nothing to show. The run's own
+    folder is for the warning.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -10,13 +10,15 @@ from typing import Any
 from torch.utils.tensorboard.summary import hparams
 from torchtitan.components.metrics import TensorBoardLogger
 
-from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.files import markdown_table
+from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records import RunSummary
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig, model_family
+from torchtitan.freezing.report.parts import LoggedStep, Run, RunPart
 from torchtitan.freezing.report.run_folder import OutputGuard
+from torchtitan.freezing.report.times import BatchTimes
 
 _MIB = 1024**2
 # A curve needs numbers.
@@ -31,49 +33,52 @@ PHASE_NUMBERS = {
 }
 
 
-def logged_metrics(
-    controller: FreezeController, metrics: CollectedMetrics, predicted_ms: float | None
-) -> dict[str, float]:
-    """Return the metrics of a logged step; what is not known has no tag.
+class FreezingTags(RunPart):
+    """Says what is logged of freezing in a step; what is not known has no tag."""
 
-    Args:
-        controller: Says what the step was for and what it was to freeze.
-        metrics: What all ranks have measured since the last time.
-        predicted_ms: Time of a batch of this step, as predicted.
-    """
-    logged = {
-        "freezing/phase": PHASE_NUMBERS[controller.phase],
-        "freezing/average_ratio": metrics.average_freeze_ratio,
+    def __init__(self, run: Run, batches: BatchTimes) -> None:
+        super().__init__(run)
+        self._batches = batches
+
+    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+        """Return the metrics of a logged step."""
+        controller, metrics = self.run.controller, logged.metrics
+        if controller is None or metrics is None or logged.phase is None:
+            return {}
+        found = {
+            "freezing/phase": PHASE_NUMBERS[logged.phase],
+            "freezing/average_ratio": metrics.average_freeze_ratio,
+        }
+        for group, values in {
+            "planned_ratio/stage_": controller.expected_stage_ratios(),
+            "applied_ratio/stage_": metrics.applied_stage_ratios,
+            "policy/": metrics.policy,
+        }.items():
+            found |= {f"freezing/{group}{name}": value for name, value in values.items()}
+        if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
+            found["freezing/score_time_ms"] = metrics.score_ms_per_step
+            found["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
+        latest = metrics.batch_ms.get(logged.phase)
+        known = {
+            **_of_cache(self._batches.cache),
+            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
+            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
+            "freezing/drift": metrics.drift,
+        }
+        return found | {tag: value for tag, value in known.items() if value is not None}
+
+
+def _of_cache(cache: CacheUse | None) -> dict[str, float | None]:
+    if cache is None:
+        return {}
+    return {
+        "freezing/cache/entered_batches": float(cache.entered),
+        "freezing/cache/read_ahead_rows": float(cache.read_ahead),
+        "freezing/cache/spent_ms": cache.spent_ms,
+        "freezing/cache/memory_mib": cache.memory_bytes / _MIB,
+        "freezing/cache/disk_mib": cache.disk_bytes / _MIB,
+        "freezing/cache/saved_ms": cache.saved_ms,
     }
-    for group, values in {
-        "planned_ratio/stage_": controller.expected_stage_ratios(),
-        "applied_ratio/stage_": metrics.applied_stage_ratios,
-        "policy/": metrics.policy,
-    }.items():
-        logged |= {f"freezing/{group}{name}": value for name, value in values.items()}
-    if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
-        logged["freezing/score_time_ms"] = metrics.score_ms_per_step
-        logged["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
-    if (cache := metrics.cache) is not None:
-        logged["freezing/cache/entered_batches"] = float(cache.entered)
-        logged["freezing/cache/read_ahead_rows"] = float(cache.read_ahead)
-        logged["freezing/cache/spent_ms"] = cache.spent_ms
-        logged["freezing/cache/memory_mib"] = cache.memory_bytes / _MIB
-        logged["freezing/cache/disk_mib"] = cache.disk_bytes / _MIB
-        if cache.saved_ms is not None:
-            logged["freezing/cache/saved_ms"] = cache.saved_ms
-    latest = metrics.batch_ms.get(controller.phase)
-    known = {
-        "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
-        "freezing/batch_ms/predicted": predicted_ms,
-        "freezing/drift": metrics.drift,
-    }
-    return logged | {tag: value for tag, value in known.items() if value is not None}
-
-
-def elastic_metrics(n_ranks: int, n_replicas: int) -> dict[str, float]:
-    """Return the pipeline of a logged step, of a run that may move to another one."""
-    return {"freezing/elastic/ranks": n_ranks, "freezing/elastic/replicas": n_replicas}
 
 
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
@@ -136,15 +141,11 @@ _FINAL = (
 FINAL = {"freezing/final/" + name.replace("freeze_ratio", "ratio"): name for name in _FINAL}
 
 
-class RunTensorBoard(TensorBoardLogger):
+class RunTensorBoard(TensorBoardLogger, RunPart):
     """TensorBoard files of one run.
 
-    Metrics that do not exist (MFU on a CPU) are left out, not drawn as NaN.
-
-    Args:
-        folder: Where the files go.
-        job_config: What runs are told apart by.
-        guard: Lets the run go on where they cannot be written.
+    Metrics that do not exist (MFU on a CPU) are left out, not drawn as NaN. The guard lets the run
+    go on where files cannot be written.
     """
 
     def __init__(self, folder: str, job_config: JobConfig, guard: OutputGuard) -> None:
@@ -168,7 +169,7 @@ class RunTensorBoard(TensorBoardLogger):
         with self._guard.writing():
             super().log({tag_of(tag, self._unit): value for tag, value in known.items()}, step)
 
-    def log_summary(self, summary: RunSummary) -> None:
+    def finish(self, summary: RunSummary) -> None:
         """Write what the run ended with, beside its hyperparameters."""
         with self._guard.writing():
             for tag, name in FINAL.items():

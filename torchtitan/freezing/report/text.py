@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records import SUMMARY_FILE, RunSummary, summary_to_json
 from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.step_record import TimedMove
+from torchtitan.freezing.report.parts import Run, RunPart
+from torchtitan.freezing.report.run_folder import REPORT
+from torchtitan.freezing.report.steps import Moves, TimedMove
 
-# Lines of the report by their label; None for what is not known, which is left out.
-_Lines = dict[str, str | None]
+_FREEZES, _FREEZES_NOT, _HAS_PLAN = "freezes", "freezes not", "no failure"
 
+# Lines of the report: label, text, and of which runs alone they are; see ``filled`` for the text.
+_LINES = (
+    ("ended early", "{ended_early}"),
+    ("emulated", "{emulated_ranks} ranks in one process; times are those of a device for each "
+     "rank, without communication"),
+    ("{unit}/s per device", "{tokens_per_second:,.0f}", _FREEZES_NOT),
+    ("too few steps to measure", "{unknown_speed}", _FREEZES_NOT),
+    ("time to a loss", "{time_to_loss:.2f} of that without freezing, estimated: a step takes "
+     "{time_of_step:.2f}[ +- {kappa_error:.2f}] of the time, and about {steps_factor:.2f} times as "
+     "many are needed", _FREEZES),
+    ("without freezing", "{tokens_per_second_unfrozen:,.0f} {unit}/s per device, "
+     "{step_ms_unfrozen:.1f} ms a step", _FREEZES),
+    ("with freezing", "{tokens_per_second:,.0f} {unit}/s per device, {step_ms:.1f} ms a step",
+     _FREEZES),
+    ("gain", "{gain:+.1%} throughput", _FREEZES),
+    ("freezing switched off", "{switched_off}", _FREEZES),
+    ("since then", "{step_ms_off:.1f} ms a step", _FREEZES),
+    ("no freeze plan", "{failure}", _FREEZES),
+    ("batch without freezing", "{batch_unfrozen}", _HAS_PLAN),
+    ("batch with freezing", "{batch}", _HAS_PLAN),
+    ("step with freezing", "{step}; {outside_ms:.1f} ms outside of batches", _HAS_PLAN),
+    ("predictions hold for", "{predicts_for}; {within}", _HAS_PLAN),
+    ("speed of the machine", "forwards took {drift:.2f} times as long as when they were measured",
+     _HAS_PLAN),
+    ("upper bound", "{all_frozen_batch_ms:.1f} ms a batch with everything frozen "
+     "({upper_bound_gain:+.1%}); the plan reaches {planned_gain:+.1%}", _HAS_PLAN),
+    ("planned freeze ratio", "{planned_of_stages}", _HAS_PLAN),
+    ("applied in the last step", "{applied_of_stages}", _HAS_PLAN),
+    ("average freeze ratio", "{average_freeze_ratio:.3f} over all steps[{with_measuring}]",
+     _HAS_PLAN),
+    ("activation cache", "{cache_entered:,} of {cache_batches:,} batches began behind the frozen "
+     "front; {cache_mib:,.0f} MiB kept; {cache_spent_ms:,.0f} ms spent"
+     "[, about {cache_saved_ms:,.0f} ms saved]", _HAS_PLAN),
+    ("kappa / p_eff", "{kappa:.2f} / {p_eff:.2f} = {kappa_over_p_eff:.2f}; a loss is reached "
+     "sooner with freezing if below 1", _HAS_PLAN),
+    ("tokens", "{without_padding}"),
+    ("moved", "{moved} times, {moves_seconds:.1f} s in all"),
+    ("cost", "{cost:,.2f} for {device_seconds:,.1f} device-seconds"),
+    ("trained", "{parameters_trained:,} of {parameters:,} parameters, by {method}"),
+    ("MFU", "{mfu_percent:.2f}% of {peak_tflops:.4g} TFLOP/s"
+     "[, without freezing {mfu_percent_unfrozen:.2f}%]"),
+    ("as run on one device", "{real_tokens_per_second:,.0f} {unit}/s, {real_step_ms:.1f} ms a step"
+     # On one thread that is processor time: other processes of the machine make steps longer.
+     "[; the work of a batch took {real_batch_ms:.1f} ms]"),
+    ("validation loss", "{validation_loss:.4f}"),
+    ("validation top-1", "{validation_top1:.2%}[, top-5 {validation_top5:.2%}]"),
+    ("loss of the reference", "{reference_loss:.4f}, {reached}; the reference took "
+     "{reference_seconds:,.1f} s"),
+)  # fmt: skip
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
@@ -23,6 +76,23 @@ _SHOWN = (
     "validation loss", "validation top-1", "upper bound", "as run on one device",
 )  # fmt: skip
 _MOST_SHOWN = 7
+
+
+class Report(RunPart):
+    """Writes ``summary.json`` and the short report, and shows the most important of it."""
+
+    def __init__(self, run: Run, moves: Moves) -> None:
+        super().__init__(run)
+        self._moves = moves
+
+    def finish(self, summary: RunSummary) -> None:
+        run = self.run
+        text = render_report(summary, run.folder, self._moves.timed())
+        run.write(SUMMARY_FILE, summary_to_json(summary))
+        run.write(REPORT, text)
+        if run.is_shown and not run.config.report.quiet:
+            with suppress(OSError):  # a terminal that is gone: the files tell
+                print(shown_report(text), flush=True)
 
 
 def shown_report(text: str) -> str:
@@ -42,75 +112,85 @@ def shown_report(text: str) -> str:
 
 
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
-    """Return the report of a run.
-
-    Args:
-        summary: The run's metrics; a line whose metrics are missing is left out or says so.
-        run_folder: Where the run's files are.
-        moves: To other pipelines.
-    """
-    clock = by_virtual_clock(summary)
-    leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
-    lines: _Lines = {
-        "ended early": summary.ended_early,
-        "emulated": _known(
-            "{} ranks in one process; times are those of a device for each rank, without "
-            "communication",
-            summary.emulated_ranks,
-        ),
-        **(_frozen_run(clock) if freezes_by_turns(summary.method) else _unfrozen_run(clock)),
-        "tokens": "without padding (report.count_padding)" if leaves_padding else None,
-        **_moves(summary, moves),
-        "cost": _known("{:,.2f} for {:,.1f} device-seconds", summary.cost, summary.device_seconds),
-        "trained": _trained(summary),
-        "MFU": _utilization(summary),
-        "as run on one device": _on_one_device(summary),
-        "validation loss": _known("{:.4f}", summary.validation_loss),
-        "validation top-1": _accuracy(summary),
-        "loss of the reference": _reference(summary),
-        "files": str(run_folder),
-        "TensorBoard": f"tensorboard --logdir {run_folder.parent}",
+    """Return the report of a run; a line whose metrics are missing is left out or says so."""
+    values = shown_values(summary)
+    if not moves:
+        values["moved"] = None
+    freezes = freezes_by_turns(summary.method)
+    shows = {
+        _FREEZES: freezes,
+        _FREEZES_NOT: not freezes,
+        _HAS_PLAN: freezes and summary.failure is None,
     }
-    text = "".join(f"{label:<24} {line}".rstrip() + "\n" for label, line in lines.items() if line)
+    lines: list[tuple[str, str | None]] = []
+    for label, form, *of in _LINES:
+        if all(shows[runs] for runs in of):
+            lines.append((label.format(**values), filled(form, values)))
+        if label == "moved":
+            lines += [(f"  step {each.move.step}", move_text(each)) for each in moves]
+    lines.append(("files", str(run_folder)))
+    lines.append(("TensorBoard", f"tensorboard --logdir {run_folder.parent}"))
+    text = "".join(f"{label:<24} {line}".rstrip() + "\n" for label, line in lines if line)
     return f"\nRun report\n----------\n{text}"
 
 
-def _moves(summary: RunSummary, moves: Sequence[TimedMove]) -> _Lines:
-    lines: _Lines = {
-        f"  step {timed.move.step}": f"{move_text(timed)}; {_step_change(timed)}" for timed in moves
-    }
-    if not moves:
-        return {}
+def filled(form: str, values: Mapping[str, Any]) -> str | None:
+    """Return a form with values in it; None if one of them is not known.
+
+    A form is that of ``str.format``. A [part] in brackets is left out where its values are unknown.
+    """
+    parts: list[str] = []
+    for plain, optional in re.findall(r"([^][]+)|\[([^][]+)\]", form):
+        names = [name for _, name, *_ in Formatter().parse(plain or optional) if name]
+        if all(values[name] is not None for name in names):
+            parts.append((plain or optional).format(**values))
+        elif plain:
+            return None
+    return "".join(parts)
+
+
+def shown_values(summary: RunSummary) -> dict[str, Any]:
+    """Return all metrics by name, times of steps by the virtual clock, and what follows."""
+    clock, factor = by_virtual_clock(summary), summary.interval_factor
+    before_ms, after_ms, total = clock.step_ms_unfrozen, clock.step_ms, summary.time_to_loss
+    is_emulated = summary.emulated_ranks is not None
+    leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
+    reached = filled("reached after {s:,.1f} s", {"s": summary.seconds_to_reference_loss})
     return {
-        "moved": _known("{} times, {:.1f} s in all", summary.moves, summary.moves_seconds),
-        **lines,
+        **vars(clock),
+        "gain": before_ms / after_ms - 1 if before_ms and after_ms else None,
+        "time_of_step": total / summary.steps_factor if total and summary.steps_factor else None,
+        "unknown_speed": " " if clock.tokens_per_second is None else None,
+        "batch_unfrozen": beside(
+            summary.batch_ms_unfrozen, summary.batch_ms_unfrozen_predicted, factor
+        ),
+        "batch": beside(summary.batch_ms, summary.batch_ms_predicted, factor),
+        "step": summary.step_ms_predicted and beside(after_ms, summary.step_ms_predicted),
+        "within": within(factor),
+        "planned_of_stages": _by_stage(summary.planned_stage_ratios),
+        "applied_of_stages": _by_stage(summary.stage_ratios),
+        "with_measuring": ", those that measure included" if summary.planned_stage_ratios else None,
+        "without_padding": "without padding (report.count_padding)" if leaves_padding else None,
+        "moved": summary.moves,
+        "real_tokens_per_second": summary.tokens_per_second if is_emulated else None,
+        "real_step_ms": summary.step_ms if is_emulated else None,
+        "reached": reached or "not reached",
     }
 
 
 def move_text(timed: TimedMove) -> str:
-    """Return what froze, and to which pipeline a run moved for it."""
+    """Return what froze, to which pipeline a run moved for it, and what became of its steps."""
     move = timed.move
     frozen = "1 layer" if move.frozen_layers == 1 else f"{move.frozen_layers} layers"
     copies = "" if move.replicas == 1 else f", {move.replicas} replicas"
     ranks = "1 rank" if move.ranks == 1 else f"{move.ranks} ranks"
-    return f"{frozen} frozen: {ranks} with {move.split} layers{copies}, in {move.seconds:.1f} s"
-
-
-def _step_change(timed: TimedMove) -> str:
-    times = [_known("{:,.1f} ms", ms) or "unknown" for ms in (timed.before_ms, timed.after_ms)]
-    return f"a step {times[0]} before, {times[1]} since"
-
-
-def _trained(summary: RunSummary) -> str | None:
-    """Say how many parameters learn where the others are frozen for good."""
-    form = "{:,} of {:,} parameters, by " + summary.method
-    return _known(form, summary.parameters_trained, summary.parameters)
-
-
-def _utilization(summary: RunSummary) -> str | None:
-    before = _known(", without freezing {:.2f}%", summary.mfu_percent_unfrozen) or ""
-    own = _known("{:.2f}% of {:.4g} TFLOP/s", summary.mfu_percent, summary.peak_tflops)
-    return own and own + before
+    before, after = (
+        "unknown" if ms is None else f"{ms:,.1f} ms" for ms in (timed.before_ms, timed.after_ms)
+    )
+    return (
+        f"{frozen} frozen: {ranks} with {move.split} layers{copies}, in {move.seconds:.1f} s; "
+        f"a step {before} before, {after} since"
+    )
 
 
 def by_virtual_clock(summary: RunSummary) -> RunSummary:
@@ -122,122 +202,19 @@ def by_virtual_clock(summary: RunSummary) -> RunSummary:
     return replace(summary, **virtual)
 
 
-def _known(form: str, *values: Any) -> str | None:
-    """Return ``form`` with the values in it; None if one of them is not known."""
-    return None if any(value is None for value in values) else form.format(*values)
-
-
-def _on_one_device(summary: RunSummary) -> str | None:
-    """Say what an emulation itself took."""
-    if summary.emulated_ranks is None:
-        return None
-    form = f"{{:,.0f}} {summary.unit}/s, {{:.1f}} ms a step"
-    step = _known(form, summary.tokens_per_second, summary.step_ms)
-    # On one thread the latter is processor time: other processes of the machine make steps longer.
-    batch = _known("; the work of a batch took {:.1f} ms", summary.real_batch_ms) or ""
-    return step and step + batch
-
-
-def _accuracy(summary: RunSummary) -> str | None:
-    top5 = _known(", top-5 {:.2%}", summary.validation_top5) or ""
-    top1 = _known("{:.2%}", summary.validation_top1)
-    return top1 and top1 + top5
-
-
-def _reference(summary: RunSummary) -> str | None:
-    reached = _known("reached after {:,.1f} s", summary.seconds_to_reference_loss) or "not reached"
-    form = f"{{:.4f}}, {reached}; the reference took {{:,.1f}} s"
-    return _known(form, summary.reference_loss, summary.reference_seconds)
-
-
-def _unfrozen_run(summary: RunSummary) -> _Lines:
-    speed = _known("{:,.0f}", summary.tokens_per_second)
-    return {f"{summary.unit}/s per device": speed} if speed else {"too few steps to measure": " "}
-
-
-def _time_to_loss(summary: RunSummary) -> str | None:
-    """Say what was estimated, and how much of it is the number of steps, the less certain part."""
-    total, n_steps, error = summary.time_to_loss, summary.steps_factor, summary.kappa_error
-    if total is None or n_steps is None:
-        return None
-    spread = "" if error is None else f" +- {error:.2f}"
-    return (
-        f"{total:.2f} of that without freezing, estimated: a step takes {total / n_steps:.2f}"
-        f"{spread} of the time, and about {n_steps:.2f} times as many are needed"
-    )
-
-
-def _frozen_run(summary: RunSummary) -> _Lines:
-    before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
-    speed = f"{{:,.0f}} {summary.unit}/s per device, {{:.1f}} ms a step"
-    gain = before_ms / after_ms - 1 if before_ms is not None and after_ms is not None else None
-    lines: _Lines = {
-        "time to a loss": _time_to_loss(summary),
-        "without freezing": _known(speed, summary.tokens_per_second_unfrozen, before_ms),
-        "with freezing": _known(speed, summary.tokens_per_second, after_ms),
-        "gain": _known("{:+.1%} throughput", gain),
-        "freezing switched off": summary.switched_off,
-        "since then": _known("{:.1f} ms a step", summary.step_ms_off),
-    }
-    if summary.failure is not None:
-        return {**lines, "no freeze plan": summary.failure}
-    factor = summary.interval_factor
-    average = _known("{:.3f}", summary.average_freeze_ratio)
-    measuring = ", those that measure included" if summary.planned_stage_ratios else ""
-    step = _beside(summary.step_ms_predicted, after_ms)
-    return {
-        **lines,
-        "batch without freezing": _beside(
-            summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen, factor
-        ),
-        "batch with freezing": _beside(summary.batch_ms_predicted, summary.batch_ms, factor),
-        "step with freezing": None
-        if summary.step_ms_predicted is None
-        else f"{step}; {summary.outside_ms:.1f} ms outside of batches",
-        "predictions hold for": _known("{}; {}", summary.predicts_for, within(factor)),
-        "speed of the machine": _known(
-            "forwards took {:.2f} times as long as when they were measured", summary.drift
-        ),
-        "upper bound": _known(
-            "{:.1f} ms a batch with everything frozen ({:+.1%}); the plan reaches {:+.1%}",
-            summary.all_frozen_batch_ms,
-            summary.upper_bound_gain,
-            summary.planned_gain,
-        ),
-        "planned freeze ratio": _by_stage(summary.planned_stage_ratios),
-        "applied in the last step": _by_stage(summary.stage_ratios),
-        "average freeze ratio": average and f"{average} over all steps{measuring}",
-        "activation cache": _cache(summary),
-        "kappa / p_eff": _known(
-            "{:.2f} / {:.2f} = {:.2f}; a loss is reached sooner with freezing if below 1",
-            summary.kappa,
-            summary.p_eff,
-            summary.kappa_over_p_eff,
-        ),
-    }
-
-
-def _cache(summary: RunSummary) -> str | None:
-    """Say what reading the frozen front's output was good for."""
-    told = _known(
-        "{:,} of {:,} batches began behind the frozen front; {:,.0f} MiB kept; {:,.0f} ms spent",
-        summary.cache_entered,
-        summary.cache_batches,
-        summary.cache_mib,
-        summary.cache_spent_ms,
-    )
-    return told and told + (_known(", about {:,.0f} ms saved", summary.cache_saved_ms) or "")
-
-
-def _beside(
-    predicted_ms: float | None, measured_ms: float | None, factor: float | None = None
+def beside(
+    measured_ms: float | None,
+    predicted_ms: float | None,
+    factor: float | None = None,
+    form: str = ".1f",
 ) -> str:
-    measured = _known("measured {:.1f} ms", measured_ms) or "not measured"
+    """Return a time as predicted, with its interval, and as measured."""
+    measured = "not measured" if measured_ms is None else f"measured {measured_ms:{form}} ms"
     if predicted_ms is None:
         return measured
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
     interval = range_of(predicted_ms, factor)
-    return f"predicted {predicted_ms:.1f} ms{interval and f' ({interval})'}, {measured}{error}"
+    return f"predicted {predicted_ms:{form}} ms{interval and f' ({interval})'}, {measured}{error}"
 
 
 def _by_stage(ratios: Mapping[int, float] | None) -> str | None:

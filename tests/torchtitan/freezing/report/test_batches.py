@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
+from tests.torchtitan.helpers.report_runs import log_step, run_in
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.tables import ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord
-from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord, typical
+from torchtitan.freezing.report.batches import Responses, Timelines, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
 
@@ -49,30 +50,42 @@ def observed(
 
 
 class Ranks:
-    """The records of two ranks; the second one writes, as in a pipeline."""
+    """The timelines of two ranks; the second one writes, as in a pipeline."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         hub = Hub(2)
-        controller: Any = SimpleNamespace(order=ORDER, bounds=None)
-        self.records = [
-            TimelineRecord(controller, ThreadExchange(hub, rank), folder, writes=rank == 1)
+        controller: Any = SimpleNamespace(order=ORDER, bounds=None, phase=None)
+        self.parts = [
+            Timelines(
+                run_in(
+                    folder,
+                    is_shown=rank == 1,
+                    controller=controller,
+                    exchange=ThreadExchange(hub, rank),
+                )
+            )
             for rank in range(2)
         ]
 
     def add(self, step: int, phase: Phase, slow_ms: float = 0.0, **more: Any) -> None:
-        for rank, record in enumerate(self.records):
-            record.add(observed(rank, step, phase, slow_ms, **more))
+        for rank, part in enumerate(self.parts):
+            part.batch(observed(rank, step, phase, slow_ms, **more))
 
     def collect(self, *, is_last: bool = False) -> bool:
+        """Returns whether there was something to write."""
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(lambda r: r.collect(is_last=is_last), self.records))
+            for part in self.parts:
+                part.run.has_news = False
+            list(pool.map(lambda part: part.gather() if is_last else log_step(part, 1), self.parts))
+        found = [part.run.has_news for part in self.parts]
         assert found[0] == found[1]
         return found[0]
 
     def begin_plan(self) -> None:
-        for record in self.records:
-            record.begin_plan()
+        of_plan: Any = None
+        for part in self.parts:
+            part.begin_plan(of_plan, of_plan)
 
     def written(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "timelines").glob("*"))
@@ -181,8 +194,8 @@ def test_only_the_last_passes_are_kept(ranks: Ranks) -> None:
 def test_passes_that_make_no_pipeline_are_one_warning(
     ranks: Ranks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for record in ranks.records:
-        record.add(observed(0, 1, Phase.WARMUP))  # nobody has seen the second stage
+    for part in ranks.parts:
+        part.batch(observed(0, 1, Phase.WARMUP))  # nobody has seen the second stage
     assert ranks.collect(is_last=True)
     assert "no timeline of phase warmup" in caplog.text
     assert ranks.written() == []
@@ -205,9 +218,9 @@ def observed_backwards(
 
 
 def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
-    sample = ResponseSample()
-    sample.add(observed_backwards(7))
-    sample.add(observed_backwards(8, is_cold=True))
+    sample = Responses(run_in())
+    sample.batch(observed_backwards(7))
+    sample.batch(observed_backwards(8, is_cold=True))
     assert sample.by_stage() == {
         1: [
             ResponseRow(1, "B", "stable", 0, 0.25, 7.0),
@@ -218,10 +231,10 @@ def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
 
 def test_a_long_run_keeps_a_bounded_fair_and_repeatable_sample() -> None:
     def sampled() -> list[ResponseRow]:
-        sample = ResponseSample(n_kept=100)
+        sample = Responses(run_in(), n_kept=100)
         for step in range(1, 2001):
-            sample.add(observed_backwards(step))
-        sample.add(observed_backwards(3, Phase.RAMP))
+            sample.batch(observed_backwards(step))
+        sample.batch(observed_backwards(3, Phase.RAMP))
         return sample.by_stage()[1]
 
     rows = sampled()

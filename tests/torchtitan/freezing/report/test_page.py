@@ -1,16 +1,20 @@
 """The page on a run, from metrics and files made by hand."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.tables import FrozenCount
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.page import render_page
-from torchtitan.freezing.report.run_record import with_cost
+from torchtitan.freezing.report.steps import Steps
 from torchtitan.freezing.report.text import render_report
+from torchtitan.freezing.report.times import Outcome
 
 MEASURED: dict[str, Any] = {
     "steps_done": 100,
@@ -106,14 +110,18 @@ def test_device_seconds_are_those_of_all_devices(tmp_path: Path) -> None:
 
 def test_a_run_of_several_parts_has_device_seconds_and_cost_of_all(tmp_path: Path) -> None:
     """4 devices for 1,234.5 s after a part of 8 for 1,000 s, at 3.6 an hour."""
-    summary = with_cost(make_summary(**MEASURED, outside_ms=5.0), 4 * 1234.5 + 8 * 1000.0, 3.6)
+    run = run_in(tmp_path)
+    outcome, seconds = Outcome(run, Steps(run), math.nan), 4 * 1234.5 + 8 * 1000.0
+    summary = make_summary(**MEASURED, outside_ms=5.0, device_seconds=seconds)
+    assert "cost" not in outcome.fields(summary), "no price is known"
+    run.config.report.device_hour_price = 3.6
+    summary = replace(summary, cost=outcome.fields(summary)["cost"])
     rows = rows_of(render_page(summary, {}, tmp_path))
     assert rows["device-seconds of the whole run, moves and restarts included"] == "12,938.0"
     assert rows["cost of these"] == "12.94"
     assert "\ncost                     12.94 for 12,938.0 device-seconds\n" in render_report(
         summary, tmp_path
     )
-    assert with_cost(summary, 1.0, 0.0).cost is None
 
 
 def test_kappa_of_batches_stands_beside_eq_50(tmp_path: Path) -> None:

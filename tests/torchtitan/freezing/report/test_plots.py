@@ -10,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.timelyfreeze.plots.folders import write_plan
+from tests.torchtitan.helpers.report_runs import run_in
+from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.plots.drawing import Drawn
 from torchtitan.freezing.report import plots
 from torchtitan.freezing.report.plots import RunPlots, image_summary, tag_of
@@ -76,7 +78,7 @@ def images(folder: Path) -> dict[str, list[tuple[int, int, int, bytes]]]:
 
 def test_finished_plots_are_shown_as_they_are(tmp_path: Path, calls: list[StubCall]) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPlots(tmp_path, writer)
+    run = RunPlots(run_in(tmp_path), writer)
     file, svg = tmp_path / "timeline_measured.png", tmp_path / "timeline_measured.svg"
     file.write_bytes(tiny_png(7, 3))
     run.draw()
@@ -90,7 +92,7 @@ def test_finished_plots_are_shown_as_they_are(tmp_path: Path, calls: list[StubCa
 
 def test_a_plot_that_has_not_changed_is_shown_once(tmp_path: Path, calls: list[StubCall]) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPlots(tmp_path, writer)
+    run = RunPlots(run_in(tmp_path), writer)
     file = tmp_path / "curves.png"
     for step, width in enumerate([5, 5, 6]):
         file.write_bytes(tiny_png(width, 1))
@@ -105,7 +107,7 @@ def test_a_plot_that_has_not_changed_is_shown_once(tmp_path: Path, calls: list[S
 def test_one_process_draws_at_a_time_and_what_is_new_is_not_forgotten(
     tmp_path: Path, calls: list[StubCall]
 ) -> None:
-    run = RunPlots(tmp_path, None)
+    run = RunPlots(run_in(tmp_path), None)
     for _ in range(3):
         run.draw()
     assert len(calls) == 1
@@ -120,12 +122,12 @@ def test_one_process_draws_at_a_time_and_what_is_new_is_not_forgotten(
 def test_a_process_that_fails_is_one_warning_and_nothing_more_is_drawn(
     tmp_path: Path, calls: list[StubCall], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RunPlots(tmp_path, None)
+    run = RunPlots(run_in(tmp_path), None)
     run.draw()
     calls[0].end(RuntimeError("out of paint"))
     run.show(1)
     run.draw()
-    run.finish(2)
+    run.finish(make_summary(steps_done=2))
     assert len(calls) == 1
     (record,) = caplog.records
     assert "out of paint" in record.message
@@ -136,7 +138,7 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
     tmp_path: Path, calls: list[StubCall], caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPlots(tmp_path, writer)
+    run = RunPlots(run_in(tmp_path), writer)
     file = tmp_path / "timeline_predicted.png"
     file.write_bytes(tiny_png(1, 1))
     run.draw()
@@ -151,7 +153,7 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
 def test_the_end_waits_for_a_last_drawing(tmp_path: Path) -> None:
     """With a real process, of a run that has nothing but its plan."""
     write_plan(tmp_path)
-    RunPlots(tmp_path, None).finish(1)
+    RunPlots(run_in(tmp_path), None).finish(make_summary(steps_done=1))
     assert (tmp_path / "plots" / "timeline_predicted.png").stat().st_size > 0
 
 
@@ -159,9 +161,9 @@ def test_the_last_drawing_does_not_wait_for_one_at_the_lowest_priority(
     tmp_path: Path, calls: list[StubCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plots.time, "sleep", lambda seconds: calls[-1].end(Drawn((), {}, {})))
-    run = RunPlots(tmp_path, None)
+    run = RunPlots(run_in(tmp_path), None)
     run.draw()
-    run.finish(1)
+    run.finish(make_summary(steps_done=1))
     assert [type(call) for call in calls] == [StubCall, AwaitedStub]
     assert calls[0].is_cancelled
 
@@ -173,13 +175,13 @@ def test_a_drawing_that_takes_for_ever_is_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(plots, "LONGEST_WAIT_S", 0.1)
-    RunPlots(tmp_path, None).finish(1)
+    RunPlots(run_in(tmp_path), None).finish(make_summary(steps_done=1))
     assert calls[0].is_cancelled
     assert "could not be drawn" in caplog.text
 
 
 def test_closing_ends_the_process(tmp_path: Path, calls: list[StubCall]) -> None:
-    run = RunPlots(tmp_path, None)
+    run = RunPlots(run_in(tmp_path), None)
     run.draw()
     run.close()
     assert calls[0].is_cancelled

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.torchtitan.helpers.report_runs import run_in
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.progress import (
     Pace,
@@ -45,6 +46,12 @@ def put_up(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> Scre
     return screen
 
 
+def progress_of(n_steps: int, *, shown: bool) -> Progress:
+    run = run_in(is_shown=shown)
+    run.config.training.steps = n_steps
+    return Progress(run)
+
+
 @pytest.fixture(autouse=True)
 def _root_level() -> Iterator[None]:
     root = logging.getLogger()
@@ -66,7 +73,7 @@ def run(progress: Progress) -> list[int]:
 
 def test_without_a_terminal_upstreams_plain_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = put_up(monkeypatch, is_terminal=False)
-    progress = Progress(4, shown=True)
+    progress = progress_of(4, shown=True)
     assert run(progress) == [logging.INFO] * 3
     progress.close()
     assert pipe.getvalue() == ""
@@ -78,7 +85,7 @@ def test_without_a_terminal_the_log_gets_a_line_a_minute(
     put_up(monkeypatch, is_terminal=False)
     seconds = iter([0.0, 0.0, 58.0, 59.0, 60.0, 60.0, 121.0, 121.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    progress, hidden = Progress(9, shown=True), Progress(9, shown=False)
+    progress, hidden = progress_of(9, shown=True), progress_of(9, shown=False)
     with caplog.at_level(logging.INFO):
         for step in (1, 2, 3, 4):
             progress.show(step, Status(Phase.STABLE, loss=1.0, seconds_left=70.0))
@@ -91,7 +98,7 @@ def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = put_up(monkeypatch)
-    progress = Progress(4, shown=False)
+    progress = progress_of(4, shown=False)
     assert run(progress) == [logging.INFO] * 3
     progress.close()
     assert terminal.getvalue() == ""
@@ -101,7 +108,7 @@ def test_a_terminal_shows_the_status_instead_of_upstreams_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = put_up(monkeypatch)
-    progress = Progress(4, shown=True)
+    progress = progress_of(4, shown=True)
     assert run(progress) == [logging.WARNING] * 3
     assert logging.getLogger().level == logging.INFO
     progress.close()
@@ -125,7 +132,7 @@ def test_a_narrow_terminal_cuts_the_line_and_never_wraps_it(
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        progress = Progress(500, shown=True)
+        progress = progress_of(500, shown=True)
         for step in (1, 2):
             progress.show(step, Status(Phase.STABLE, None, 2.0, 1234.5, 0.5, 70.0))
         progress.close()
@@ -139,7 +146,7 @@ def test_a_narrow_terminal_cuts_the_line_and_never_wraps_it(
 
 def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
-    progress = Progress(100, shown=True)
+    progress = progress_of(100, shown=True)
     progress.show(61, Status(Phase.UPPER_BOUND))
     progress.close()
     assert "step 60/100 " in terminal.getvalue()  # what earlier runs did is no progress of this one
@@ -148,7 +155,7 @@ def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_terminal_that_goes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
-    progress = Progress(4, shown=True)
+    progress = progress_of(4, shown=True)
     progress.show(1, Status())
 
     def write(text: str) -> int:
@@ -162,7 +169,7 @@ def test_a_terminal_that_goes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
-    progress = Progress(2, shown=True)
+    progress = progress_of(2, shown=True)
     progress.show(1, Status())
     progress.show(2, Status(loss=3.0))
     progress.close()
@@ -172,7 +179,7 @@ def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_log_level_comes_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     put_up(monkeypatch)
-    progress = Progress(2, shown=True)
+    progress = progress_of(2, shown=True)
     progress.show(1, Status())
     with pytest.raises(RuntimeError, match="disk full"), progress.instead_of_upstream():
         raise RuntimeError("disk full")
@@ -186,7 +193,7 @@ def test_closing_gives_the_log_its_stream_back_and_can_be_repeated(
     terminal = put_up(monkeypatch)
     root = logging.getLogger()
     before = list(root.handlers)
-    progress = Progress(2, shown=True)
+    progress = progress_of(2, shown=True)
     progress.show(1, Status())
     progress.close()
     progress.close()

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torchtitan.components.metrics import BaseLogger
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
+from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move, read_summary
@@ -16,9 +19,7 @@ from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report import recorder as of_recorder
-from torchtitan.freezing.report.recorder import RunRecorder
-from torchtitan.freezing.report.run_folder import OutputGuard
+from torchtitan.freezing.report.recorder import RunRecorder, record
 
 START = make_summary(method="fixed", n_devices=4, ranks_per_replica=4, steps=8)
 LONG = parse_order([f"{rank}F0 {rank}B0" for rank in range(4)])
@@ -30,7 +31,7 @@ class Controller(SimpleNamespace):
 
     def __init__(self, order: ScheduleOrder, average_ratio: float) -> None:
         super().__init__(
-            phase=Phase.STABLE, order=order, cache=None, checks=None, plans=False,
+            phase=Phase.STABLE, order=order, settings=None, cache=None, checks=None, plans=False,
             collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
             frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
             expected_batch_ms=lambda: None, expected_stage_ratios=dict,
@@ -41,30 +42,29 @@ OF_THE_PLAN = ("bounds.json", "plan.json", "timelines/measured_upper_bound.json"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """The folder of a run of 8 steps of 400 tokens, of which the last 4 are in a shorter pipeline.
 
     Its 4 processes are a replica before, then two replicas, which have 200 tokens each.
     """
-    alone = SimpleNamespace(all_gather=lambda value: [value])
-    monkeypatch.setattr(of_recorder, "Exchange", lambda: alone)
     config = JobConfig()
     config.freezing.method = "fixed"
     config.freezing.elastic = replace(config.freezing.elastic, enable=True)
     config.training.steps = 8
-    guard = OutputGuard(tmp_path)
-    run = RunRecorder(config, START, tmp_path, guard, writes=True, n_layers=4)
-    run.begin(_any(Controller(LONG, 0.25)))
-    _steps(run, range(1, 5), 0.5, n_tokens=400)
+    config.plots.enable = False
+    run = run_in(tmp_path, START, config=config, n_layers=4)
+    recorder = record(run, torch.device("cpu"), None, BaseLogger())
+    recorder.begin_pipeline(_any(Controller(LONG, 0.25)))
+    _steps(recorder, range(1, 5), 0.5, n_tokens=400)
     (tmp_path / "timelines").mkdir()
     for name in OF_THE_PLAN:
         (tmp_path / name).write_text("of the former pipeline")
-    run.leave()
-    run.go_on(_any(Controller(SHORT, 0.5)), ranks_per_replica=2)
-    run.note_move(5, 2, (3, 1), 1.5)
-    _steps(run, range(5, 9), 0.25, n_tokens=200)
-    summary, counts, _ = run.end(None)
-    run.write_page(summary, counts)
+    recorder.leave()
+    recorder.begin_pipeline(_any(Controller(SHORT, 0.5)), ranks_per_replica=2)
+    for part in recorder.parts:
+        part.move(Move(5, 2, 2, run.n_replicas, "3 1", 1.5))
+    _steps(recorder, range(5, 9), 0.25, n_tokens=200)
+    recorder.end()
     return tmp_path
 
 
@@ -75,9 +75,9 @@ def _any(value: Any) -> Any:
 def _steps(run: RunRecorder, steps: range, seconds: float, n_tokens: int) -> None:
     for step in steps:
         if step % 2 == 0:
-            tags = run.log(step, 1.0 / step, grad_norm=1.0)
+            tags = run.log_step(step, 1.0 / step, grad_norm=1.0)
             n_replicas = 400 / n_tokens
-            assert tags["freezing/elastic/ranks"] == run._controller.order.n_ranks  # type: ignore[union-attr]
+            assert tags["freezing/elastic/ranks"] == run.run.controller.order.n_ranks  # type: ignore[union-attr]
             assert tags["freezing/elastic/replicas"] == n_replicas
         run.end_step(step, seconds, n_tokens)
 
@@ -121,3 +121,26 @@ def test_files_of_the_former_pipeline_get_a_number(folder: Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["training"]["steps"] == 8
     assert not (folder / "settings_1.json").exists()
+
+
+def test_what_an_emulation_measured_by_its_own_clock_counts(tmp_path: Path) -> None:
+    """Steps ran one action after the other."""
+    virtual = {"emulated_ranks": 2, "kappa_error": 0.5, "virtual_step_ms": 95.0}
+    emulation = SimpleNamespace(
+        n_replicas=1, end_step=lambda phase, n_tokens: None, metrics=lambda: {"tag": 3.0},
+        take_steps=list, collect=lambda: None, summarize=lambda freezes: virtual,
+    )  # fmt: skip
+    config = JobConfig()
+    config.plots.enable = False
+    config.emulation.enable = True
+    recorder = record(
+        run_in(tmp_path, START, config=config), torch.device("cpu"), None, BaseLogger()
+    )
+    recorder.begin_pipeline(_any(Controller(LONG, 0.25)), _any(emulation))
+    assert recorder.log_step(1, 2.0, grad_norm=1.0)["tag"] == 3.0
+    for step in range(1, 9):
+        recorder.end_step(step, 0.5, n_tokens=400)
+    recorder.end(device_seconds=10.0)
+    summary = read_summary(tmp_path)
+    assert (summary.step_ms, summary.virtual_step_ms, summary.kappa_error) == (500.0, 95.0, 0.5)
+    assert (summary.emulated_ranks, summary.device_seconds) == (2, None)

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.run_folder import OutputGuard, describe, free_name, number_former
-from torchtitan.freezing.report.step_record import LossCurve
+from torchtitan.freezing.report.steps import Losses
 
 
 def test_two_runs_of_one_name_get_two_folders(tmp_path):
@@ -62,12 +63,12 @@ FULL = Path("/dev/full")
 def test_a_full_disk_is_told_once_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard = OutputGuard(tmp_path)
-    curve = LossCurve(tmp_path / "losses.csv")
-    curve._path = FULL
+    losses = Losses(run_in(tmp_path))
+    (tmp_path / "losses.csv").unlink()
+    (tmp_path / "losses.csv").symlink_to(FULL)
     for step in (1, 2):
-        with guard.writing():
-            curve.add_train(step, 1.0, 2.0)
+        log_step(losses, step, 2.0)
+        end_step(losses, step, None, 1.0)
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert str(tmp_path) in record.getMessage()
     assert "No space left on device" in record.getMessage()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report import run_record
-from torchtitan.freezing.report.run_record import summary_at_start
+from torchtitan.freezing.report import times
+from torchtitan.freezing.report.times import summary_at_start
 
 
 def dims(pp: int, world_size: int = 4) -> Any:
@@ -31,7 +31,7 @@ def job_config() -> JobConfig:
 
 
 def test_what_a_pipeline_run_knows_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_record, "usable_cores", lambda: 1.5)
+    monkeypatch.setattr(times, "usable_cores", lambda: 1.5)
     start = summary_at_start(job_config(), dims(2), "Abacus 3000", "cpu")
     assert (start.method, start.schedule, start.model) == ("timelyfreeze", "GPipe", "llama3 8M")
     assert (start.seed, start.data_seed, start.steps) == (3, 5, 120)

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from tests.torchtitan.helpers.report_runs import log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.front.caching import CacheUse
@@ -18,13 +19,14 @@ from torchtitan.freezing.report.run_folder import OutputGuard
 from torchtitan.freezing.report.tensorboard import (
     PHASE_NUMBERS,
     THROUGHPUT,
+    FreezingTags,
     RunTensorBoard,
     hyperparameters,
-    logged_metrics,
 )
 from torchtitan.freezing.report.tensorboard import (
     layout as custom_scalars,
 )
+from torchtitan.freezing.report.times import BatchTimes
 
 
 def config() -> JobConfig:
@@ -47,7 +49,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     folder = tmp_path_factory.mktemp("run")
     board = RunTensorBoard(str(folder), config(), OutputGuard(folder))
     board.log({"throughput(tps)": 100.0, "mfu(%)": float("nan")}, 1)
-    board.log_summary(make_summary(steps_done=90, tokens_per_second=250.0, kappa_over_p_eff=0.75))
+    board.finish(make_summary(steps_done=90, tokens_per_second=250.0, kappa_over_p_eff=0.75))
     board.close()
     assert not [path for path in folder.iterdir() if path.is_dir()], "one run, no more below it"
     return events_of(folder)
@@ -91,7 +93,7 @@ def test_a_run_on_pictures_counts_them_in_every_tag(tmp_path: Path) -> None:
     board = RunTensorBoard(str(tmp_path), pictures, OutputGuard(tmp_path))
     logged = ("throughput(tps)", "freezing/emulation/virtual_tokens_per_second", "grad_norm")
     board.log(dict.fromkeys(logged, 100.0), 1)
-    board.log_summary(make_summary(tokens_per_second=250.0))
+    board.finish(make_summary(tokens_per_second=250.0))
     board.close()
     tags = {tag for tag in events_of(tmp_path).Tags()["scalars"] if not tag.endswith("seconds")}
     assert tags == {
@@ -150,8 +152,16 @@ def test_settings_that_have_no_say_are_left_out() -> None:
     assert "freezing.last_warmup_step" in hyperparameters(policy)
 
 
-def controller(phase: Phase) -> SimpleNamespace:
-    return SimpleNamespace(phase=phase, expected_stage_ratios=lambda: {0: 0.5, 1: 0.25})
+def tags_of(
+    phase: Phase, metrics: CollectedMetrics, predicted_ms: float | None = None
+) -> dict[str, float]:
+    controller = SimpleNamespace(
+        expected_stage_ratios=lambda: {0: 0.5, 1: 0.25}, expected_batch_ms=lambda: predicted_ms
+    )
+    run = run_in(controller=controller)
+    batches = BatchTimes(run)
+    batches.collect(metrics)
+    return log_step(FreezingTags(run, batches), 1, 5.0, phase, metrics)
 
 
 def test_what_is_known_has_a_tag() -> None:
@@ -164,7 +174,7 @@ def test_what_is_known_has_a_tag() -> None:
         policy={"frozen_layers": 2.0},
         drift=1.25,
     )
-    assert logged_metrics(controller(Phase.STABLE), metrics, 80.0) == {
+    assert tags_of(Phase.STABLE, metrics, 80.0) == {
         "freezing/phase": 4.0,
         "freezing/average_ratio": 0.3,
         "freezing/planned_ratio/stage_0": 0.5,
@@ -182,9 +192,7 @@ def test_what_is_known_has_a_tag() -> None:
 @pytest.mark.parametrize(("saved_ms", "told"), [(None, {}), (9.5, {"saved_ms": 9.5})])
 def test_a_cache_has_tags_of_its_own(saved_ms: float | None, told: dict[str, float]) -> None:
     use = CacheUse(8, 5, 2**20, 3 * 2**20, 1.5, saved_ms, 7)
-    logged = logged_metrics(
-        controller(Phase.STABLE), CollectedMetrics({}, {}, 0.0, cache=use), None
-    )
+    logged = tags_of(Phase.STABLE, CollectedMetrics({}, {}, 0.0, cache=use))
     tags = {"entered_batches": 5.0, "read_ahead_rows": 7.0, "spent_ms": 1.5, **told}
     tags |= {"memory_mib": 1.0, "disk_mib": 3.0}
     cache = {tag: value for tag, value in logged.items() if "cache" in tag}
@@ -193,7 +201,7 @@ def test_a_cache_has_tags_of_its_own(saved_ms: float | None, told: dict[str, flo
 
 def test_what_is_not_known_has_none() -> None:
     metrics = CollectedMetrics({Phase.RAMP: (7.0,)}, {}, 0.0)
-    assert logged_metrics(controller(Phase.WARMUP), metrics, None) == {
+    assert tags_of(Phase.WARMUP, metrics) == {
         "freezing/phase": 0.0,
         "freezing/average_ratio": 0.0,
         "freezing/planned_ratio/stage_0": 0.5,

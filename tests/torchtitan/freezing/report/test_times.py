@@ -6,8 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torchtitan.tools.utils as titan_tools
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.front.caching import CacheUse
@@ -16,11 +19,14 @@ from timelyfreeze.records.convergence import kappa_error
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import uniform_bounds
-from torchtitan.freezing.report.run_record import (
-    RunRecord,
-    with_convergence,
-    with_utilization,
+from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
+from torchtitan.freezing.report.parts import EndedStep, LoggedStep
+from torchtitan.freezing.report.times import (
+    BatchTimes,
+    Memory,
+    StepTimes,
+    convergence,
+    utilization,
 )
 
 START = make_summary()
@@ -31,9 +37,7 @@ def make_plan() -> FreezePlan:
 
     Beside each batch there are 5 ms.
     """
-    dag = build_dag(hand_order("two_by_two"))
-    bounds = uniform_bounds(dag, forward_ms=10.0, backward_ms=(10.0, 20.0))
-    bounds = replace(bounds, outside_ms=5.0)
+    dag, bounds = build_dag(hand_order("two_by_two")), replace(uniform(), outside_ms=5.0)
     ratios = {"1B0": 1.0, "0B1": 0.25}
     plan = plan_from_ratios(dag, bounds, [ratios.get(str(a), 0.0) for a in dag.actions])
     assert (plan.unfrozen_batch_ms, plan.batch_ms, plan.frozen_batch_ms) == (90.0, 77.5, 60.0)
@@ -57,13 +61,45 @@ def controller(
     )
 
 
+def uniform() -> DurationBounds:
+    dag = build_dag(hand_order("two_by_two"))
+    return uniform_bounds(dag, forward_ms=10.0, backward_ms=(10.0, 20.0))
+
+
 def metrics(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedMetrics:
     return CollectedMetrics(batch_ms, {0: 0.125, 1: 0.5}, average_freeze_ratio=0.2345)
 
 
-def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200) -> RunRecord:
-    """Return a record; ``n_tokens`` are those of a step for each device."""
-    record, step = RunRecord(), 0
+class Record:
+    """The parts of a run that measure, and what follows from them."""
+
+    def __init__(self, start: RunSummary = START) -> None:
+        self.run = run_in(start=start)
+        self.steps, self.batches = StepTimes(self.run), BatchTimes(self.run)
+
+    def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: float) -> None:
+        """``n_tokens`` are those of a step for each device."""
+        self.run.seconds += seconds
+        for part in (self.steps, self.batches):
+            part.end_step(EndedStep(step, phase, seconds, 0, n_tokens))
+
+    def add_batches(self, metrics: CollectedMetrics) -> None:
+        self.batches.collect(metrics)
+
+    def begin_pipeline(self) -> None:
+        for part in (self.steps, self.batches):
+            part.begin_pipeline()
+
+    def summarize(self, of: Any, emulated: dict[str, Any] | None = None) -> RunSummary:
+        self.run.controller = of
+        summary = self.run.start
+        for part in (self.steps, self.batches):
+            summary = replace(summary, **part.fields(summary))
+        return replace(summary, **(emulated or {}))
+
+
+def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200) -> Record:
+    record, step = Record(), 0
     for phase, seconds in steps:
         for each in seconds:
             step += 1
@@ -71,8 +107,8 @@ def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200
     return record
 
 
-def summarize(record: RunRecord, of: Any) -> RunSummary:
-    return record.summarize(START, of, peak_memory_gib=1.5)
+def summarize(record: Record, of: Any) -> RunSummary:
+    return record.summarize(of)
 
 
 def test_speed_and_batches_of_a_frozen_run() -> None:
@@ -108,24 +144,23 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.planned_stage_ratios == {0: 0.125, 1: 0.5}
     assert summary.stage_ratios == {0: 0.125, 1: 0.5}
     assert summary.average_freeze_ratio == 0.2345
-    assert summary.peak_memory_gib == 1.5
     assert summary.failure is None
     assert summary.score_ms_per_step is summary.score_memory_mib is None
 
 
 def test_what_the_run_had_of_its_cache_is_what_was_collected_last() -> None:
-    record = RunRecord()
+    record = Record()
     for use in (CacheUse(2, 0, 0, 0, 1.0, None), CacheUse(9, 4, 2**20, 2**19, 2.5, 80.0, 7)):
         record.add_batches(CollectedMetrics({}, {}, 0.0, cache=use))
     summary = summarize(record, controller(make_plan()))
     assert (summary.cache_batches, summary.cache_entered) == (9, 4)
     assert (summary.cache_saved_ms, summary.cache_spent_ms) == (80.0, 2.5)
     assert (summary.cache_mib, summary.cache_read_ahead) == (1.5, 7)
-    assert summarize(RunRecord(), controller(make_plan())).cache_batches is None
+    assert summarize(Record(), controller(make_plan())).cache_batches is None
 
 
 def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
-    record = RunRecord()
+    record = Record()
     for step, seconds in enumerate([9.0, 9.0, 0.4], 1):
         record.add_step(step, Phase.WARMUP, seconds, n_tokens=100)
     for step, seconds in enumerate([9.0, 9.0, 0.3], 4):
@@ -134,7 +169,7 @@ def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
     measured = {Phase.WARMUP: (90.0,), Phase.STABLE: (80.0,)}
     record.add_batches(CollectedMetrics(measured, {}, 0.1, drift=3.0, cache=used))
     record.begin_pipeline()
-    assert record.cache == used
+    assert record.batches.cache == used
     assert summarize(record, controller(None, plans=False)).tokens_per_second is None
     for step, seconds in enumerate([9.0, 9.0, 0.2], 7):
         record.add_step(step, Phase.STABLE, seconds, n_tokens=100)
@@ -163,17 +198,8 @@ def test_unfrozen_steps_are_those_of_the_first_pipeline_and_batches_those_of_the
 
 def test_a_step_of_several_batches() -> None:
     start = replace(START, batches_per_step=4)
-    summary = RunRecord().summarize(start, controller(make_plan()), peak_memory_gib=None)
+    summary = Record(start).summarize(controller(make_plan()))
     assert (summary.outside_ms, summary.step_ms_predicted) == (20.0, 4 * 77.5 + 20.0)
-
-
-def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
-    """Steps ran one action after the other."""
-    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5])])
-    emulated = {"emulated_ranks": 2, "virtual_step_ms_unfrozen": 95.0}
-    summary = record.summarize(START, controller(make_plan()), None, emulated)
-    assert summary.emulated_ranks == 2
-    assert (summary.step_ms_unfrozen, summary.virtual_step_ms_unfrozen) == (500.0, 95.0)
 
 
 def test_mixed_monitoring_has_no_unfrozen_batches_but_those_of_warm_up() -> None:
@@ -186,7 +212,7 @@ def test_mixed_monitoring_has_no_unfrozen_batches_but_those_of_warm_up() -> None
 def test_batches_of_a_former_plan_are_not_compared_with_the_last() -> None:
     record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2])])
     record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
-    record.begin_plan()
+    record.batches.begin_plan(make_plan(), uniform())
     record.add_batches(metrics({Phase.STABLE: (77.0,)}))
     summary = summarize(record, controller(make_plan()))
     assert (summary.batch_ms, summary.batch_ms_unfrozen) == (77.0, 95.0)
@@ -201,20 +227,22 @@ def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
 
 def test_utilization_is_what_the_model_needs_over_what_a_device_reaches_at_most() -> None:
     summary = replace(START, tokens_per_second=15_600.0, tokens_per_second_unfrozen=7_800.0)
-    used = with_utilization(summary, 2e9, 312e12)
-    assert (used.peak_tflops, used.mfu_percent) == (312.0, pytest.approx(10.0))
-    assert used.mfu_percent_unfrozen == pytest.approx(5.0)
+    used = utilization(summary, 2e9, 312e12)
+    assert used == pytest.approx(
+        {"peak_tflops": 312.0, "mfu_percent": 10.0, "mfu_percent_unfrozen": 5.0}
+    )
     virtual = {"virtual_tokens_per_second": 31_200.0, "virtual_tokens_per_second_unfrozen": None}
-    emulated = with_utilization(replace(summary, emulated_ranks=4, **virtual), 2e9, 312e12)
-    assert emulated.mfu_percent == pytest.approx(20.0), "by the virtual clock"
-    assert emulated.mfu_percent_unfrozen is None
-    assert with_utilization(summary, 2e9, math.nan) == summary, "a CPU has no known peak"
+    emulated = utilization(replace(summary, emulated_ranks=4, **virtual), 2e9, 312e12)
+    assert emulated["mfu_percent"] == pytest.approx(20.0), "by the virtual clock"
+    assert emulated["mfu_percent_unfrozen"] is None
+    assert utilization(summary, 2e9, math.nan) == {}, "a CPU has no known peak"
 
 
 def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -> None:
     def time_to_loss(**known: Any) -> float | None:
         summary = replace(START, steps_factor=1.2, **known)
-        return with_convergence(summary, None, None).time_to_loss
+        found: float | None = convergence(summary, None)["time_to_loss"]
+        return found
 
     planned = {"batch_ms_unfrozen_predicted": 100.0, "batch_ms_predicted": 70.0}
     steps = {"step_ms_unfrozen": 200.0, "step_ms": 150.0}
@@ -225,7 +253,7 @@ def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -
     assert time_to_loss(**planned, **steps, switched_off="from step 9 on") is None
 
 
-def test_how_steps_scatter_is_told_unless_an_emulation_has_a_clock_of_its_own() -> None:
+def test_how_steps_scatter_is_told() -> None:
     record = record_of(
         [(Phase.WARMUP, [9.0, 9.0, 0.3, 0.4, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.2, 0.2, 0.3])]
     )
@@ -233,9 +261,6 @@ def test_how_steps_scatter_is_told_unless_an_emulation_has_a_clock_of_its_own() 
     assert want is not None
     assert summarize(record, controller(make_plan())).kappa_error == pytest.approx(want)
     assert summarize(record, None).kappa_error is None
-    emulated = {"emulated_ranks": 2, "kappa_error": 0.5}
-    found = record.summarize(START, controller(make_plan()), None, emulated)
-    assert found.kappa_error == 0.5
 
 
 def test_what_was_known_at_the_start_stays() -> None:
@@ -247,7 +272,7 @@ def test_what_was_known_at_the_start_stays() -> None:
 
 
 def test_uneven_padding_does_not_show_as_speed() -> None:
-    record = RunRecord()
+    record = Record()
     for step, n_tokens in enumerate((100, 500, 900, 100), 1):
         record.add_step(step, Phase.WARMUP, 0.5, n_tokens)
     for step in range(5, 9):
@@ -295,54 +320,27 @@ def test_a_method_that_does_not_plan_misses_none() -> None:
     assert summary.stage_ratios == {0: 0.125, 1: 0.5}
 
 
-@pytest.mark.parametrize(
-    ("logged", "n_steps", "train_loss"),
-    [
-        ([], 20, None),
-        ([(1, 9.0), (10, 5.0), (18, 4.0), (19, 3.0), (20, 1.0)], 20, 2.0),  # steps 19 and 20
-        ([(1, 9.0), (10, 5.0)], 19, 5.0),  # none in step 19
-        ([(1, 9.0), (2, 4.0)], 2, 4.0),  # at least one step
-        ([(25, 2.0), (30, 1.0)], 35, 1.0),  # steps 33 to 35
-    ],
-)
-def test_the_training_loss_is_that_of_the_last_tenth(
-    logged: list[tuple[int, float]], n_steps: int, train_loss: float | None
-) -> None:
-    record = record_of([(None, [1.0] * n_steps)])
-    for step, loss in logged:
-        record.add_loss(step, loss)
-    summary = summarize(record, None)
-    assert summary.train_loss == train_loss
-    assert summary.last_loss == (logged[-1][1] if logged else None)
-
-
-def test_the_last_validation_counts() -> None:
-    record = RunRecord()
-    assert summarize(record, None).validation_loss is None
-    record.add_validation(3.0, {})
-    record.add_validation(2.0, {"validation_metrics/top1": 0.5, "other": 1.0})
-    summary = summarize(record, None)
-    assert (summary.validation_loss, summary.validation_top1) == (2.0, 0.5)
-    assert summary.validation_top5 is None
-    assert record.accuracies is None
-    record.add_validation(1.0, {f"validation_metrics/top{k}": k / 10 for k in (1, 5)})
-    assert record.accuracies == (0.1, 0.5)
-
-
-def test_the_largest_peak_of_memory_stays() -> None:
-    record = RunRecord()
-    record.add_peak_memory(-1)
-    assert record.peak_memory_gib is None, "a device that tells none has none"
-    for gib in (2, 3, 1):
-        record.add_peak_memory(gib * 1024**3)
-    assert record.peak_memory_gib == 3.0
+def test_the_largest_peak_of_memory_of_all_ranks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([-1, 2 * 1024**3, 3 * 1024**3, 1024**3])
+    stats = SimpleNamespace(memory_stats=lambda device: {"reserved_bytes.all.peak": next(peaks)})
+    monkeypatch.setattr(titan_tools, "device_module", stats)
+    found = Memory(run_in(), torch.device("cpu"))
+    found.log_step(LoggedStep(1, 2.0, 1.0))
+    want: dict[str, float | None] = {"peak_memory_gib": None}
+    assert found.fields(START) == want, "a device that tells none has none"
+    found.log_validation(1, 2.0, {})
+    found.gather()
+    found.log_step(LoggedStep(2, 2.0, 1.0))
+    assert found.fields(START) == {"peak_memory_gib": 3.0}
+    found.run.exchange = SimpleNamespace(all_gather=lambda mine: [mine, 4 * 1024**3, -1])  # type: ignore[assignment]
+    assert found.fields(START) == {"peak_memory_gib": 4.0}
 
 
 def test_drift_is_the_median_since_the_last_plan() -> None:
-    record = RunRecord()
+    record = Record()
     for drift in (9.0, None, 9.0):
         record.add_batches(replace(metrics({}), drift=drift))
-    record.begin_plan()
+    record.batches.begin_plan(make_plan(), uniform())
     assert summarize(record, controller(None)).drift is None
     for drift in (1.0, 1.1, None, 3.0):
         record.add_batches(replace(metrics({}), drift=drift))

@@ -2,18 +2,25 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
+from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records.convergence import PassedEnergy
 from timelyfreeze.records.tables import STEPS, StepRow
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.step_record import StepRecord
+from torchtitan.freezing.report.steps import Steps
 
 
-def record(folder: Path, *, emulates: bool = False) -> StepRecord:
-    return StepRecord(folder, emulates=emulates)
+def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
+    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms)
+    start = make_summary(n_devices=4, ranks_per_replica=4)
+    run = run_in(folder, start, controller=controller)
+    run.config.emulation.enable = emulates
+    return Steps(run)
 
 
 def metrics(
@@ -24,16 +31,17 @@ def metrics(
     return CollectedMetrics(batch_ms or {}, {}, 0.0, step_ratios=ratios, energy=energy)
 
 
-def end(to: StepRecord, step: int, phase: Phase | None, ms: float) -> None:
-    to.end_step(step, phase, ms / 1e3, 10.0 * step, 200)
+def end(to: Steps, step: int, phase: Phase | None, ms: float) -> None:
+    to.run.seconds = 10.0 * step - ms / 1e3
+    end_step(to, step, phase, ms / 1e3)
 
 
 def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> None:
-    steps = record(tmp_path)
+    steps = steps_in(tmp_path, predicted_ms=8.5)
     end(steps, 1, Phase.RAMP, 200.0)
     assert STEPS.read(tmp_path) == []
     seen = metrics({1: 0.25, 2: 0.5}, PassedEnergy(3.0, 4.0), {Phase.RAMP: (9.0, 7.0, 8.0)})
-    steps.log(2, 5.5, Phase.RAMP, seen, predicted_ms=8.5)
+    log_step(steps, 2, 5.5, Phase.RAMP, seen)
     end(steps, 2, Phase.RAMP, 100.0)
     one = StepRow(1, "ramp", 10.0, 200.0, 1000.0, freeze_ratio=0.25)
     two = StepRow(2, "ramp", 20.0, 100.0, 2000.0, None, 0.5, 8.0, 8.5, 5.5, None, 0.75)
@@ -41,21 +49,21 @@ def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> No
 
 
 def test_a_run_that_ends_between_two_logged_steps_loses_none(tmp_path: Path) -> None:
-    steps = record(tmp_path)
+    steps = steps_in(tmp_path)
     end(steps, 1, Phase.STABLE, 200.0)
-    steps.add_ratios(metrics({1: 0.125}))
+    steps.collect(metrics({1: 0.125}))
     steps.close()
     steps.close()
     assert [(row.step, row.freeze_ratio) for row in STEPS.read(tmp_path)] == [(1, 0.125)]
 
 
 def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
-    steps = record(tmp_path)
+    steps = steps_in(tmp_path)
     for step, ms in enumerate((900.0, 900.0, 100.0), 1):
         end(steps, step, Phase.WARMUP, ms)
     for step, ms in enumerate((900.0, 900.0, 60.0, 70.0, 50.0), 4):
         end(steps, step, Phase.STABLE, ms)
-    tags = steps.log(9, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
+    tags = log_step(steps, 9, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
     assert tags == pytest.approx(
         {
             "freezing/kappa": 0.6,
@@ -63,7 +71,7 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
             "freezing/kappa_over_p_eff": 1.2,
         }
     )
-    assert steps.log(10, 5.0, Phase.STABLE, metrics({}, PassedEnergy(6.0, 6.0))) == {
+    assert log_step(steps, 10, 5.0, Phase.STABLE, metrics({}, PassedEnergy(6.0, 6.0))) == {
         "freezing/p_eff": 1.0
     }
     # (0.5 * 2 + 1 * 6) / 8
@@ -71,26 +79,27 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
 
 
 def test_only_the_stable_phase_makes_the_runs_p_eff(tmp_path: Path) -> None:
-    steps = record(tmp_path)
+    steps = steps_in(tmp_path)
     for phase in (Phase.WARMUP, Phase.RAMP, Phase.OFF):
-        steps.log(1, 5.0, phase, metrics({}, PassedEnergy(1.0, 2.0)))
+        log_step(steps, 1, 5.0, phase, metrics({}, PassedEnergy(1.0, 2.0)))
     assert steps.p_eff is None
-    steps.log(2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0, is_complete=False)))
+    log_step(steps, 2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0, is_complete=False)))
     assert steps.p_eff is None
 
 
 def test_a_step_counts_as_much_with_replicas_as_without(tmp_path: Path) -> None:
     """Each replica tells the energy of the model."""
-    steps = record(tmp_path)
-    steps.log(1, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
-    steps.log(2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(12.0, 12.0)), n_replicas=2)
+    steps = steps_in(tmp_path)
+    log_step(steps, 1, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
+    steps.run.ranks_per_replica = 2  # of the 4 processes
+    log_step(steps, 2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(12.0, 12.0)))
     # (0.5 * 2 + 1 * 6) / 8
     assert steps.p_eff == 0.875
 
 
 def test_a_run_without_freezing_froze_nothing(tmp_path: Path) -> None:
-    steps = record(tmp_path)
-    assert steps.log(1, 5.0) == {}
+    steps = steps_in(tmp_path)
+    assert log_step(steps, 1, 5.0) == {}
     end(steps, 1, None, 100.0)
     (row,) = STEPS.read(tmp_path)
     assert (row.phase, row.freeze_ratio, row.train_loss) == ("", 0.0, 5.0)
@@ -99,20 +108,20 @@ def test_a_run_without_freezing_froze_nothing(tmp_path: Path) -> None:
 
 def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
     """The virtual time of a logged step comes with the next metrics, so its row waits for it."""
-    steps = record(tmp_path, emulates=True)
+    steps = steps_in(tmp_path, emulates=True)
     end(steps, 1, Phase.WARMUP, 900.0)
-    steps.log(2, 5.0, Phase.WARMUP, metrics({}))
+    log_step(steps, 2, 5.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0)])
     end(steps, 2, Phase.WARMUP, 900.0)
     assert [(row.step, row.virtual_step_ms) for row in STEPS.read(tmp_path)] == [(1, 90.0)]
     end(steps, 3, Phase.WARMUP, 900.0)
-    steps.log(4, 4.0, Phase.WARMUP, metrics({}))
+    log_step(steps, 4, 4.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0), (Phase.WARMUP, 40.0)])
     end(steps, 4, Phase.STABLE, 900.0)
     for step in (5, 6, 7):
         end(steps, step, Phase.STABLE, 900.0)
     steps.add_virtual([(Phase.STABLE, ms) for ms in (7.0, 7.0, 10.0, 30.0)])
-    tags = steps.log(8, 4.0, Phase.STABLE, metrics({}))
+    tags = log_step(steps, 8, 4.0, Phase.STABLE, metrics({}))
     assert tags == {"freezing/kappa": 0.5}
     steps.close()
     rows = STEPS.read(tmp_path)
@@ -121,8 +130,10 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
 
 
 def test_ranks_that_write_nothing_still_tell(tmp_path: Path) -> None:
-    steps = StepRecord(None, emulates=False)
-    assert steps.log(1, math.nan, Phase.WARMUP, metrics({}, PassedEnergy(0.0, 0.0))) == {
+    steps = steps_in(tmp_path)
+    (tmp_path / STEPS.name).unlink()
+    steps.run.is_shown = False
+    assert log_step(steps, 1, math.nan, Phase.WARMUP, metrics({}, PassedEnergy(0.0, 0.0))) == {
         "freezing/p_eff": 1.0
     }
     end(steps, 1, Phase.WARMUP, 5.0)

@@ -1,0 +1,149 @@
+"""What a run is shown and recorded by: parts with the same few hooks, and what all of them know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
+from timelyfreeze.files import Table
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.records import Move, RunSummary
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import DurationBounds
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.emulation.record import EmulationRecord
+from torchtitan.freezing.report.run_folder import OutputGuard
+
+Row = TypeVar("Row")
+
+
+@dataclass
+class Run:
+    """A run as all its parts see it."""
+
+    config: JobConfig  # its configuration, of an elastic run that of its first pipeline
+    start: RunSummary  # what is known of it before its first step
+    folder: Path  # where its files go
+    is_shown: bool  # whether this is the process that has the loss, which shows and writes
+    guard: OutputGuard  # what files are written in
+    exchange: Exchange  # talks to the other ranks
+    n_layers: int | None = None  # layers of the model; None for a model that does not count them
+    # of the present pipeline; None for a run without freezing
+    controller: FreezeController | None = None
+    emulation: EmulationRecord | None = None  # likewise; None where every rank has its own process
+    seconds: float = 0.0  # sum of the step times so far, without validation and checkpoints
+    # time of a step over that of an unfrozen one; None before freezing began
+    kappa: float | None = None
+    has_news: bool = False  # whether there is something that was not drawn yet
+    # processes that share a batch, in the present pipeline
+    ranks_per_replica: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin in the first pipeline."""
+        self.ranks_per_replica = self.start.ranks_per_replica
+
+    @property
+    def phase(self) -> Phase | None:
+        """Phase of the present step; None for a run without freezing."""
+        return None if self.controller is None else self.controller.phase
+
+    @property
+    def n_held(self) -> int:
+        """How often the processes together hold the model."""
+        return self.start.n_devices // self.ranks_per_replica
+
+    @property
+    def n_replicas(self) -> int:
+        """How many pipelines share each batch; an emulation holds the model once for all."""
+        return self.n_held if self.emulation is None else self.emulation.n_replicas
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the folder, where this process writes."""
+        if self.is_shown:
+            with self.guard.writing():
+                (self.folder / name).write_text(text)
+            logger.debug("Wrote %s", self.folder / name)
+
+    def append(self, table: Table[Row], rows: Sequence[Row]) -> None:
+        """Append rows to a table, which is begun with its first ones; a part may have none."""
+        if self.is_shown:
+            with self.guard.writing():
+                is_there = (self.folder / table.name).exists()
+                (table.append if is_there else table.write)(self.folder, rows)
+
+
+class LoggedStep(NamedTuple):
+    """A step whose metrics are logged, before it has ended."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    phase: Phase | None = None  # None for a run without freezing
+    metrics: CollectedMetrics | None = None  # what all ranks have exchanged; None likewise
+
+
+class EndedStep(NamedTuple):
+    """A finished step."""
+
+    step: int
+    phase: Phase | None
+    seconds: float
+    n_tokens: int  # of the processes that share a batch
+    of_device: float  # each one's of these
+
+
+class RunPart:
+    """One thing that a run is shown or recorded by; a hook that it does not need does nothing.
+
+    Every rank has the parts that talk to other ranks, in the same order.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def begin_pipeline(self) -> None:
+        """Begin to look on at a pipeline, the first one or another."""
+
+    def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
+        """Take note of a plan that is freezed by from now on; ``about`` as ``pipeline_notes``."""
+
+    def move(self, move: Move) -> None:
+        """Take note of the move that is over."""
+
+    def batch(self, observed: ObservedBatch) -> None:
+        """Take note of a batch of this rank, the oldest first; all ranks run the same ones."""
+
+    def collect(self, metrics: CollectedMetrics) -> None:
+        """Take note of what all ranks have measured since the last time."""
+
+    def log_step(self, logged: LoggedStep) -> dict[str, float] | None:
+        """Take note of a logged step, and return its metrics by tag; unknown ones have none."""
+        return None
+
+    def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
+        """Take note of a validation, and of what it counted besides."""
+
+    def end_step(self, ended: EndedStep) -> None:
+        """Take note of a finished step."""
+
+    def gather(self) -> None:
+        """Gather what is still out of a pipeline: it is left, or the run ends."""
+
+    def leave(self) -> None:
+        """Let go of a pipeline; the run goes on in another."""
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return the part's own fields of the summary, given those of the parts before."""
+        return {}
+
+    def finish(self, summary: RunSummary) -> None:
+        """Show or write what a run has ended with."""
+
+    def close(self) -> None:
+        """Write what is still out, and close what is open; may be called twice."""

@@ -1,0 +1,502 @@
+"""What a run learns and freezes, step by step: losses, kappa and p_eff, the front, moves.
+
+Times of a step are known when it ends, what it froze on all ranks when metrics are next exchanged.
+So rows of ``steps.csv`` are written at logged steps, all since the one before. A run that is killed
+loses those since then; one that fails loses none.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.control import CollectedMetrics, ObservedBatch
+from timelyfreeze.files import parse_json
+from timelyfreeze.policies import Decision
+from timelyfreeze.records import (
+    ACCURACIES,
+    COUNTS,
+    FRONT,
+    LOSSES,
+    MOVES,
+    PLASTICITY,
+    SKIPPED_STEPS,
+    STEPS,
+    WINDOW,
+    AccuracyRow,
+    FrontRow,
+    FrozenCount,
+    Move,
+    PlasticityRow,
+    RunSummary,
+    StepRatio,
+    StepRow,
+    kappa_over_p_eff,
+    last_running_mean,
+    mean_p_eff,
+    never_updated,
+    seconds_to_reach,
+)
+from timelyfreeze.settings import FREEZING_PHASES, Phase
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.emulation.record import EmulationRecord
+from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+
+
+class Steps(RunPart):
+    """Writes what is known of each step, ``steps.csv``; kappa is by the virtual clock, if any."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        run.append(STEPS, [])
+        self._emulates = run.config.emulation.enable
+        self._ended: list[StepRow] = []
+        self._n_virtual = 0  # of the ended rows, how many have their virtual time
+        self._ratios: dict[int, float] = {}
+        self._logged: dict[int, dict[str, Any]] = {}
+        self._kappa = StepRatio()
+        self._stable: list[tuple[float, float]] = []
+
+    def begin_pipeline(self) -> None:
+        """Compare steps to come, of another pipeline, with the unfrozen ones so far."""
+        self.close()
+        self._kappa.begin_pipeline()
+
+    def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
+        """Take note of the virtual times in milliseconds of the next steps that have ended."""
+        for phase, virtual_ms in steps:
+            self._kappa.add(phase, virtual_ms)
+            row = self._ended[self._n_virtual]
+            self._ended[self._n_virtual] = replace(row, virtual_step_ms=virtual_ms)
+            self._n_virtual += 1
+
+    def collect(self, metrics: CollectedMetrics) -> None:
+        self._ratios.update(metrics.step_ratios)
+
+    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+        """Return kappa, p_eff and their ratio, as far as they are known."""
+        values: dict[str, Any] = {"train_loss": logged.loss}
+        self._logged[logged.step] = values
+        controller, phase, metrics = self.run.controller, logged.phase, logged.metrics
+        if controller is None or metrics is None or phase is None:
+            return {}
+        values["batch_predicted_ms"] = controller.expected_batch_ms()
+        batches_ms = metrics.batch_ms.get(phase)
+        values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
+        values["kappa"] = kappa = self._kappa.take(phase)
+        # While everything is frozen to measure, it is no gain.
+        if phase in FREEZING_PHASES:
+            self.run.kappa = kappa or self.run.kappa
+        values["p_eff"] = p_eff = None if metrics.energy is None else metrics.energy.p_eff
+        if phase is Phase.STABLE and metrics.energy is not None and p_eff is not None:
+            # Each replica has the energy of the whole model.
+            self._stable.append((p_eff, metrics.energy.total / self.run.n_held))
+        tags = {
+            "freezing/kappa": kappa,
+            "freezing/p_eff": p_eff,
+            "freezing/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
+        }
+        return {tag: value for tag, value in tags.items() if value is not None}
+
+    def end_step(self, ended: EndedStep) -> None:
+        phase, seconds = ended.phase, ended.seconds
+        if not self._emulates:
+            self._kappa.add(phase, 1e3 * seconds)
+        self._ended.append(
+            StepRow(
+                step=ended.step,
+                phase="" if phase is None else phase.value,
+                seconds=self.run.seconds,
+                step_ms=1e3 * seconds,
+                tokens_per_second=ended.of_device / seconds if seconds > 0.0 else math.nan,
+                freeze_ratio=0.0 if phase is None else None,
+            )
+        )
+        if ended.step in self._logged:
+            # The virtual time of this step is not known before metrics are exchanged again.
+            self._write(self._n_virtual if self._emulates else len(self._ended))
+
+    @property
+    def p_eff(self) -> float | None:
+        """Average of p_eff over what was logged of the stable phase, Eq. 28; None if nothing."""
+        return mean_p_eff(self._stable)
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Write all steps, which plots and the reports are made from; p_eff is told by others."""
+        self.close()
+        return {}
+
+    def close(self) -> None:
+        self._write(len(self._ended))
+
+    def _write(self, n: int) -> None:
+        rows, self._ended = self._ended[:n], self._ended[n:]
+        self._n_virtual = max(0, self._n_virtual - n)
+        complete = []
+        for row in rows:
+            known = self._logged.pop(row.step, {})
+            if row.step in self._ratios:
+                known["freeze_ratio"] = self._ratios.pop(row.step)
+            complete.append(replace(row, **known))
+        self.run.append(STEPS, complete)
+
+
+# Phases in which a policy's choice is frozen, under a plan or alone.
+_IN_FORCE = (Phase.RAMP, Phase.STABLE)
+
+
+class Front(RunPart):
+    """Writes the front in every step, ``front.csv``, and what a policy has found of modules.
+
+    A run whose method freezes no front has no such files.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._rows: list[FrontRow] = []
+        self._evaluations: list[PlasticityRow] = []
+        self._last: Decision | None = None
+
+    def batch(self, observed: ObservedBatch) -> None:
+        """Count the batch in the row of its step."""
+        policy, controller = observed.policy, self.run.controller
+        if "frozen_layers" not in policy or controller is None:
+            return
+        read = int(observed.entry_stage is not None) if controller.cache is not None else None
+        if self._rows and self._rows[-1].step == observed.step:
+            row = self._rows[-1]
+            read = None if read is None or row.read is None else row.read + read
+            self._rows[-1] = replace(row, batches=row.batches + 1, read=read)
+            return
+        names = [name for name in ("frozen_modules", "bootstrapping") if name in policy]
+        frozen_layers = int(policy["frozen_layers"]) if observed.phase in _IN_FORCE else 0
+        self._rows.append(
+            FrontRow(
+                observed.step,
+                observed.phase.value,
+                frozen_layers,
+                1,
+                read,
+                **{name: int(policy[name]) for name in names},
+            )
+        )
+
+    def end_step(self, ended: EndedStep) -> None:
+        checks = None if self.run.controller is None else self.run.controller.checks
+        if checks is None or checks.decision is self._last:
+            return
+        self._last = checks.decision
+        self._evaluations += [
+            PlasticityRow(found.step, found.module, found.value, found.smoothed)
+            for found in self._last.evaluations
+        ]
+
+    def collect(self, metrics: CollectedMetrics) -> None:
+        """Write: times of all batches so far have been read."""
+        self.close()
+
+    def close(self) -> None:
+        rows, self._rows = self._rows, []
+        evaluations, self._evaluations = self._evaluations, []
+        if rows:
+            self.run.append(FRONT, rows)
+        if evaluations:
+            self.run.append(PLASTICITY, evaluations)
+
+
+@dataclass(frozen=True)
+class TimedMove:
+    """A move and what it brought."""
+
+    move: Move  # to which pipeline, and when
+    # median step of the pipeline that was left, without its first ones, which run cold; None if it
+    # had no other
+    before_ms: float | None
+    after_ms: float | None  # likewise of the pipeline that came
+
+
+class Moves(RunPart):
+    """Writes each move to another pipeline down at once, ``moves.csv``."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._moves: list[Move] = []
+        self._step_ms: list[list[float]] = [[]]  # in each pipeline
+
+    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+        """Return the pipeline of the step, of a run that may move to another one."""
+        controller = self.run.controller
+        if controller is None or not self.run.config.freezing.elastic.enable:
+            return {}
+        return {
+            "freezing/elastic/ranks": controller.order.n_ranks,
+            "freezing/elastic/replicas": self.run.n_replicas,
+        }
+
+    def end_step(self, ended: EndedStep) -> None:
+        if self.run.emulation is None:
+            self._step_ms[-1].append(1e3 * ended.seconds)
+
+    def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
+        """Take note of the virtual times in milliseconds of the next steps that have ended."""
+        self._step_ms[-1] += [virtual_ms for _, virtual_ms in steps]
+
+    def move(self, move: Move) -> None:
+        self._moves.append(move)
+        self._step_ms.append([])
+        self.run.append(MOVES, [move])
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return how often an elastic run moved, and how long that took."""
+        if self.run.controller is None or not self.run.config.freezing.elastic.enable:
+            return {}
+        seconds = sum(move.seconds for move in self._moves)
+        return {"moves": len(self._moves), "moves_seconds": seconds}
+
+    def timed(self) -> list[TimedMove]:
+        """Return the moves so far, the oldest first."""
+        medians = [_warm_median(step_ms) for step_ms in self._step_ms]
+        triples = zip(self._moves, medians[:-1], medians[1:], strict=True)
+        return [TimedMove(move, before, after) for move, before, after in triples]
+
+
+def _warm_median(step_ms: list[float]) -> float | None:
+    warm = step_ms[SKIPPED_STEPS:]
+    return statistics.median(warm) if warm else None
+
+
+class EmulatedSteps(RunPart):
+    """Has an emulation put its steps together, and tells others how long they took virtually."""
+
+    def __init__(self, run: Run, listeners: tuple[Steps, Moves]) -> None:
+        super().__init__(run)
+        self._listeners = listeners
+        self._emulation: EmulationRecord | None = None
+
+    def begin_pipeline(self) -> None:
+        """Go on from the pipeline before, if there was one."""
+        emulation, former = self.run.emulation, self._emulation
+        if emulation is not None and former is not None:
+            emulation.go_on_from(former)
+        self._emulation = emulation
+
+    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+        """Return metrics of the steps that have been completed since the last time."""
+        tags = {} if self._emulation is None else self._emulation.metrics()
+        self._take()
+        return tags
+
+    def end_step(self, ended: EndedStep) -> None:
+        if self._emulation is not None:
+            self._emulation.end_step(ended.phase, ended.n_tokens)
+
+    def gather(self) -> None:
+        """Complete all steps."""
+        if self._emulation is not None:
+            self._emulation.collect()
+        self._take()
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return what only an emulation has measured; it counts instead of this process's time."""
+        if self._emulation is None:
+            return {}
+        return self._emulation.summarize(freezes=self.run.controller is not None)
+
+    def _take(self) -> None:
+        steps = [] if self._emulation is None else self._emulation.take_steps()
+        for listener in self._listeners:
+            listener.add_virtual(steps)
+
+
+class Counts(RunPart):
+    """Writes how often each tensor was frozen, ``frozen_counts.csv``."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.rows: list[FrozenCount] = []
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return how much of the model was never updated since freezing began."""
+        if self.run.controller is None:
+            return {}
+        self.rows = self.run.controller.frozen_counts()
+        self.run.append(COUNTS, self.rows)
+        still = never_updated(self.rows)
+        if still is None:
+            return {}
+        return {"never_updated_tensors": still.tensors, "never_updated_elements": still.elements}
+
+
+# What a validation of pictures counts besides its loss.
+_SCORES = {f"validation_{name}": f"validation_metrics/{name}" for name in ("top1", "top5")}
+
+
+class Losses(RunPart):
+    """Writes logged losses and those of validations, ``losses.csv``, and accuracies of pictures."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._logged: list[tuple[int, float]] = []
+        self._last_step = 0
+        self._validation: dict[str, float] = {}
+        self._append("step,seconds,train_loss,validation_loss")
+
+    def log_step(self, logged: LoggedStep) -> None:
+        """Keep a training loss until its step has ended and its time is known."""
+        self._logged.append((logged.step, logged.loss))
+
+    def end_step(self, ended: EndedStep) -> None:
+        """Write the loss of the step, if it was logged."""
+        self._last_step = ended.step
+        if self._logged and self._logged[-1][0] == ended.step:
+            self._append(f"{ended.step},{self.run.seconds:.3f},{self._logged[-1][1]!r},")
+
+    def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
+        """Write a validation; the last one counts."""
+        counted = {f: scores[metric] for f, metric in _SCORES.items() if metric in scores}
+        self._validation = {"validation_loss": loss} | counted
+        self._append(f"{step},{self.run.seconds:.3f},,{loss!r}")
+        if len(counted) == len(_SCORES):
+            self.run.append(ACCURACIES, [AccuracyRow(step, self.run.seconds, *counted.values())])
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return the last losses; that of training is the mean of the last tenth of the steps."""
+        if not self._logged:
+            return dict(self._validation)
+        n_last = max(1, self._last_step // 10)
+        recent = [loss for step, loss in self._logged if step > self._last_step - n_last]
+        last = self._logged[-1][1]
+        return {
+            "train_loss": statistics.fmean(recent or [last]),
+            "last_loss": last,
+            **self._validation,
+        }
+
+    def _append(self, row: str) -> None:
+        # Opened for each row: what is closed is not lost in a crash.
+        if self.run.is_shown:
+            with self.run.guard.writing(), (self.run.folder / LOSSES.name).open("a") as file:
+                file.write(row + "\n")
+
+
+class FiniteWatch(RunPart):
+    """Warns at the first step of each spell that is not finite; upstream trains on."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._was_finite = True
+
+    def log_step(self, logged: LoggedStep) -> None:
+        is_finite = math.isfinite(logged.loss) and math.isfinite(logged.grad_norm)
+        was_finite, self._was_finite = self._was_finite, is_finite
+        if not is_finite and was_finite and self.run.is_shown:
+            logger.warning(_not_finite(logged))
+
+
+def _not_finite(logged: LoggedStep) -> str:
+    text = f"Step {logged.step} has loss {logged.loss:g} and gradient norm {logged.grad_norm:g}"
+    mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
+    if logged.phase is not None:
+        applied = {} if logged.metrics is None else logged.metrics.applied_stage_ratios
+        ratios = " ".join(f"{s}:{r:.2f}" for s, r in applied.items()) or "unknown"
+        text += f", in freezing phase {logged.phase.value}, frozen of each stage: {ratios}"
+        mend += ", or a lower freezing.max_freeze_ratio"
+    return f"{text}; weights that are not finite stay so: {mend}"
+
+
+_KEY = "report.reference_run"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run has to reach."""
+
+    folder: Path  # of the reference run
+    loss: float  # its last training loss, mean of ``WINDOW`` logged ones
+    seconds: float  # when its own mean first came down to that
+    device: str | None  # what it ran on; None if it does not say
+
+
+class Reference(RunPart):
+    """Holds the run against another one, read before so that what becomes of it does no harm."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        name = run.config.report.reference_run
+        self._target = read_reference(Path(name)) if name is not None and run.is_shown else None
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return what the other run came to, and when this one got there."""
+        if (target := self._target) is None:
+            return {}
+        return {
+            "reference_run": str(target.folder),
+            "reference_device": target.device,
+            "reference_loss": target.loss,
+            "reference_seconds": target.seconds,
+            "seconds_to_reference_loss": seconds_to_loss_of(target, self.run.folder),
+        }
+
+
+def read_reference(folder: Path) -> Target:
+    """Read what a run ended with.
+
+    Raises:
+        ValueError: If there is no such run, or it has not logged losses enough.
+    """
+    key = f"{_KEY} is {str(folder)!r}, which"
+    if not folder.is_dir():
+        raise ValueError(f"{key} is no folder; name that of a run")
+    if not (folder / LOSSES.name).is_file():
+        raise ValueError(f"{key} has no {LOSSES.name}; name that of a run")
+    try:
+        curve = training_curve(folder)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{key} cannot be read: {error}") from error
+    loss = last_running_mean(curve, WINDOW)
+    seconds = None if loss is None else seconds_to_reach(curve, loss, WINDOW)
+    if loss is None or seconds is None:
+        raise ValueError(
+            f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
+            "be numbers"
+        )
+    return Target(folder, loss, seconds, _device(folder))
+
+
+def reference_errors(config: JobConfig) -> Iterator[str]:
+    """Say what is wrong with the reference run, if one is named."""
+    if config.report.reference_run is not None:
+        try:
+            read_reference(Path(config.report.reference_run))
+        except ValueError as error:
+            yield str(error)
+
+
+def training_curve(folder: Path) -> list[tuple[float, float]]:
+    """Return seconds and loss of each step whose training loss was logged.
+
+    Raises:
+        OSError: If there are no losses.
+        ValueError: If they cannot be read.
+    """
+    rows = LOSSES.read(folder)
+    return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]
+
+
+def seconds_to_loss_of(target: Target, folder: Path) -> float | None:
+    """Return when the run in ``folder`` got to the loss of ``target``; None if it never did."""
+    return seconds_to_reach(training_curve(folder), target.loss, WINDOW)
+
+
+def _device(folder: Path) -> str | None:
+    try:
+        device = parse_json((folder / "summary.json").read_bytes()).get("device")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return device if isinstance(device, str) else None

@@ -1,0 +1,319 @@
+"""How long a run took, its memory, and what follows: kappa, time to a loss, utilization, cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchtitan.tools.utils as titan_tools
+from torchtitan.distributed import ParallelDims
+
+from timelyfreeze.control import CollectedMetrics, FreezeController
+from timelyfreeze.front.caching import CacheUse, use_of_parts
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.records import (
+    SKIPPED_STEPS,
+    UNFROZEN_PHASES,
+    RunSummary,
+    kappa_error,
+    kappa_over_p_eff,
+)
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import DurationBounds, usable_cores
+from torchtitan.data.rows.messages import has_rows
+from torchtitan.freezing.config import JobConfig, model_family
+from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+from torchtitan.freezing.report.steps import Steps
+from torchtitan.freezing.report.text import by_virtual_clock
+
+_MIB = 1024**2
+_GIB = 1024**3
+
+
+class StepTimes(RunPart):
+    """Collects the times of this process's steps; a resumed run records its own part only."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._seconds: dict[Phase | None, list[float]] = {}
+        self._knows_unfrozen = False  # from a pipeline that was left
+        self._n_tokens = 0.0
+        self._n_steps = 0
+        self._last_step = 0
+
+    def begin_pipeline(self) -> None:
+        """Forget steps of another pipeline, but the unfrozen ones of the first."""
+        self._seconds = {p: s for p, s in self._seconds.items() if p in UNFROZEN_PHASES}
+        self._knows_unfrozen = bool(self._seconds)
+
+    def end_step(self, ended: EndedStep) -> None:
+        if not (self._knows_unfrozen and ended.phase in UNFROZEN_PHASES):
+            self._seconds.setdefault(ended.phase, []).append(ended.seconds)
+        self._n_tokens += ended.of_device
+        self._n_steps += 1
+        self._last_step = ended.step
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return median steps, with and without freezing, and what they come to."""
+        freezes = self.run.controller is not None
+        before = self._warm(UNFROZEN_PHASES)
+        after = self._warm([Phase.STABLE] if freezes else [None])
+        return {
+            "steps_done": self._last_step,
+            "tokens_per_second_unfrozen": self._speed(before),
+            "tokens_per_second": self._speed(after),
+            "step_ms_unfrozen": _median_ms(before),
+            "step_ms": _median_ms(after),
+            "step_ms_off": _median_ms(self._warm([Phase.OFF])),
+            "kappa_error": kappa_error(before, after) if freezes else None,
+            "seconds": self.run.seconds,
+        }
+
+    def _warm(self, phases: Sequence[Phase | None]) -> list[float]:
+        return [s for phase in phases for s in self._seconds.get(phase, [])[SKIPPED_STEPS:]]
+
+    def _speed(self, seconds: Sequence[float]) -> float | None:
+        """Return tokens/s per device at the run's mean number of tokens in a step.
+
+        The mean, so that uneven padding does not show as speed.
+        """
+        step_ms = _median_ms(seconds)
+        return None if step_ms is None else 1e3 * self._n_tokens / self._n_steps / step_ms
+
+
+def _median_ms(seconds: Sequence[float]) -> float | None:
+    return 1e3 * statistics.median(seconds) if seconds else None
+
+
+class BatchTimes(RunPart):
+    """Collects what ranks have measured together: times of batches, ratios, use of the cache."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._batch_ms: dict[Phase, list[float]] = {}
+        self._drift: list[float] = []
+        self._metrics: CollectedMetrics | None = None
+        self._former_cache: CacheUse | None = None
+        self._score_ms = 0.0
+        self._n_steps = 0
+        self._n_collected = 0
+
+    @property
+    def cache(self) -> CacheUse | None:
+        """What the run had of the cache of a frozen front, in all its pipelines; None without."""
+        return use_of_parts(self._former_cache, self._metrics and self._metrics.cache)
+
+    def begin_pipeline(self) -> None:
+        """Forget batches of another pipeline.
+
+        Without a plan its unfrozen batches stay, since no others are to come.
+        """
+        self._drift.clear()
+        self._batch_ms = {p: ms for p, ms in self._batch_ms.items() if p is Phase.WARMUP}
+        self._former_cache = self.cache
+        if self._metrics is not None:
+            self._metrics = replace(self._metrics, cache=None)
+
+    def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
+        """Forget batches of the stable phase: they ran under another plan than the one to come."""
+        self._batch_ms.pop(Phase.STABLE, None)
+        self._drift.clear()
+
+    def end_step(self, ended: EndedStep) -> None:
+        self._n_steps += 1
+
+    def collect(self, metrics: CollectedMetrics) -> None:
+        for phase, batch_ms in metrics.batch_ms.items():
+            self._batch_ms.setdefault(phase, []).extend(batch_ms)
+        if metrics.drift is not None:
+            self._drift.append(metrics.drift)
+        if metrics.score_ms_per_step is not None:
+            self._score_ms += (self._n_steps - self._n_collected) * metrics.score_ms_per_step
+        self._n_collected = self._n_steps
+        self._metrics = metrics
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return what was measured, and what was planned."""
+        found: dict[str, Any] = {
+            "batch_ms_unfrozen": self._median_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
+            "batch_ms": self._median_ms([Phase.STABLE]),
+            "drift": statistics.median(self._drift) if self._drift else None,
+        }
+        if (metrics := self._metrics) is not None:
+            found["stage_ratios"] = dict(metrics.applied_stage_ratios)
+            found["average_freeze_ratio"] = metrics.average_freeze_ratio
+            if metrics.score_bytes is not None and self._n_collected:
+                found["score_ms_per_step"] = self._score_ms / self._n_collected
+                found["score_memory_mib"] = metrics.score_bytes / _MIB
+        if (use := self.cache) is not None:
+            found |= {
+                "cache_batches": use.batches,
+                "cache_entered": use.entered,
+                "cache_saved_ms": use.saved_ms,
+                "cache_spent_ms": use.spent_ms,
+                "cache_mib": (use.memory_bytes + use.disk_bytes) / _MIB,
+                "cache_read_ahead": use.read_ahead,
+            }
+        controller = self.run.controller
+        if controller is not None and controller.plans:
+            found["switched_off"] = controller.switched_off
+            found |= _planned(controller, summary.batches_per_step)
+        return found
+
+    def _median_ms(self, phases: Sequence[Phase]) -> float | None:
+        """Return the median over the first of ``phases`` that was measured."""
+        measured = (self._batch_ms[phase] for phase in phases if self._batch_ms.get(phase))
+        return next(map(statistics.median, measured), None)
+
+
+def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
+    plan, bounds = controller.plan, controller.bounds
+    if plan is None:
+        return {"failure": controller.failure or "not enough steps to measure"}
+    return {
+        "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
+        "batch_ms_predicted": plan.batch_ms,
+        "outside_ms": batches_per_step * plan.outside_ms,
+        "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
+        "all_frozen_batch_ms": plan.frozen_batch_ms,
+        "interval_factor": None if bounds is None else bounds.interval_factor,
+        "predicts_for": controller.predicts_for,
+        "planned_gain": plan.gain,
+        "steps_factor": plan.steps_factor,
+        "upper_bound_gain": plan.upper_bound_gain,
+        "planned_stage_ratios": plan.stage_mean_ratios(),
+    }
+
+
+class Memory(RunPart):
+    """Remembers the peak of a device, which upstream resets whenever it has logged."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        super().__init__(run)
+        self._device = device
+        self._peak_bytes = -1  # unknown
+
+    def _look(self) -> None:
+        stats = titan_tools.device_module.memory_stats(self._device)
+        self._peak_bytes = max(self._peak_bytes, stats.get("reserved_bytes.all.peak", -1))
+
+    def log_step(self, logged: LoggedStep) -> None:
+        self._look()
+
+    def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
+        self._look()
+
+    def gather(self) -> None:
+        self._look()
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return the largest peak of all ranks; None where the device tells none."""
+        peak = max(self.run.exchange.all_gather(self._peak_bytes))
+        return {"peak_memory_gib": None if peak < 0 else peak / _GIB}
+
+
+class Outcome(RunPart):
+    """Says what the times of a run come to.
+
+    ``flops_per_token`` are what the model needs, forward and backward, with nothing frozen;
+    ``peak_flops`` those of a device each second, NaN where they are not known.
+    """
+
+    def __init__(
+        self, run: Run, steps: Steps, flops_per_token: float, peak_flops: float = math.nan
+    ) -> None:
+        super().__init__(run)
+        self._steps = steps
+        self._flops = flops_per_token, peak_flops
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return what freezing means for learning, model FLOPs utilization, and the cost."""
+        found = convergence(summary, self._steps.p_eff) | utilization(summary, *self._flops)
+        price, seconds = self.run.config.report.device_hour_price, summary.device_seconds
+        if price and seconds is not None:
+            found["cost"] = price * seconds / 3600
+        return found
+
+
+def convergence(summary: RunSummary, p_eff: float | None) -> dict[str, Any]:
+    """Return what freezing means for learning, given all times and p_eff of the stable phase."""
+    clock = by_virtual_clock(summary)
+    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
+    kappa = after_ms / before_ms if before_ms and after_ms else None
+    return {
+        "time_to_loss": _time_to_loss(summary, kappa),
+        "kappa": kappa,
+        "p_eff": p_eff,
+        "kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
+    }
+
+
+def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) -> dict[str, Any]:
+    """Return model FLOPs utilization, as TorchTitan has it; nothing where no peak is known."""
+    if math.isnan(peak_flops):
+        return {}
+    clock = by_virtual_clock(summary)
+
+    def percent(tokens_per_second: float | None) -> float | None:
+        if tokens_per_second is None:
+            return None
+        return 100 * flops_per_token * tokens_per_second / peak_flops
+
+    return {
+        "peak_tflops": peak_flops / 1e12,
+        "mfu_percent_unfrozen": percent(clock.tokens_per_second_unfrozen),
+        "mfu_percent": percent(clock.tokens_per_second),
+    }
+
+
+def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
+    """Return the estimated time to a loss; by the planned batches where no step was measured.
+
+    None where freezing was switched off: such a run takes the time that it takes without.
+    """
+    if summary.switched_off is not None:
+        return None
+    before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
+    if kappa is None and before_ms and planned_ms is not None:
+        kappa = planned_ms / before_ms
+    factor = summary.steps_factor
+    return None if kappa is None or factor is None else kappa * factor
+
+
+def summary_at_start(
+    job_config: JobConfig, parallel_dims: ParallelDims, device_name: str, device_type: str
+) -> RunSummary:
+    """Return a summary of what is known before the first step; ``device_type`` as "cuda"."""
+    training, parallelism, data = job_config.training, job_config.parallelism, job_config.data
+    replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
+    n_examples = training.local_batch_size * replicas
+    csv = parallelism.pipeline_parallel_schedule_csv
+    schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
+    is_shuffled = has_rows(training.dataset) and data.shuffle
+    path = ", ".join(data.paths) or training.dataset_path
+    cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
+    return RunSummary(
+        method=job_config.freezing.method,
+        schedule=schedule if parallel_dims.pp_enabled else None,
+        seed=job_config.debug.seed,
+        data_seed=data.seed if is_shuffled else None,
+        config_file=job_config.job.config_file,
+        model=f"{job_config.model.name} {job_config.model.flavor}",
+        dataset=f"{training.dataset}: {path}" if path else training.dataset,
+        n_devices=parallel_dims.world_size,
+        ranks_per_replica=parallel_dims.non_data_parallel_size,
+        # A global batch size below 1 stands for one batch on each replica.
+        batches_per_step=max(1, training.global_batch_size // n_examples),
+        device=f"{device_name}{cores}",
+        torch_version=torch.__version__,
+        steps=training.steps,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        unit=model_family(job_config).unit,
+        counts_padding=job_config.report.count_padding,
+    )
