@@ -19,11 +19,13 @@ from typing import Any
 
 from prediction_table import excess, metrics_of
 
-from timelyfreeze.compare.runs import FINISHED, Run, find_runs
+from timelyfreeze.compare.runs.run import FINISHED, Run, find_runs
 from timelyfreeze.files import markdown_lines
 from timelyfreeze.files.options import status_of
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
-from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_cap, render_split
+from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
+from timelyfreeze.whatif.grid import Grid, render_cap, render_split
 
 HEAD = (
     "planned from", "run", "microbatches", "layers", "r_max", "batch without, planned", "measured",

@@ -9,12 +9,12 @@ from pathlib import Path
 from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
+from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.fronts.cases import answer_fronts
-from timelyfreeze.whatif.fronts.report import fronts_to_csv, fronts_to_json, render_fronts
+from timelyfreeze.whatif.fronts.report import front_report
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
 from timelyfreeze.whatif.loads import PARAMETERS, PARTITIONS, TIME
-from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
+from timelyfreeze.whatif.report import plan_report
 
 # Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
 MAX_CELLS = 65536
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     _check_together(parser, options)
-    return status_of(lambda: _plan(options) if options.frozen_layers is None else _fronts(options))
+    return status_of(lambda: _plan(options))
 
 
 def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -129,28 +129,18 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(options: argparse.Namespace) -> int:
     file = read_bounds_file(options.bounds)
     grid = _grid(options, file)
-    recalled = recall(file, file.notes.processors)
-    found = answer(file, grid, options.layers)
-    unit = file.notes.unit or "tokens"
-    print(render(found, title_of(file, grid, recalled), unit))
+    if options.frozen_layers is None:
+        report = plan_report(answer(file, grid, options.layers), file, grid)
+    else:
+        found = answer_fronts(
+            file, grid, options.frozen_layers, partition=options.shrink_by, layers=options.layers
+        )
+        report = front_report(found, file, grid)
+    print(report.text())
     if options.json is not None:
-        _write(options.json, to_json(found, file, grid, recalled))
+        _write(options.json, report.json())
     if options.csv is not None:
-        _write(options.csv, to_csv(found))
-    return 0
-
-
-def _fronts(options: argparse.Namespace) -> int:
-    file = read_bounds_file(options.bounds)
-    grid = _grid(options, file)
-    found = answer_fronts(
-        file, grid, options.frozen_layers, partition=options.shrink_by, layers=options.layers
-    )
-    print(render_fronts(found, title_of(file, grid, recall(file, file.notes.processors))))
-    if options.json is not None:
-        _write(options.json, fronts_to_json(found, file, grid))
-    if options.csv is not None:
-        _write(options.csv, fronts_to_csv(found))
+        _write(options.csv, report.csv())
     return 0
 
 

@@ -72,7 +72,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_dataclass(kind: type[T], values: Any, where: str = "") -> T:
     """Build a dataclass from an object that was read from JSON.
 
-    Its fields may be texts, numbers, dataclasses, objects of these, and None where they allow it.
+    Its fields may be texts, numbers, dataclasses, objects and lists (``tuple[T, ...]``) of these,
+    and None where they allow it.
     A number may be NaN or infinite, as a loss may be.
 
     Args:
@@ -100,6 +101,9 @@ def read_dataclass(kind: type[T], values: Any, where: str = "") -> T:
 
 
 def _read_as(hint: Any, value: Any, where: str) -> Any:
+    if get_origin(hint) is tuple:
+        items = enumerate(list_of(where, value))
+        return tuple(_read_as(get_args(hint)[0], one, f"{where}[{i}]") for i, one in items)
     kinds = get_args(hint) if get_origin(hint) is not Mapping else ()
     if value is None and type(None) in kinds:
         return None

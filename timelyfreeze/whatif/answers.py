@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
-from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
+from timelyfreeze.whatif.grid import Answer, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
 from timelyfreeze.whatif.times import StageTimes
 
+T = TypeVar("T")
 # The order of every other schedule is torch's, whose import takes longer than planning.
 _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 
@@ -19,28 +21,31 @@ _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
     """Work out every case of a grid.
 
-    Args:
-        file: What was measured.
-        grid: What to ask.
-        layers: Layers of each measured stage, if the file does not say.
-
-    Returns:
-        Answer: Cases that cannot be built are left out, with a note each.
+    Cases that cannot be built are left out, with a note each. ``layers`` are those of each measured
+    stage, if the file does not say.
 
     Raises:
         ValueError: If no case can be built, or ``layers`` contradicts the file.
     """
     tables, notes = schedules_of(file, grid, layers)
-    cases: list[Case] = []
-    for table in tables:
-        for found in table.cases():
-            if isinstance(found, Case):
-                cases.append(found)
-            elif found not in notes:
-                notes.append(found)
+    return Answer(sorted_out((one for table in tables for one in table.cases()), notes), (*notes,))
+
+
+def sorted_out(found: Iterable[T | str], notes: list[str]) -> tuple[T, ...]:
+    """Return the cases among what was ``found``; notes go to ``notes``, each once.
+
+    Raises:
+        ValueError: If there is no case.
+    """
+    cases: list[T] = []
+    for one in found:
+        if not isinstance(one, str):
+            cases.append(one)
+        elif one not in notes:
+            notes.append(one)
     if not cases:
-        raise nothing_planned(notes)
-    return Answer(tuple(cases), tuple(notes))
+        raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {note}" for note in notes))
+    return tuple(cases)
 
 
 def schedules_of(
@@ -76,11 +81,6 @@ def schedules_of(
             ScheduleCases(file, grid, schedule, n_microbatches, order, dag, stages, model)
         )
     return tables, notes
-
-
-def nothing_planned(notes: Sequence[str]) -> ValueError:
-    """Return the error of a grid without cases."""
-    return ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
 
 
 def _model(

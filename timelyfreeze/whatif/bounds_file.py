@@ -36,7 +36,7 @@ from timelyfreeze.schedule import (
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch, receiving
 from timelyfreeze.whatif.loads import PartParameters
-from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, PartBytes
+from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes
 from timelyfreeze.whatif.times import (
     Links,
     Pair,
@@ -51,39 +51,27 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class PipelineNotes:
-    """What a bounds file says of its pipeline besides the bounds; None where it does not say.
+    """What a bounds file says of its pipeline besides the bounds; None where it does not say."""
 
-    Attributes:
-        schedule: Name of the schedule that was measured.
-        ranks: Number of pipeline ranks.
-        processors: How many of them compute at once; times are then processor times. None if each
-            has a device of its own.
-        first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
-        skip_input_grads: What is done about input gradients that nobody needs: one of
-            ``settings.SKIP_INPUT_GRADS``.
-        layers: Number of layers of each stage.
-        tokens_per_microbatch: Tokens of a microbatch, padding included; of ``unit``, if that is
-            something else.
-        unit: What throughput counts: "tokens" or "images".
-        stages: Times of each stage, in full and in split backwards.
-        layer: Overhead of a layer.
-        fixed: Overhead of a stage without layers.
-        parameters: Parameters of the model's parts.
-        memory: Bytes of the model's parts, with the microbatches and types that were measured.
-    """
-
-    schedule: str | None = None
-    ranks: int | None = None
+    schedule: str | None = None  # name of the schedule that was measured
+    ranks: int | None = None  # number of pipeline ranks
+    # How many of them compute at once; times are then processor times. None if each has a device of
+    # its own.
     processors: float | None = None
+    # How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
     first_stage: str | None = None
+    # What is done about input gradients that nobody needs: one of ``settings.SKIP_INPUT_GRADS``.
     skip_input_grads: str | None = None
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # number of layers of each stage
+    # Tokens of a microbatch, padding included; of ``unit``, if that is something else.
     tokens_per_microbatch: int | None = None
-    unit: str | None = None
+    unit: str | None = None  # what throughput counts: "tokens" or "images"
+    # Times of each stage, in full and in split backwards.
     stages: tuple[StageTimes, ...] | None = None
-    layer: StageTimes | None = None
-    fixed: StageTimes | None = None
-    parameters: PartParameters | None = None
+    layer: StageTimes | None = None  # overhead of a layer
+    fixed: StageTimes | None = None  # overhead of a stage without layers
+    parameters: PartParameters | None = None  # parameters of the model's parts
+    # Bytes of the model's parts, with the microbatches and types that were measured.
     memory: ModelBytes | None = None
 
 
@@ -105,34 +93,33 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
     Raises:
         ValueError: If a key is unknown, or its value is none of this key's.
     """
-    known = {field.name for field in fields(PipelineNotes)}
-    if unknown := sorted(set(keys_of(where, plain)) - known):
-        raise ValueError(f"{where} has unknown keys: {listed(unknown)}; a newer version wrote it")
 
-    def read(key: str, parse: Callable[[str, Any], _Value]) -> _Value | None:
-        value = plain.get(key)
-        return None if value is None else parse(f"{where}.{key}", value)
-
-    def each(parse: Callable[[str, Any], _Value]) -> Callable[[str, Any], tuple[_Value, ...]]:
+    def each(parse: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ...]]:
         return lambda place, value: tuple(
             parse(f"{place}[{i}]", one) for i, one in enumerate(_list(place, value, n_stages))
         )
 
-    return PipelineNotes(
-        schedule=read("schedule", _word),
-        ranks=read("ranks", _count),
-        processors=read("processors", _positive),
-        first_stage=read("first_stage", partial(_word, known=FIRST_STAGE_MODES)),
-        skip_input_grads=read("skip_input_grads", partial(_word, known=SKIP_INPUT_GRADS)),
-        layers=read("layers", each(whole_of)),
-        tokens_per_microbatch=read("tokens_per_microbatch", _count),
-        unit=read("unit", partial(_word, known=("tokens", "images"))),
-        stages=read("stages", each(_times)),
-        layer=read("layer", _overheads),
-        fixed=read("fixed", _overheads),
-        parameters=read("parameters", partial(_parameters, plain.get("layers"))),
-        memory=read("memory", partial(_memory, plain.get("layers"))),
-    )
+    given = set(keys_of(where, plain))
+    split = plain.get("layers")
+    readers: dict[str, Callable[[str, Any], Any]] = {
+        "schedule": _word,
+        "ranks": _count,
+        "processors": _positive,
+        "first_stage": partial(_word, known=FIRST_STAGE_MODES),
+        "skip_input_grads": partial(_word, known=SKIP_INPUT_GRADS),
+        "layers": each(whole_of),
+        "tokens_per_microbatch": _count,
+        "unit": partial(_word, known=("tokens", "images")),
+        "stages": each(_times),
+        "layer": _overheads,
+        "fixed": _overheads,
+        "parameters": partial(_parameters, split),
+        "memory": partial(_memory, split),
+    }
+    if unknown := sorted(given - set(readers)):
+        raise ValueError(f"{where} has unknown keys: {listed(unknown)}; a newer version wrote it")
+    known = [key for key in readers if plain.get(key) is not None]
+    return PipelineNotes(**{key: readers[key](f"{where}.{key}", plain[key]) for key in known})
 
 
 def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str:
@@ -153,40 +140,34 @@ def _positive(where: str, value: Any) -> float:
     return number
 
 
-def _sizes(kind: type[_Value], where: str, value: Any) -> _Value:
+def _sizes(kind: type[_Value], where: str, plain: dict[str, Any]) -> _Value:
     """Read numbers of parameters or bytes, also of parts, none of them below 0."""
 
     def check(where: str, value: Any) -> None:
-        for key in keys_of(where, value):
-            one = value[key]
-            if isinstance(one, dict):
+        if isinstance(value, dict):
+            for key, one in value.items():
                 check(f"{where}.{key}", one)
-            else:
-                whole_of(f"{where}.{key}", one, most=_MOST)
+        elif isinstance(value, list):
+            for i, one in enumerate(value):
+                check(f"{where}[{i}]", one)
+        else:
+            whole_of(where, value, most=_MOST)
 
-    found = read_dataclass(kind, value, where)
-    check(where, value)
+    found = read_dataclass(kind, plain, where)
+    check(where, plain)
     return found
 
 
 def _parameters(split: Any, where: str, value: Any) -> PartParameters:
     """Read numbers of parameters; files of former releases have one number for all layers."""
-    read = partial(whole_of, most=_MOST)
     plain = {key: value[key] for key in keys_of(where, value)}
     if split is not None and "layer" in plain:
-        plain["layers"] = [read(f"{where}.layer", plain.pop("layer"))] * sum(split)
-    if unknown := sorted(plain.keys() - {"first", "layers", "last"}):
-        raise ValueError(f"{where} has unknown fields: {listed(unknown)}")
-    if missing := [key for key in ("first", "layers", "last") if key not in plain]:
-        raise ValueError(f"{where} lacks {listed(missing)}")
-    layers = plain["layers"]
-    if not isinstance(layers, list) or not layers or len(layers) != sum(split or [len(layers)]):
+        layer = whole_of(f"{where}.layer", plain.pop("layer"), most=_MOST)
+        plain["layers"] = [layer] * sum(split)
+    found = _sizes(PartParameters, where, plain)
+    if not found.layers or len(found.layers) != sum(split or [len(found.layers)]):
         raise ValueError(f"{where}.layers must be a list with a number for each layer")
-    return PartParameters(
-        read(f"{where}.first", plain["first"]),
-        tuple(read(f"{where}.layers[{i}]", one) for i, one in enumerate(layers)),
-        read(f"{where}.last", plain["last"]),
-    )
+    return found
 
 
 def _memory(split: Any, where: str, value: Any) -> ModelBytes:
@@ -194,21 +175,11 @@ def _memory(split: Any, where: str, value: Any) -> ModelBytes:
     plain = {key: value[key] for key in keys_of(where, value)}
     if "blocks" not in plain:
         return _sizes(ModelBytes, where, plain)
-    each, sent = plain.pop("blocks"), plain.pop("outputs", None)
-    alike = _sizes(ModelBytes, where, plain)
+    each = plain["blocks"]
     n_layers = sum(split) if split is not None else len(each) if isinstance(each, list) else 0
-    blocks = [
-        _sizes(PartBytes, f"{where}.blocks[{i}]", one)
-        for i, one in enumerate(_list(f"{where}.blocks", each, n_layers, "layer"))
-    ]
-    outputs = _list(f"{where}.outputs", sent, n_layers + 1, "layer and the embedding")
-    return BlockBytes(
-        **vars(alike),
-        blocks=tuple(blocks),
-        outputs=tuple(
-            whole_of(f"{where}.outputs[{i}]", one, most=_MOST) for i, one in enumerate(outputs)
-        ),
-    )
+    _list(f"{where}.blocks", each, n_layers, "layer")
+    _list(f"{where}.outputs", plain.get("outputs"), n_layers + 1, "layer and the embedding")
+    return _sizes(BlockBytes, where, plain)
 
 
 def _list(where: str, value: Any, length: int, of: str = "stage") -> list[Any]:
@@ -239,32 +210,22 @@ _END = "\n}\n"
 
 @dataclass(frozen=True)
 class BoundsFile:
-    """A bounds file with the order that lies beside it.
+    """A bounds file with the order that lies beside it."""
 
-    Attributes:
-        path: Where it was read from.
-        bounds: (shortest, longest) duration of every action, milliseconds.
-        notes: What else it says.
-        order: The order it belongs to, if that lies beside it.
-        n_stages: Number of stages.
-        n_microbatches: Number of microbatches.
-        links: What messages cost: their overhead, which is part of ``bounds``, and their latency.
-        outside_ms: What a step takes besides its batches, for each of them; 0 if it is not told.
-        interval_factor: 9 of 10 of the run's batches take between 1 / this and this times what the
-            bounds say; None if it is not told.
-        captured: Part of the gradients' energy that frozen weights keep.
-    """
-
-    path: Path
-    bounds: Mapping[Action, Pair]
-    notes: PipelineNotes
-    order: ScheduleOrder | None
-    n_stages: int
-    n_microbatches: int
+    path: Path  # where it was read from
+    bounds: Mapping[Action, Pair]  # (shortest, longest) duration of every action, milliseconds
+    notes: PipelineNotes  # what else it says
+    order: ScheduleOrder | None  # the order it belongs to, if that lies beside it
+    n_stages: int  # number of stages
+    n_microbatches: int  # number of microbatches
+    # What messages cost: their overhead, which is part of ``bounds``, and their latency.
     links: Links
+    # What a step takes besides its batches, for each of them; 0 if it is not told.
     outside_ms: float = 0.0
+    # 9 of 10 of the run's batches take between 1 / this and this times what the bounds say; None if
+    # it is not told.
     interval_factor: float | None = None
-    captured: float = 0.0
+    captured: float = 0.0  # part of the gradients' energy that frozen weights keep
 
     @property
     def n_ranks(self) -> int | None:

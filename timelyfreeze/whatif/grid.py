@@ -45,41 +45,30 @@ def default_split(n_layers: int, n_stages: int) -> Split:
 
 @dataclass(frozen=True)
 class Grid:
-    """What to ask: every combination of the first four.
+    """What to ask: every combination of the first four."""
 
-    Attributes:
-        schedules: Names of schedules.
-        caps: Values of r_max, in [0, 1], or ``settings.AUTO``.
-        microbatches: Numbers of microbatches; a microbatch stays as large as it was measured.
-        splits: ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is
-            another), ``BEST_SPLIT`` (fastest without freezing), one of ``loads.PARTITIONS`` (the
-            largest rank has least of it), or layers of each stage.
-        n_ranks: Pipeline ranks.
-        first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
-        skip_input_grads: What is done about input gradients that nobody needs, one of
-            ``settings.SKIP_INPUT_GRADS``.
-        n_processors: How many ranks compute at once; None if each has a device of its own.
-        p2p_overhead_ms: Overhead of a message, added to what the bounds have of it.
-        link_gb_per_s: Bandwidth of the link between two replicas, 10^9 bytes a second; None if
-            gradients that they send each other are left out.
-        batches: Pipeline batches in an optimizer step.
-        outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
-        time_limit_s: Limit on the solver's time for a case, seconds.
-    """
-
-    schedules: tuple[str, ...]
-    caps: tuple[float | str, ...]
+    schedules: tuple[str, ...]  # names of schedules
+    caps: tuple[float | str, ...]  # values of r_max, in [0, 1], or ``settings.AUTO``
+    # Numbers of microbatches; a microbatch stays as large as it was measured.
     microbatches: tuple[int, ...]
+    # ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is another),
+    # ``BEST_SPLIT`` (fastest without freezing), one of ``loads.PARTITIONS`` (the largest rank has
+    # least of it), or layers of each stage.
     splits: tuple[str | Split, ...]
-    n_ranks: int
+    n_ranks: int  # pipeline ranks
+    # How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
     first_stage: str = ALL_OR_NOTHING
+    # What is done about input gradients that nobody needs, one of ``settings.SKIP_INPUT_GRADS``.
     skip_input_grads: str = USE
+    # How many ranks compute at once; None if each has a device of its own.
     n_processors: float | None = None
-    p2p_overhead_ms: float = 0.0
+    p2p_overhead_ms: float = 0.0  # overhead of a message, added to what the bounds have of it
+    # Bandwidth of the link between two replicas, 10^9 bytes a second; None if gradients that they
+    # send each other are left out.
     link_gb_per_s: float | None = None
-    batches: int = 1
-    outside_ms: float = 0.0
-    time_limit_s: float = 60.0
+    batches: int = 1  # pipeline batches in an optimizer step
+    outside_ms: float = 0.0  # time of a step outside of its batches: optimizer, clipping, data
+    time_limit_s: float = 60.0  # limit on the solver's time for a case, seconds
 
     def step_ms(self, batch_ms: float) -> float:
         """Return the time of a step of batches that take ``batch_ms``."""
@@ -88,47 +77,28 @@ class Grid:
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of the grid and what comes of it.
+    """One combination of the grid and what comes of it."""
 
-    Attributes:
-        schedule: Name of the schedule.
-        n_microbatches: Microbatches of a batch.
-        batches: Batches of a step.
-        max_freeze_ratio: The cap r_max, or ``settings.AUTO``.
-        split: Its name, as asked for.
-        layers: Layers of each stage; None where the file does not tell.
-        step_ms: Step without freezing, milliseconds.
-        frozen_step_ms: Step under the plan.
-        all_frozen_step_ms: Step with everything frozen; no plan is faster.
-        steps_factor: Steps to a loss over those without freezing, estimated.
-        mean_ratio: Mean planned ratio over all backwards.
-        stage_ratios: Mean planned ratio of each stage's backwards.
-        bubble: Fraction of the batch in which the ranks' devices, or the processors that they
-            share, have nothing to run, nothing frozen.
-        frozen_bubble: The same under the plan.
-        best_unfrozen_layers: Split that is fastest without freezing; None where layers are not
-            known.
-        best_unfrozen_step_ms: Step of that split.
-        tokens_per_second: Under the plan, per device; None where the file does not tell the tokens
-            of a microbatch.
-    """
-
-    schedule: str
-    n_microbatches: int
-    batches: int
-    max_freeze_ratio: float | str
-    split: str
-    layers: Split | None
-    step_ms: float
-    frozen_step_ms: float
-    all_frozen_step_ms: float
-    steps_factor: float | None
-    mean_ratio: float
-    stage_ratios: tuple[float, ...]
+    schedule: str  # name of the schedule
+    n_microbatches: int  # microbatches of a batch
+    batches: int  # batches of a step
+    max_freeze_ratio: float | str  # the cap r_max, or ``settings.AUTO``
+    split: str  # its name, as asked for
+    layers: Split | None  # layers of each stage; None where the file does not tell
+    step_ms: float  # step without freezing, milliseconds
+    frozen_step_ms: float  # step under the plan
+    all_frozen_step_ms: float  # step with everything frozen; no plan is faster
+    steps_factor: float | None  # steps to a loss over those without freezing, estimated
+    mean_ratio: float  # mean planned ratio over all backwards
+    stage_ratios: tuple[float, ...]  # mean planned ratio of each stage's backwards
+    # Fraction of the batch in which the ranks' devices, or the processors that they share, have
+    # nothing to run, nothing frozen.
     bubble: float
-    frozen_bubble: float
+    frozen_bubble: float  # the same under the plan
+    # Split that is fastest without freezing; None where layers are not known.
     best_unfrozen_layers: Split | None
-    best_unfrozen_step_ms: float | None
+    best_unfrozen_step_ms: float | None  # step of that split
+    # Under the plan, per device; None where the file does not tell the tokens of a microbatch.
     tokens_per_second: float | None
 
     @property
@@ -186,15 +156,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Answer:
-    """The cases of a grid.
+    """The cases of a grid."""
 
-    Attributes:
-        cases: In the order of the grid.
-        notes: What was left out and why, and what the metrics rest on.
-    """
-
-    cases: tuple[Case, ...]
-    notes: tuple[str, ...]
+    cases: tuple[Case, ...]  # in the order of the grid
+    notes: tuple[str, ...]  # what was left out and why, and what the metrics rest on
 
 
 def _gain(before_ms: float, after_ms: float) -> float:

@@ -33,18 +33,12 @@ class LayerModel:
     """Measured stages, and the overheads at which layers move between them.
 
     Made by ``layer_model``.
-
-    Attributes:
-        stages: Times of the stages that were measured.
-        layers: How many layers each of them has.
-        layer: Overhead of a layer.
-        fixed: Overhead of a stage in the middle that has no layers.
     """
 
-    stages: tuple[StageTimes, ...]
-    layers: Split
-    layer: StageTimes
-    fixed: StageTimes
+    stages: tuple[StageTimes, ...]  # times of the stages that were measured
+    layers: Split  # how many layers each of them has
+    layer: StageTimes  # overhead of a layer
+    fixed: StageTimes  # overhead of a stage in the middle that has no layers
 
     @property
     def n_layers(self) -> int:
@@ -79,19 +73,10 @@ class LayerModel:
             return self.fixed.plus(self.layer, n_layers)
         measured = self.stages[-1 if is_last else index]
         moved = n_layers - self.layers[-1 if is_last else index]
-        return self._first(measured, moved) if is_first else measured.plus(self.layer, moved)
-
-    def _first(self, measured: StageTimes, moved: int) -> StageTimes:
-        """Return the first stage with ``moved`` more layers; its W does the whole backward."""
+        if not is_first:
+            return measured.plus(self.layer, moved)
         overhead = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
-        times = measured.plus(overhead, moved)
-        left = fraction(measured.frozen_backward_ms, measured.backward_ms)
-        left_of_w = fraction(measured.frozen_weight_ms, measured.weight_ms)
-        return replace(
-            times,
-            frozen_backward_ms=left * times.backward_ms,
-            frozen_weight_ms=left_of_w * times.weight_ms,
-        )
+        return _frozen_as(measured, measured.plus(overhead, moved))
 
     def least_layers(self, n_stages: int) -> Split:
         """Return the smallest number of layers with which each stage's times are possible.
@@ -146,6 +131,20 @@ def check_split(split: Sequence[int], n_layers: int) -> None:
             f"{name} leaves a stage without layers; only the first and the last, which have "
             "embedding and head, can do without"
         )
+
+
+def _frozen_as(measured: StageTimes, times: StageTimes) -> StageTimes:
+    """Return times of a first stage that freezing shortens as it does the measured one.
+
+    It has no input gradient to compute, so its W does the whole backward.
+    """
+    left = fraction(measured.frozen_backward_ms, measured.backward_ms)
+    left_of_w = fraction(measured.frozen_weight_ms, measured.weight_ms)
+    return replace(
+        times,
+        frozen_backward_ms=left * times.backward_ms,
+        frozen_weight_ms=left_of_w * times.weight_ms,
+    )
 
 
 def fraction(part_ms: float, whole_ms: float) -> float:
@@ -230,16 +229,11 @@ class BlockTimes:
     """Times of layers that differ.
 
     Made by ``block_times``.
-
-    Attributes:
-        stages: Times of the stages that were measured.
-        layers: How many layers each of them has.
-        blocks: What each layer takes in a stage that is not the first.
     """
 
-    stages: tuple[StageTimes, ...]
-    layers: Split
-    blocks: tuple[StageTimes, ...]
+    stages: tuple[StageTimes, ...]  # times of the stages that were measured
+    layers: Split  # how many layers each of them has
+    blocks: tuple[StageTimes, ...]  # what each layer takes in a stage that is not the first
 
     @property
     def n_layers(self) -> int:
@@ -253,23 +247,12 @@ class BlockTimes:
             times = times.plus(block)
         if index == n_stages - 1 and self.layers[-1] == 0:
             times = times.plus(self.stages[-1])
-        return self._first(times) if index == 0 else times
-
-    def _first(self, times: StageTimes) -> StageTimes:
-        """Return a first stage; its W does the whole backward."""
-        measured = self.stages[0]
+        if index > 0:
+            return times
         if self.layers[0] == 0:
-            times = times.plus(measured)
-        left = fraction(measured.frozen_backward_ms, measured.backward_ms)
-        left_of_w = fraction(measured.frozen_weight_ms, measured.weight_ms)
-        return StageTimes(
-            times.forward_ms,
-            times.backward_ms,
-            left * times.backward_ms,
-            0.0,
-            times.backward_ms,
-            left_of_w * times.backward_ms,
-        )
+            times = times.plus(self.stages[0])
+        times = replace(times, input_ms=0.0, weight_ms=times.backward_ms)
+        return _frozen_as(self.stages[0], times)
 
     def least_layers(self, n_stages: int) -> Split:
         """Return the smallest number of layers of each stage.

@@ -15,7 +15,7 @@ from itertools import accumulate
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
-from timelyfreeze.whatif.partition import Load, Span, min_max_split, stages_of_ranks
+from timelyfreeze.whatif.partition import Load, Span, greedy_split, min_max_split, stages_of_ranks
 from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, parts_of, rank_memory
 from timelyfreeze.whatif.times import Links, StageTimes, unfrozen_batch_ms
 
@@ -27,17 +27,11 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Numbers of parameters.
+    """Numbers of parameters."""
 
-    Attributes:
-        first: The embedding.
-        layers: Each layer.
-        last: The last norm and the head.
-    """
-
-    first: int
-    layers: tuple[int, ...]
-    last: int
+    first: int  # the embedding
+    layers: tuple[int, ...]  # each layer
+    last: int  # the last norm and the head
 
     @property
     def are_alike(self) -> bool:
@@ -65,30 +59,18 @@ UNKNOWN_SIZES = ModelSizes()
 
 
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
-    """Return loads of each stage, nanoseconds: its forward and its full backward of a microbatch.
-
-    Args:
-        model: Times of stages.
-        stage_to_rank: Rank that holds each stage.
-    """
-    ranks, n_stages = stages_of_ranks(stage_to_rank), len(stage_to_rank)
+    """Return loads of each stage, nanoseconds: forward and full backward of a microbatch."""
+    n_stages = len(stage_to_rank)
     if isinstance(model, BlockTimes):
         stage_of = model.stage
-        return Load(
-            lambda rank, spans: [
-                _work_ns(stage_of(stage, n_stages, *span))
-                for stage, span in zip(ranks[rank], spans, strict=True)
-            ],
-            are_alike=False,
+        return _sum_of_stages(
+            lambda stage, *span: _work_ns(stage_of(stage, n_stages, *span)), stage_to_rank, False
         )
     # Not rounded for each number of layers: equal work shall be equal wherever its layers are.
     none = [_work_ns(model.stage(stage, n_stages, 0)) for stage in range(n_stages)]
     layer = _work_ns(model.layer)
-    return Load(
-        lambda rank, spans: [
-            none[stage] + (stop - start) * layer
-            for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
-        ]
+    return _sum_of_stages(
+        lambda stage, start, stop: none[stage] + (stop - start) * layer, stage_to_rank, True
     )
 
 
@@ -98,20 +80,25 @@ def _work_ns(times: StageTimes) -> int:
 
 def parameter_load(sizes: PartParameters, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage: its parameters."""
-    ranks, last = stages_of_ranks(stage_to_rank), len(stage_to_rank) - 1
-
-    before = [0, *accumulate(sizes.layers)]
+    last, before = len(stage_to_rank) - 1, [0, *accumulate(sizes.layers)]
 
     def of_stage(stage: int, start: int, stop: int) -> int:
         ends = sizes.first * (stage == 0) + sizes.last * (stage == last)
         return ends + before[stop] - before[start]
 
-    return Load(
-        lambda rank, spans: [
-            of_stage(stage, *span) for stage, span in zip(ranks[rank], spans, strict=True)
-        ],
-        are_alike=sizes.are_alike,
-    )
+    return _sum_of_stages(of_stage, stage_to_rank, sizes.are_alike)
+
+
+def _sum_of_stages(
+    of_stage: Callable[[int, int, int], int], stage_to_rank: Sequence[int], are_alike: bool
+) -> Load:
+    """Return a load whose parts are those of a rank's stages, given the layers of each."""
+    ranks = stages_of_ranks(stage_to_rank)
+
+    def of_rank(rank: int, spans: Sequence[Span]) -> list[int]:
+        return [of_stage(stage, *span) for stage, span in zip(ranks[rank], spans, strict=True)]
+
+    return Load(of_rank, are_alike)
 
 
 def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
@@ -166,22 +153,16 @@ def best_split(
     is faster, and moves one layer at a time, always the one that helps most. The result is no
     slower than any of these; that no other split is faster is not proved.
 
-    Args:
-        model: Overheads of layers.
-        dag: The schedule.
-        n_processors: As for ``play_batch``.
-        also: Splits to start from if they are faster.
-        links: What messages cost.
-
-    Returns:
-        Split: Layers of each stage.
-
     Raises:
         ValueError: If there are too few layers for the stages.
     """
     min_layers = model.least_layers(dag.n_stages)
+    rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
+    stage_to_rank = [rank_of[stage] for stage in range(dag.n_stages)]
+    load = time_load(model, stage_to_rank)
+    split = greedy_split if load.are_alike else min_max_split
     return shortest_split(
-        [_even_split(model, dag, min_layers), *also],
+        [split(model.n_layers, stage_to_rank, load, min_layers), *also],
         min_layers,
         lambda split: unfrozen_batch_ms(dag, model.times(split), n_processors, links),
         n_actions=len(dag.actions),
@@ -197,11 +178,8 @@ def shortest_split(
 ) -> Split:
     """Take the best of ``starts`` and move a layer at a time while the batch gets shorter.
 
-    Args:
-        starts: Layers of each stage.
-        min_layers: The fewest layers that each stage may have.
-        batch_ms: Time of a batch with a split.
-        n_actions: Actions of a batch, which tell how long that takes to find.
+    No stage gets fewer layers than ``min_layers`` has for it. ``n_actions``, those of a batch, tell
+    how long it takes to find ``batch_ms``.
     """
     best = min((batch_ms(split), split) for split in starts)
     if n_actions * len(min_layers) ** 2 > _MAX_ACTIONS_IN_ROUND:
@@ -222,35 +200,3 @@ def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
             moved[giver] -= 1
             moved[taker] += 1
             yield tuple(moved)
-
-
-def _even_split(model: LayerModel | BlockTimes, dag: PipelineDag, min_layers: Split) -> Split:
-    """Return the split that keeps the work of the most loaded rank as small as can be.
-
-    Layers that are alike are handed out one by one, each to the rank that then has least to do.
-    """
-    n_stages, split = dag.n_stages, list(min_layers)
-    rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
-    if isinstance(model, BlockTimes):
-        stage_to_rank = [rank_of[stage] for stage in range(n_stages)]
-        return min_max_split(
-            model.n_layers, stage_to_rank, time_load(model, stage_to_rank), min_layers
-        )
-
-    def work_ms(stage: int, n_layers: int) -> float:
-        times = model.stage(stage, n_stages, n_layers)
-        return times.forward_ms + times.backward_ms
-
-    def load_with_one_more(stage: int) -> float:
-        more_ms = work_ms(stage, split[stage] + 1) - work_ms(stage, split[stage])
-        return load[rank_of[stage]] + more_ms
-
-    load = dict.fromkeys(rank_of.values(), 0.0)
-    for stage, n in enumerate(split):
-        load[rank_of[stage]] += work_ms(stage, n)
-    for _ in range(model.n_layers - sum(split)):
-        # The least loaded rank, and on it the stage with the fewest layers.
-        stage = min(range(n_stages), key=lambda s: (load_with_one_more(s), split[s]))
-        load[rank_of[stage]] = load_with_one_more(stage)
-        split[stage] += 1
-    return tuple(split)

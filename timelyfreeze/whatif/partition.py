@@ -7,30 +7,31 @@ they differ, each rank has one.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from timelyfreeze.whatif.grid import Split
 
+# What shares are compared by.
+T = TypeVar("T", bound=Any)
 # The first layer of a stage, and the one behind its last.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a split makes even.
+    """What a split makes even."""
 
-    Attributes:
-        of_rank: Loads of the parts of a rank, given its number and the layers of its stages, front
-            to back. Their sum is the load of the rank. None may fall when a stage gets a layer.
-            Whole numbers, so that what is equal compares as equal.
-        are_alike: Whether all layers weigh the same, wherever they are.
-    """
-
+    # Loads of the parts of a rank, given its number and the layers of its stages, front to back.
+    # Their sum is the load of the rank. None may fall when a stage gets a layer. Whole numbers, so
+    # that what is equal compares as equal.
     of_rank: Callable[[int, Sequence[Span]], Sequence[int]]
-    are_alike: bool = True
+    are_alike: bool = True  # whether all layers weigh the same, wherever they are
 
     def of_alike(self, rank: int, layers: Split) -> Sequence[int]:
         """Return ``of_rank`` for so many layers of each stage, whichever they are."""
@@ -39,8 +40,19 @@ class Load:
 
 # Every way to hand a rank's layers to its stages is tried; with more stages these are millions.
 _MAX_STAGES_OF_A_RANK = 4
-# Load of the rank, squares of its parts, squares of its stages' layers, and these layers.
-_Share = tuple[int, int, int, Split]
+
+
+class _Share(NamedTuple):
+    """What a rank may have: the less of the first three, the better."""
+
+    load: int
+    parts: int  # squares of the loads of its parts
+    squares: int  # squares of its stages' layers
+    layers: Split
+
+
+# From the first layer that a rank may have to the layer behind its last one, with its share.
+_Options = Callable[[int], Iterable[tuple[int, _Share]]]
 
 
 def stages_of_ranks(stage_to_rank: Sequence[int]) -> list[list[int]]:
@@ -85,67 +97,90 @@ def min_max_split(
         raise ValueError(
             f"a rank has {most} stages; a split is searched for up to {_MAX_STAGES_OF_A_RANK}"
         )
-    if not load.are_alike:
-        if most > 1:
-            raise ValueError(
-                f"a rank has {most} stages, and the layers of the model differ; they are split over"
-                " ranks of one stage, as GPipe and 1F1B have"
-            )
-        return _split_of_unlike(n_layers, load, [least[stage] for (stage,) in ranks])
-    limit = _greedy_load(n_layers, ranks, load, least)
-    shares = [
-        _shares(partial(load.of_alike, rank), [least[s] for s in stages], n_layers, limit)
-        for rank, stages in enumerate(ranks)
-    ]
-    largest = _smallest_largest(n_layers, shares)
-    split = [0] * len(stage_to_rank)
-    for stages, layers in zip(ranks, _most_even(n_layers, shares, largest), strict=True):
-        for stage, n in zip(stages, layers, strict=True):
-            split[stage] = n
+    if load.are_alike:
+        greedy = greedy_split(n_layers, stage_to_rank, load, least)
+        limit = max(
+            sum(load.of_alike(rank, tuple(greedy[s] for s in stages)))
+            for rank, stages in enumerate(ranks)
+        )
+        options = [
+            _alike(partial(load.of_alike, rank), tuple(least[s] for s in stages), n_layers, limit)
+            for rank, stages in enumerate(ranks)
+        ]
+    elif most > 1:
+        raise ValueError(
+            f"a rank has {most} stages, and the layers of the model differ; they are split over"
+            " ranks of one stage, as GPipe and 1F1B have"
+        )
+    else:
+        options = [_unlike(load, r, least[stage], n_layers) for r, (stage,) in enumerate(ranks)]
+    largest, _ = _least(n_layers, options, 0, lambda share, behind: max(share.load, behind))
+
+    def unevenness(share: _Share, behind: tuple[float, int, int]) -> tuple[float, int, int]:
+        ranks = share.load**2 if share.load <= largest else math.inf
+        return behind[0] + ranks, behind[1] + share.parts, behind[2] + share.squares
+
+    even: tuple[float, int, int] = (0, 0, 0)  # whole numbers are exact, however large
+    _, layers = _least(n_layers, options, even, unevenness)
+    split = dict(zip(itertools.chain(*ranks), itertools.chain(*layers), strict=True))
+    return tuple(split[stage] for stage in range(len(stage_to_rank)))
+
+
+def greedy_split(
+    n_layers: int, stage_to_rank: Sequence[int], load: Load, least: Sequence[int]
+) -> Split:
+    """Return a good split of layers that are alike: each goes to the rank that then has least.
+
+    On it the stage with the fewest layers gets it. Arguments are those of ``min_max_split``.
+    """
+    ranks, split = stages_of_ranks(stage_to_rank), list(least)
+
+    def with_one_more(stage: int) -> tuple[int, int]:
+        rank = stage_to_rank[stage]
+        layers = tuple(split[s] + (s == stage) for s in ranks[rank])
+        return sum(load.of_alike(rank, layers)), split[stage]
+
+    for _ in range(n_layers - sum(least)):
+        split[min(range(len(split)), key=with_one_more)] += 1
     return tuple(split)
 
 
-def _greedy_load(
-    n_layers: int, ranks: Sequence[Sequence[int]], load: Load, least: Sequence[int]
-) -> int:
-    """Return the largest load of a good split: every layer goes where it makes least."""
-    split = list(least)
-
-    def load_of(rank: int) -> int:
-        return sum(load.of_alike(rank, tuple(split[s] for s in ranks[rank])))
-
-    def load_with_one_more(stage: int, rank: int) -> int:
-        split[stage] += 1
-        found = load_of(rank)
-        split[stage] -= 1
-        return found
-
-    places = [(stage, rank) for rank, stages in enumerate(ranks) for stage in stages]
-    for _ in range(n_layers - sum(least)):
-        stage, _ = min(places, key=lambda place: load_with_one_more(*place))
-        split[stage] += 1
-    return max(load_of(rank) for rank in range(len(ranks)))
-
-
-def _shares(
-    load: Callable[[Split], Sequence[int]], least: Sequence[int], n_layers: int, limit: int
-) -> dict[int, _Share]:
+def _alike(
+    load: Callable[[Split], Sequence[int]], least: Split, n_layers: int, limit: int
+) -> _Options:
     """Return a rank's best way to have each number of layers, of loads up to ``limit``."""
     best: dict[int, _Share] = {}
-    for layers in _up_to(load, tuple(least), n_layers, limit):
-        parts = load(layers)
-        squares = sum(part * part for part in parts), sum(n * n for n in layers)
-        share = (sum(parts), *squares, tuple(-n for n in layers))
-        n = sum(layers)
-        if n not in best or share < best[n]:
+    for layers in _up_to(load, least, n_layers, limit):
+        share, n = _share(load(layers), layers), sum(layers)
+        # Of equals the one with more layers in front.
+        if n not in best or share[:3] <= best[n][:3]:
             best[n] = share
-    return {n: (*share[:3], tuple(-k for k in share[3])) for n, share in best.items()}
+    shares = sorted(best.items(), reverse=True)
+    return lambda start: ((start + n, share) for n, share in shares)
+
+
+def _unlike(load: Load, rank: int, least: int, n_layers: int) -> _Options:
+    """Return the ways in which a rank of one stage can have layers that differ."""
+
+    @functools.cache
+    def options(start: int) -> list[tuple[int, _Share]]:
+        return [
+            (stop, _share(load.of_rank(rank, [(start, stop)]), (stop - start,)))
+            for stop in range(n_layers, start + least - 1, -1)
+        ]
+
+    return options
+
+
+def _share(parts: Sequence[int], layers: Split) -> _Share:
+    squares = sum(part * part for part in parts), sum(n * n for n in layers)
+    return _Share(sum(parts), *squares, layers)
 
 
 def _up_to(
     load: Callable[[Split], Sequence[int]], least: Split, n_layers: int, limit: int
 ) -> Iterator[Split]:
-    """Yield the layers of a rank's stages whose load is at most ``limit``.
+    """Yield the layers of a rank's stages whose load is at most ``limit``, front ones rising.
 
     Loads do not fall with layers, so beyond the first that is too large there is none.
     """
@@ -163,82 +198,28 @@ def _up_to(
     return extend((), least)
 
 
-def _smallest_largest(n_layers: int, shares: Sequence[dict[int, _Share]]) -> int:
-    """Return the smallest load up to which the ranks can take all layers.
+def _least(
+    n_layers: int, options: Sequence[_Options], nothing: T, add: Callable[[_Share, T], T]
+) -> tuple[T, tuple[Split, ...]]:
+    """Hand out the layers so that what ``add`` makes of all shares is least.
 
-    Up to a load a rank takes any number of layers from its fewest to its most.
+    Goes from the last rank to the first; of equals the one with more layers in front is taken.
+
+    Returns:
+        The least, and the layers of each rank's stages.
     """
-    loads = sorted({share[0] for each in shares for share in each.values()})
-
-    def takes_all(limit: int) -> bool:
-        fitting = [[n for n, share in each.items() if share[0] <= limit] for each in shares]
-        return all(fitting) and sum(map(max, fitting)) >= n_layers
-
-    low, high = 0, len(loads) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if takes_all(loads[middle]) else (middle + 1, high)
-    return loads[low]
-
-
-def _most_even(n_layers: int, shares: Sequence[dict[int, _Share]], largest: int) -> list[Split]:
-    """Return each rank's layers in the most even split with loads up to ``largest``."""
-    # By layers left for the ranks from here on: how uneven, and what each of them has.
-    best: dict[int, tuple[tuple[int, int, int], list[Split]]] = {0: ((0, 0, 0), [])}
-    for each in reversed(shares):
-        found: dict[int, tuple[tuple[int, int, int], list[Split]]] = {}
-        for n, (load, parts, squares, layers) in sorted(each.items(), reverse=True):
-            if load > largest:
-                continue
-            for left, (uneven, behind) in best.items():
-                key = uneven[0] + load * load, uneven[1] + parts, uneven[2] + squares
-                total = n + left
-                if total <= n_layers and (total not in found or key < found[total][0]):
-                    found[total] = key, [layers, *behind]
+    # By the layer that the ranks from here on begin with.
+    best: dict[int, tuple[T, tuple[Split, ...]]] = {n_layers: (nothing, ())}
+    for each in reversed(options):
+        found = {}
+        for start in range(n_layers + 1):
+            ways = [
+                (add(share, best[stop][0]), share.layers, best[stop][1])
+                for stop, share in each(start)
+                if stop in best
+            ]
+            if ways:
+                value, layers, behind = min(ways, key=lambda way: way[0])
+                found[start] = value, (layers, *behind)
         best = found
-    return best[n_layers][1]
-
-
-# -- layers that differ ----------------------------------------------------------------------------
-
-
-def _split_of_unlike(n_layers: int, load: Load, least: Sequence[int]) -> Split:
-    """Return ``min_max_split`` of ranks that have one stage each, from the last to the first."""
-    places = range(n_layers + 1)
-    parts = [
-        {
-            (start, stop): load.of_rank(rank, [(start, stop)])
-            for start in places
-            for stop in places[start + n :]
-        }
-        for rank, n in enumerate(least)
-    ]
-    largest = _smallest_of_unlike(n_layers, parts)
-    # By the layer that the ranks from here on begin with: how uneven they are, and their layers.
-    best: dict[int, tuple[tuple[int, int, int], Split]] = {n_layers: ((0, 0, 0), ())}
-    for each in reversed(parts):
-        found: dict[int, tuple[tuple[int, int, int], Split]] = {}
-        # From the back, so that of equals the one with more layers in front comes first.
-        for (start, stop), of_rank in sorted(each.items(), reverse=True):
-            if stop not in best or sum(of_rank) > largest:
-                continue
-            n, (uneven, behind) = stop - start, best[stop]
-            squares = sum(of_rank) ** 2, sum(part * part for part in of_rank), n * n
-            key = uneven[0] + squares[0], uneven[1] + squares[1], uneven[2] + squares[2]
-            if start not in found or key < found[start][0]:
-                found[start] = key, (n, *behind)
-        best = found
-    return best[0][1]
-
-
-def _smallest_of_unlike(n_layers: int, parts: Sequence[Mapping[Span, Sequence[int]]]) -> int:
-    """Return the smallest load up to which the ranks can take all layers."""
-    largest = {n_layers: 0}
-    for each in reversed(parts):
-        found: dict[int, int] = {}
-        for (start, stop), of_rank in each.items():
-            if stop in largest:
-                here = max(sum(of_rank), largest[stop])
-                found[start] = min(here, found.get(start, here))
-        largest = found
-    return largest[0]
+    return best[0]

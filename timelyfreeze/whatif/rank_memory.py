@@ -24,22 +24,14 @@ _NO_PARTS: Parts = {}
 
 @dataclass(frozen=True)
 class PartBytes:
-    """Bytes that one part of a model takes wherever it is.
-
-    Attributes:
-        weights: The weights.
-        casts: Weights in the type that autocast computes in; made once for all microbatches of a
-            batch.
-        kept: What a forward leaves until its backward or weight backward is done.
-        kept_between_halves: What an input backward adds until then.
-        largest_weight: The largest weight that is trained.
-    """
+    """Bytes that one part of a model takes wherever it is."""
 
     weights: int
+    # Weights in the type that autocast computes in; made once for all microbatches of a batch.
     casts: int
-    kept: int
-    kept_between_halves: int
-    largest_weight: int
+    kept: int  # what a forward leaves until its backward or weight backward is done
+    kept_between_halves: int  # what an input backward adds until then
+    largest_weight: int  # the largest weight that is trained
 
     @property
     def gradients(self) -> int:
@@ -49,13 +41,9 @@ class PartBytes:
 
 @dataclass(frozen=True)
 class PartlyTrained(PartBytes):
-    """Bytes of a part some of whose weights are frozen for good.
+    """Bytes of a part some of whose weights are frozen for good."""
 
-    Attributes:
-        trained: The others.
-    """
-
-    trained: int
+    trained: int  # the others
 
     @property
     def gradients(self) -> int:
@@ -65,27 +53,17 @@ class PartlyTrained(PartBytes):
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Bytes of a model that trains with Adam, in microbatches of one size.
-
-    Attributes:
-        embedding: The embedding.
-        layer: A layer.
-        norm: The last norm; what it keeps counts with the head.
-        head: The output layer and the loss.
-        message: What a stage sends to the next for each microbatch.
-        logits: The logits, as the loss takes them.
-        recomputed: What a layer that runs again in the backward keeps meanwhile; 0 if none does.
-        update_copies: Copies of a stage's weights that its optimizer's update takes: 1 if it
-            updates all of them at once, 0 if one after the other.
-    """
+    """Bytes of a model that trains with Adam, in microbatches of one size."""
 
     embedding: PartBytes
     layer: PartBytes
-    norm: PartBytes
-    head: PartBytes
-    message: int
-    logits: int
-    recomputed: int
+    norm: PartBytes  # the last norm; what it keeps counts with the head
+    head: PartBytes  # the output layer and the loss
+    message: int  # what a stage sends to the next for each microbatch
+    logits: int  # the logits, as the loss takes them
+    recomputed: int  # what a layer that runs again in the backward keeps meanwhile; 0 if none does
+    # Copies of a stage's weights that its optimizer's update takes: 1 if it updates all of them at
+    # once, 0 if one after the other.
     update_copies: int
 
     def total(self, parts: Parts, name: str) -> int:
@@ -112,14 +90,10 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class BlockBytes(ModelBytes):
-    """Bytes of a model whose layers differ; each is a part of its own, called by its number.
+    """Bytes of a model whose layers differ; each is a part of its own, called by its number."""
 
-    Attributes:
-        blocks: Each layer; ``layer`` is the first.
-        outputs: What the embedding puts out, and each layer; ``message`` is the first.
-    """
-
-    blocks: tuple[PartBytes, ...]
+    blocks: tuple[PartBytes, ...]  # each layer; ``layer`` is the first
+    # What the embedding puts out, and each layer; ``message`` is the first.
     outputs: tuple[int, ...]
 
     @property
@@ -150,26 +124,17 @@ def _numbers(parts: Parts) -> list[int]:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes that a rank holds at the fullest moment of a training step.
+    """Bytes that a rank holds at the fullest moment of a training step."""
 
-    Attributes:
-        parameters: The weights.
-        gradients: One for each weight that is trained.
-        optimizer: The optimizer's state: two tensors for each of them with Adam and AdamW.
-        casts: Weights of linear layers in the type that autocast computes in; made once for all
-            microbatches of a batch.
-        activations: What forwards have left for backwards that are still to come.
-        messages: Receive buffers, one for each microbatch and neighbour.
-        scratch: The largest passing tensors: a weight gradient before it is added, and the logits'
-            gradient.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
+    parameters: int  # the weights
+    gradients: int  # one for each weight that is trained
+    optimizer: int  # the optimizer's state: two tensors for each of them with Adam and AdamW
+    # Weights of linear layers in the type that autocast computes in; made once for all microbatches
+    # of a batch.
     casts: int
-    activations: int
-    messages: int
+    activations: int  # what forwards have left for backwards that are still to come
+    messages: int  # receive buffers, one for each microbatch and neighbour
+    # The largest passing tensors: a weight gradient before it is added, and the logits' gradient.
     scratch: int
 
     @property

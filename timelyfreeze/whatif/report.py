@@ -6,12 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.timing import holds_for, within
-from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
+from timelyfreeze.whatif.bounds_file import BoundsFile, Recall, recall
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
 
 _LEGEND = (
@@ -24,6 +24,8 @@ _LEGEND = (
 )
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
+# What a grid asks for, which each case has.
+_OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
 # What follows from the other values of a case.
 _DERIVED = (
     "gain", "time_to_loss", "kappa", "kappa_of_cap", "upper_bound_gain", "gain_over_best_unfrozen",
@@ -31,20 +33,63 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def render(answer: Answer, title: str, unit: str = "tokens") -> str:
-    """Return the table under ``title``, with notes below; throughput counts ``unit``."""
-    lines = aligned([_cells(case, unit) for case in answer.cases])
-    return "\n".join([title, "", *lines, "", _LEGEND, *_best(answer.cases), *answer.notes])
+@dataclass(frozen=True)
+class Report:
+    """What was asked and what comes of it, as a table for the terminal, as JSON and as CSV."""
+
+    title: str
+    asked: Mapping[str, Any]  # what JSON has besides the cases and notes
+    cells: Sequence[Mapping[str, str]]  # of each case, by the titles of columns
+    rows: Sequence[Mapping[str, Any]]  # each case as plain data; None for what is not known
+    below: Sequence[str]  # lines below the table
+    notes: Sequence[str]
+
+    def text(self) -> str:
+        """Return the table under its title, with notes below; empty columns are left out."""
+        columns = [name for name in self.cells[0] if any(row[name] for row in self.cells)]
+        table = [columns, *([row[name] for name in columns] for row in self.cells)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        table.insert(1, ["-" * width for width in widths])
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+        return "\n".join([self.title, "", *lines, "", *self.below, *self.notes])
+
+    def json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps({**self.asked, "cases": self.rows, "notes": self.notes}, indent=2) + "\n"
+
+    def csv(self) -> str:
+        """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(self.rows[0])
+        for row in self.rows:
+            writer.writerow(
+                " ".join(map(str, value)) if isinstance(value, tuple) else spreadsheet_cell(value)
+                for value in row.values()
+            )
+        return buffer.getvalue()
 
 
-def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the lines of a table of rows with the same columns; empty columns are left out."""
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    table = [columns, *([row[name] for name in columns] for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return lines
+def plan_report(answer: Answer, file: BoundsFile, grid: Grid) -> Report:
+    """Return the report on the plans of a grid."""
+    recalled = recall(file, file.notes.processors)
+    asked = {k: v for k, v in asdict(grid).items() if k not in _OF_CASES}
+    measured_ms, from_stages_ms = recalled or (None, None)
+    return Report(
+        title_of(file, grid, recalled),
+        {
+            "bounds": str(file.path),
+            **asked,
+            "measured_batch_ms": measured_ms,
+            "measured_batch_ms_from_stages": from_stages_ms,
+            "interval_factor": file.interval_factor,
+            "unit": file.notes.unit,
+        },
+        [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
+        [asdict(c) | {name: getattr(c, name) for name in _DERIVED} for c in answer.cases],
+        [_LEGEND, *best_of(answer.cases)],
+        answer.notes,
+    )
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
@@ -68,7 +113,7 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
     return "\n".join(lines)
 
 
-def _best(cases: Sequence[Case]) -> list[str]:
+def best_of(cases: Sequence[Case]) -> list[str]:
     """Name the case with the shortest microbatches, and that which is soonest at a loss.
 
     Soonest may be a pipeline without freezing, where that does not pay.
@@ -95,7 +140,8 @@ def _where(case: Case) -> str:
     return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
-def _cells(case: Case, unit: str) -> dict[str, str]:
+def cells_of(case: Case, unit: str) -> dict[str, str]:
+    """Return what the table has of a case; throughput counts ``unit``."""
     best_layers = _each(case.best_unfrozen_layers or (), "d", ",")
     best_ms, over_best = case.best_unfrozen_step_ms, case.gain_over_best_unfrozen
     return {
@@ -125,45 +171,3 @@ def _each(values: Sequence[float], form: str, between: str) -> str:
     if len(values) <= _MAX_STAGES_SHOWN:
         return between.join(format(value, form) for value in values)
     return f"{min(values):{form}} to {max(values):{form}}"
-
-
-def plain_cases(answer: Answer) -> list[dict[str, Any]]:
-    """Return every case as plain data; None stands for what is not known."""
-    return [asdict(c) | {name: getattr(c, name) for name in _DERIVED} for c in answer.cases]
-
-
-def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
-    """Return everything as JSON: what was asked, the cases, and the notes."""
-    asked = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
-    measured_ms, from_stages_ms = (None, None) if recalled is None else recalled
-    plain = {
-        "bounds": str(file.path),
-        **{key: value for key, value in asdict(grid).items() if key not in asked},
-        "measured_batch_ms": measured_ms,
-        "measured_batch_ms_from_stages": from_stages_ms,
-        "interval_factor": file.interval_factor,
-        "unit": file.notes.unit,
-        "cases": plain_cases(answer),
-        "notes": answer.notes,
-    }
-    return json.dumps(plain, indent=2) + "\n"
-
-
-def to_csv(answer: Answer) -> str:
-    """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
-    return csv_of(plain_cases(answer))
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; lists are joined by spaces, None is empty."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(
-            {
-                k: " ".join(map(str, v)) if isinstance(v, tuple) else spreadsheet_cell(v)
-                for k, v in row.items()
-            }
-        )
-    return buffer.getvalue()

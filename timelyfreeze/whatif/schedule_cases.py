@@ -40,26 +40,16 @@ from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 @dataclass(frozen=True)
 class ScheduleCases:
-    """The cases of one schedule and number of microbatches.
+    """The cases of one schedule and number of microbatches."""
 
-    Attributes:
-        file: What was measured.
-        grid: What is asked.
-        schedule: Name of the schedule.
-        n_microbatches: Microbatches of a batch.
-        order: Its order.
-        dag: The graph of that.
-        stages: Times of the measured stages.
-        model: Overheads at which layers move; None where they are not known.
-    """
-
-    file: BoundsFile
-    grid: Grid
-    schedule: str
-    n_microbatches: int
-    order: ScheduleOrder
-    dag: PipelineDag
-    stages: tuple[StageTimes, ...]
+    file: BoundsFile  # what was measured
+    grid: Grid  # what is asked
+    schedule: str  # name of the schedule
+    n_microbatches: int  # microbatches of a batch
+    order: ScheduleOrder  # its order
+    dag: PipelineDag  # the graph of that
+    stages: tuple[StageTimes, ...]  # times of the measured stages
+    # Overheads at which layers move; None where they are not known.
     model: LayerModel | BlockTimes | None
 
     def cases(self) -> Iterator[Case | str]:

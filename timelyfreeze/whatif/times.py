@@ -31,22 +31,14 @@ class StageTimes:
 
     Also the overhead of a part of a stage, such as a layer, and differences of such; sums of these
     need not be possible times, which ``errors`` tells.
-
-    Attributes:
-        forward_ms: F.
-        backward_ms: B with nothing frozen.
-        frozen_backward_ms: B with everything frozen.
-        input_ms: I.
-        weight_ms: W with nothing frozen.
-        frozen_weight_ms: W with everything frozen.
     """
 
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    frozen_backward_ms: float = 0.0
-    input_ms: float = 0.0
-    weight_ms: float = 0.0
-    frozen_weight_ms: float = 0.0
+    forward_ms: float = 0.0  # F
+    backward_ms: float = 0.0  # B with nothing frozen
+    frozen_backward_ms: float = 0.0  # B with everything frozen
+    input_ms: float = 0.0  # I
+    weight_ms: float = 0.0  # W with nothing frozen
+    frozen_weight_ms: float = 0.0  # W with everything frozen
 
     def plus(self, other: StageTimes, times: float = 1.0) -> StageTimes:
         """Return the sum of these times and ``times`` times ``other``."""
@@ -156,15 +148,12 @@ def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> Duratio
 
 @dataclass(frozen=True)
 class Links:
-    """Overhead and latency of messages.
+    """Overhead and latency of messages."""
 
-    Attributes:
-        p2p_overhead_ms: Overhead, part of every action that works on what another rank has sent.
-        p2p_latency_ms: By sending and receiving rank, as measured. A link that was not measured
-            has the median of those that were.
-    """
-
+    # Overhead, part of every action that works on what another rank has sent.
     p2p_overhead_ms: float = 0.0
+    # By sending and receiving rank, as measured. A link that was not measured has the median of
+    # those that were.
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:

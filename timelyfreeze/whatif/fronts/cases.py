@@ -21,11 +21,12 @@ from timelyfreeze.front.plan import (
     run_ahead,
 )
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
-from timelyfreeze.whatif.answers import nothing_planned, order_of, schedules_of
+from timelyfreeze.whatif.answers import order_of, schedules_of, sorted_out
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.grid import BEST_SPLIT, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.loads import loads_of_ranks, memory_load, parameter_load, shortest_split
+from timelyfreeze.whatif.partition import Load
 from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, parts_of, rank_memory
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_batch_ms
@@ -36,142 +37,16 @@ _GRADIENT_BYTES, _BYTES_PER_MS = 4, 1e6
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A pipeline shrunk to what is live.
+    """A pipeline shrunk to what is live."""
 
-    Attributes:
-        partition: What was balanced: ``PARAMETERS`` or ``TIME``.
-        plan: Ranks, layers of each, replicas and their microbatches.
-        batch_ms: A batch of as many microbatches as before, without what replicas send each other.
-        exchange_ms: What they send: float32 gradients of the live layers of the rank that has most
-            of them, by ``communication_ms`` with a bucket for each layer. None where the bandwidth
-            or the parameters are not told.
-    """
-
-    partition: str
-    plan: ElasticPlan
+    partition: str  # what was balanced: ``PARAMETERS`` or ``TIME``
+    plan: ElasticPlan  # ranks, layers of each, replicas and their microbatches
+    # A batch of as many microbatches as before, without what replicas send each other.
     batch_ms: float
+    # What they send: float32 gradients of the live layers of the rank that has most of them, by
+    # ``communication_ms`` with a bucket for each layer. None where the bandwidth or the parameters
+    # are not told.
     exchange_ms: float | None
-
-
-@dataclass(frozen=True)
-class Shrinking:
-    """A schedule that is to be shrunk.
-
-    Attributes:
-        table: The schedule.
-        model: Overheads at which layers move.
-        split: Layers of each stage at the start.
-        partition: ``PARAMETERS`` or ``TIME``; None for the first if the file tells parameters.
-    """
-
-    table: ScheduleCases
-    model: LayerModel
-    split: Split
-    partition: str | None
-
-    def shrunk(self, n_frozen: int) -> Shrunk:
-        """Return the pipeline that is left for the layers that are not frozen.
-
-        Raises:
-            ValueError: If ranks have several stages, the file does not tell parameters, a rank
-                would have no layer, or times are out of the measurements' reach.
-        """
-        order, grid = self.table.order, self.table.grid
-        if order.n_stages != order.n_ranks:
-            raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
-        partition = self.partition or (
-            TIME if self.table.file.notes.parameters is None else PARAMETERS
-        )
-        plan = self._by_time(n_frozen) if partition == TIME else self._by_parameters(n_frozen)
-        dag = build_dag(self._order(plan.n_ranks, plan.n_microbatches))
-        processors = grid.n_processors
-        return Shrunk(
-            partition,
-            plan,
-            unfrozen_batch_ms(
-                dag,
-                front_times(self.model, plan.split, n_frozen),
-                # Replicas share what processors there are.
-                None if processors is None else processors / plan.n_replicas,
-                self.table.links,
-            ),
-            self._exchange_ms(plan, n_frozen),
-        )
-
-    def _exchange_ms(self, plan: ElasticPlan, n_frozen: int) -> float | None:
-        grid, parameters = self.table.grid, self.table.file.notes.parameters
-        if parameters is None or grid.link_gb_per_s is None:
-            return None
-        bytes_per_ms = _BYTES_PER_MS * grid.link_gb_per_s
-        layers_ms = [
-            communication_ms(
-                1, _GRADIENT_BYTES * n, plan.n_replicas, bytes_per_ms, grid.p2p_overhead_ms
-            )
-            for n in parameters.units[n_frozen:]
-        ]
-        layers_ms = [0.0] * n_frozen + layers_ms
-        ends = itertools.accumulate(plan.split, initial=0)
-        return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
-
-    def _by_parameters(self, n_frozen: int) -> ElasticPlan:
-        notes, order = self.table.file.notes, self.table.order
-        if notes.parameters is None:
-            raise ValueError(
-                f"{self.table.file.path.name} does not tell how many parameters the parts of the "
-                f"model have; shrink by {TIME}"
-            )
-        load = parameter_load(notes.parameters, order.stage_to_rank)
-        return elastic_plan(
-            notes.parameters.units,
-            n_frozen,
-            order.n_ranks,
-            largest_at_start=max(loads_of_ranks(load, self.split, order.stage_to_rank)),
-            n_microbatches=self.table.n_microbatches,
-        )
-
-    def _by_time(self, n_frozen: int) -> ElasticPlan:
-        order, memory = self.table.order, self.table.file.notes.memory
-        at_start = self.model.times(self.split)
-        fits = None
-        if memory is not None:
-            load = memory_load(memory, order)
-            limit = max(loads_of_ranks(load, self.split, order.stage_to_rank))
-
-            def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
-                return self._bytes(memory, n_frozen, n_ranks, rank, start, stop) <= limit
-
-        return elastic_plan(
-            layer_times(self.model, n_frozen),
-            n_frozen,
-            order.n_ranks,
-            largest_at_start=max(times.forward_ms + times.backward_ms for times in at_start),
-            n_microbatches=self.table.n_microbatches,
-            partition=TIME,
-            fits=fits,
-        )
-
-    def _bytes(
-        self, model: ModelBytes, n_frozen: int, n_ranks: int, rank: int, start: int, stop: int
-    ) -> int:
-        """Return what a rank holds at its fullest that has layers ``start`` to ``stop`` - 1."""
-        n_microbatches = self.table.n_microbatches
-        n_microbatches //= replicas_of(self.table.order.n_ranks, n_ranks, n_microbatches)
-        parts = parts_of(rank, n_ranks, stop - start)
-        live, frozen = frozen_parts(parts, min(max(n_frozen - start, 0), parts[LAYER]))
-        return rank_memory(
-            model,
-            {rank: live},
-            self._order(n_ranks, n_microbatches).ranks[rank],
-            n_stages=n_ranks,
-            n_microbatches=n_microbatches,
-            frozen=frozen,
-        ).total
-
-    def _order(self, n_ranks: int, n_microbatches: int) -> ScheduleOrder:
-        if n_ranks == 1:
-            # One rank does all of a microbatch, in whatever order.
-            return gpipe_order(1, n_microbatches)
-        return order_of(self.table.schedule, n_ranks, n_ranks, n_microbatches)
 
 
 # Up to so many actions in all, every split is played.
@@ -180,36 +55,21 @@ _MAX_ACTIONS_OF_ALL = 100_000
 
 @dataclass(frozen=True)
 class FrontCase:
-    """One schedule with the first layers frozen; milliseconds of a batch.
+    """One schedule with the first layers frozen; milliseconds of a batch."""
 
-    Attributes:
-        schedule: Name of the schedule.
-        n_microbatches: Microbatches of a batch.
-        split: Its name, as asked for.
-        layers: Layers of each stage.
-        n_frozen: How many layers in front are frozen, and the embedding with them.
-        unfrozen_ms: Nothing frozen.
-        frozen_ms: Frozen, and nothing else done.
-        cached_ms: Begun behind the front; reading is not in it.
-        resplit_layers: The split found for the frozen model.
-        resplit_ms: Frozen, with that split.
-        run_ahead_ms: Frozen, with stages wholly in front one batch ahead; None where there is no
-            such stage.
-        shrunk: On fewer ranks, with more replicas; None where that is left out.
-    """
-
-    schedule: str
-    n_microbatches: int
-    split: str
-    layers: Split
-    n_frozen: int
-    unfrozen_ms: float
-    frozen_ms: float
-    cached_ms: float
-    resplit_layers: Split
-    resplit_ms: float
+    schedule: str  # name of the schedule
+    n_microbatches: int  # microbatches of a batch
+    split: str  # its name, as asked for
+    layers: Split  # layers of each stage
+    n_frozen: int  # how many layers in front are frozen, and the embedding with them
+    unfrozen_ms: float  # nothing frozen
+    frozen_ms: float  # frozen, and nothing else done
+    cached_ms: float  # begun behind the front; reading is not in it
+    resplit_layers: Split  # the split found for the frozen model
+    resplit_ms: float  # frozen, with that split
+    # Frozen, with stages wholly in front one batch ahead; None where there is no such stage.
     run_ahead_ms: float | None
-    shrunk: Shrunk | None
+    shrunk: Shrunk | None  # on fewer ranks, with more replicas; None where that is left out
 
 
 @dataclass(frozen=True)
@@ -230,58 +90,46 @@ def answer_fronts(
 ) -> FrontAnswer:
     """Work out what frozen layers bring in every schedule, number of microbatches and split.
 
-    Args:
-        file: What was measured.
-        grid: What to ask; its caps and what else belongs to plans is not looked at.
-        frozen: Numbers of frozen layers.
-        partition: What a shrunk pipeline balances; None for parameters if the file tells them,
-            else time.
-        layers: Layers of each measured stage, if the file does not say.
+    ``frozen`` are numbers of layers, ``partition`` is what a shrunk pipeline balances: None for
+    parameters if the file tells them, else time. Other arguments are those of ``answer``; what
+    belongs to plans alone is not looked at.
 
     Raises:
         ValueError: If no case can be built, layers cannot be told apart, or ``layers`` contradicts
             the file.
     """
     tables, notes = schedules_of(file, grid, layers)
-    cases: list[FrontCase] = []
-    for table, name in itertools.product(tables, grid.splits):
-        title = name if isinstance(name, str) else render_split(name)
-        try:
-            found = list(_cases(table, name, title, frozen, partition))
-        except ValueError as error:
-            found = [table.left_out(title, error)]
-        for one in found:
-            if isinstance(one, FrontCase):
-                cases.append(one)
-            elif one not in notes:
-                notes.append(one)
-    if not cases:
-        raise nothing_planned(notes)
-    return FrontAnswer(tuple(cases), tuple(notes))
+
+    def found() -> Iterator[FrontCase | str]:
+        for table, name in itertools.product(tables, grid.splits):
+            title = name if isinstance(name, str) else render_split(name)
+            try:
+                split = table.split_of(name, table.best_unfrozen() if name == BEST_SPLIT else None)
+                yield from _cases(table, split, title, frozen, partition)
+            except ValueError as error:
+                yield table.left_out(title, error)
+
+    return FrontAnswer(sorted_out(found(), notes), (*notes,))
 
 
 def _cases(
-    table: ScheduleCases,
-    name: str | Split,
-    title: str,
-    frozen: Sequence[int],
+    table: ScheduleCases, split: Split | None, title: str, frozen: Sequence[int],
     partition: str | None,
-) -> Iterator[FrontCase | str]:
+) -> Iterator[FrontCase | str]:  # fmt: skip
     """Yield the cases of a split, and notes on what is left out of them."""
-    split = table.split_of(name, table.best_unfrozen() if name == BEST_SPLIT else None)
     if table.model is None or split is None:
         raise ValueError("layers cannot be told apart, so none can be frozen")
     if not isinstance(table.model, LayerModel):
         raise ValueError("layers differ; a front is worked out for layers that are alike")
-    front = _Front(table, table.model, split)
     for n_frozen in frozen:
+        front = _Front(table, table.model, split, n_frozen)
         shrunk = None
         try:
-            shrunk = Shrinking(table, table.model, split, partition).shrunk(n_frozen)
+            shrunk = front.shrunk(partition)
         except ValueError as error:
             yield f"left out shrinking of {table.schedule}: {first_line(error)}"
         try:
-            yield front.case(title, n_frozen, shrunk)
+            yield front.case(title, shrunk)
         except ValueError as error:
             yield table.left_out(f"{title}, {n_frozen} frozen layers", error)
 
@@ -291,15 +139,16 @@ class _Front:
     """A schedule and a split whose first layers are frozen."""
 
     table: ScheduleCases
-    model: LayerModel
+    model: LayerModel  # overheads at which layers move
     split: Split
+    n_frozen: int
 
-    def case(self, title: str, n_frozen: int, shrunk: Shrunk | None) -> FrontCase:
-        table = self.table
+    def case(self, title: str, shrunk: Shrunk | None) -> FrontCase:
+        table, n_frozen = self.table, self.n_frozen
         times = front_times(self.model, self.split, n_frozen)
         cached = front_times(self.model, self.split, n_frozen, cached=True)
         n_front = stages_in_front(self.split, n_frozen)
-        resplit, resplit_ms = self._resplit(n_frozen)
+        resplit, resplit_ms = self._resplit()
         return FrontCase(
             schedule=table.schedule,
             n_microbatches=table.n_microbatches,
@@ -331,7 +180,7 @@ class _Front:
             np.where(batches.within_batch, links.delays_ms(dag), 0.0),
         )
 
-    def _resplit(self, n_frozen: int) -> tuple[Split, float]:
+    def _resplit(self) -> tuple[Split, float]:
         """Return the split with the shortest batch, and that batch."""
         model, dag = self.model, self.table.dag
         min_layers = model.least_layers(dag.n_stages)
@@ -340,7 +189,7 @@ class _Front:
 
         def batch_ms(split: Split) -> float:
             try:
-                return self._batch_ms(front_times(model, split, n_frozen))
+                return self._batch_ms(front_times(model, split, self.n_frozen))
             except ValueError:  # out of the measurements' reach: no split to take
                 return math.inf
 
@@ -349,10 +198,107 @@ class _Front:
             own_ms = batch_ms(self.split)
             return (self.split, own_ms) if own_ms <= best_ms else (best, best_ms)
         starts = [self.split]
-        if even := min_max_balance(layer_times(model, n_frozen), dag.n_stages):
+        if even := min_max_balance(layer_times(model, self.n_frozen), dag.n_stages):
             starts.append(even[0])
         best = shortest_split(starts, min_layers, batch_ms, n_actions=len(dag.actions))
         return best, batch_ms(best)
+
+    def shrunk(self, partition: str | None) -> Shrunk:
+        """Return the pipeline that is left for the layers that are not frozen.
+
+        ``partition`` is ``PARAMETERS`` or ``TIME``; None for the first if the file tells them.
+
+        Raises:
+            ValueError: If ranks have several stages, the file does not tell parameters, a rank
+                would have no layer, or times are out of the measurements' reach.
+        """
+        order, grid, notes = self.table.order, self.table.grid, self.table.file.notes
+        if order.n_stages != order.n_ranks:
+            raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
+        partition = partition or (TIME if notes.parameters is None else PARAMETERS)
+        plan = self._by_time() if partition == TIME else self._by_parameters()
+        # Replicas share what processors there are.
+        processors = None if grid.n_processors is None else grid.n_processors / plan.n_replicas
+        batch_ms = unfrozen_batch_ms(
+            build_dag(self._order(plan.n_ranks, plan.n_microbatches)),
+            front_times(self.model, plan.split, self.n_frozen),
+            processors,
+            self.table.links,
+        )
+        return Shrunk(partition, plan, batch_ms, self._exchange_ms(plan))
+
+    def _exchange_ms(self, plan: ElasticPlan) -> float | None:
+        grid, parameters = self.table.grid, self.table.file.notes.parameters
+        if parameters is None or grid.link_gb_per_s is None:
+            return None
+        speed = _BYTES_PER_MS * grid.link_gb_per_s
+        layers_ms = [0.0] * self.n_frozen + [
+            communication_ms(1, _GRADIENT_BYTES * n, plan.n_replicas, speed, grid.p2p_overhead_ms)
+            for n in parameters.units[self.n_frozen :]
+        ]
+        ends = itertools.accumulate(plan.split, initial=0)
+        return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
+
+    def _largest_at_start(self, load: Load) -> int:
+        stage_to_rank = self.table.order.stage_to_rank
+        return max(loads_of_ranks(load, self.split, stage_to_rank))
+
+    def _by_parameters(self) -> ElasticPlan:
+        parameters, order = self.table.file.notes.parameters, self.table.order
+        if parameters is None:
+            raise ValueError(
+                f"{self.table.file.path.name} does not tell how many parameters the parts of the "
+                f"model have; shrink by {TIME}"
+            )
+        return elastic_plan(
+            parameters.units,
+            self.n_frozen,
+            order.n_ranks,
+            largest_at_start=self._largest_at_start(
+                parameter_load(parameters, order.stage_to_rank)
+            ),
+            n_microbatches=self.table.n_microbatches,
+        )
+
+    def _by_time(self) -> ElasticPlan:
+        order, memory, fits = self.table.order, self.table.file.notes.memory, None
+        if memory is not None:
+            limit = self._largest_at_start(memory_load(memory, order))
+
+            def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
+                return self._bytes(memory, n_ranks, rank, start, stop) <= limit
+
+        at_start = self.model.times(self.split)
+        return elastic_plan(
+            layer_times(self.model, self.n_frozen),
+            self.n_frozen,
+            order.n_ranks,
+            largest_at_start=max(times.forward_ms + times.backward_ms for times in at_start),
+            n_microbatches=self.table.n_microbatches,
+            partition=TIME,
+            fits=fits,
+        )
+
+    def _bytes(self, model: ModelBytes, n_ranks: int, rank: int, start: int, stop: int) -> int:
+        """Return what a rank holds at its fullest that has layers ``start`` to ``stop`` - 1."""
+        n_microbatches = self.table.n_microbatches
+        n_microbatches //= replicas_of(self.table.order.n_ranks, n_ranks, n_microbatches)
+        parts = parts_of(rank, n_ranks, stop - start)
+        live, frozen = frozen_parts(parts, min(max(self.n_frozen - start, 0), parts[LAYER]))
+        return rank_memory(
+            model,
+            {rank: live},
+            self._order(n_ranks, n_microbatches).ranks[rank],
+            n_stages=n_ranks,
+            n_microbatches=n_microbatches,
+            frozen=frozen,
+        ).total
+
+    def _order(self, n_ranks: int, n_microbatches: int) -> ScheduleOrder:
+        if n_ranks == 1:
+            # One rank does all of a microbatch, in whatever order.
+            return gpipe_order(1, n_microbatches)
+        return order_of(self.table.schedule, n_ranks, n_ranks, n_microbatches)
 
 
 def _all(min_layers: Split, n_free: int) -> Iterator[Split]:

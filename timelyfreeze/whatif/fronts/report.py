@@ -1,15 +1,14 @@
-"""The cases of frozen fronts as a table for the terminal, as JSON and as CSV."""
+"""The report on frozen fronts: what `timelyfreeze plan --frozen-layers` prints and writes."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
-from timelyfreeze.whatif.bounds_file import BoundsFile
+from timelyfreeze.whatif.bounds_file import BoundsFile, recall
 from timelyfreeze.whatif.fronts.cases import FrontAnswer, FrontCase
 from timelyfreeze.whatif.grid import Grid, render_split
-from timelyfreeze.whatif.report import aligned, csv_of
+from timelyfreeze.whatif.report import Report, title_of
 
 _LEGEND = (
     "milliseconds of a batch, and over that with nothing frozen. frozen: the first layers have no "
@@ -21,10 +20,17 @@ _LEGEND = (
 )
 
 
-def render_fronts(answer: FrontAnswer, title: str) -> str:
-    """Return the table under ``title``, with notes below."""
-    lines = aligned([_cells(case) for case in answer.cases])
-    return "\n".join([title, "", *lines, "", _LEGEND, *answer.notes])
+def front_report(answer: FrontAnswer, file: BoundsFile, grid: Grid) -> Report:
+    """Return the report on frozen fronts."""
+    asked = ("n_ranks", "n_processors", "p2p_overhead_ms", "link_gb_per_s")
+    return Report(
+        title_of(file, grid, recall(file, file.notes.processors)),
+        {"bounds": str(file.path), **{key: getattr(grid, key) for key in asked}},
+        [_cells(case) for case in answer.cases],
+        [_plain(case) for case in answer.cases],
+        [_LEGEND],
+        answer.notes,
+    )
 
 
 def _cells(case: FrontCase) -> dict[str, str]:
@@ -58,31 +64,13 @@ def _plain(case: FrontCase) -> dict[str, Any]:
     """Return a case as plain data; None stands for what is not known."""
     plain = {key: value for key, value in asdict(case).items() if key != "shrunk"}
     shrunk = case.shrunk
+    plan = None if shrunk is None else shrunk.plan
     return plain | {
-        "shrunk_partition": None if shrunk is None else shrunk.partition,
-        "shrunk_ranks": None if shrunk is None else shrunk.plan.n_ranks,
-        "shrunk_replicas": None if shrunk is None else shrunk.plan.n_replicas,
-        "shrunk_microbatches": None if shrunk is None else shrunk.plan.n_microbatches,
-        "shrunk_layers": None if shrunk is None else shrunk.plan.split,
-        "shrunk_ms": None if shrunk is None else shrunk.batch_ms,
-        "exchange_ms": None if shrunk is None else shrunk.exchange_ms,
+        "shrunk_partition": shrunk and shrunk.partition,
+        "shrunk_ranks": plan and plan.n_ranks,
+        "shrunk_replicas": plan and plan.n_replicas,
+        "shrunk_microbatches": plan and plan.n_microbatches,
+        "shrunk_layers": plan and plan.split,
+        "shrunk_ms": shrunk and shrunk.batch_ms,
+        "exchange_ms": shrunk and shrunk.exchange_ms,
     }
-
-
-def fronts_to_json(answer: FrontAnswer, file: BoundsFile, grid: Grid) -> str:
-    """Return everything as JSON: what was asked, the cases, and the notes."""
-    plain = {
-        "bounds": str(file.path),
-        "n_ranks": grid.n_ranks,
-        "n_processors": grid.n_processors,
-        "p2p_overhead_ms": grid.p2p_overhead_ms,
-        "link_gb_per_s": grid.link_gb_per_s,
-        "cases": [_plain(case) for case in answer.cases],
-        "notes": answer.notes,
-    }
-    return json.dumps(plain, indent=2) + "\n"
-
-
-def fronts_to_csv(answer: FrontAnswer) -> str:
-    """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
-    return csv_of([_plain(case) for case in answer.cases])
