@@ -30,7 +30,6 @@ from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
 from timelyfreeze.compare.command import keep, parse
-from timelyfreeze.compare.runs import Run, find_any
 from timelyfreeze.compare.runs.asked import errors
 from timelyfreeze.compare.runs.jobs import (
     DEGREE,
@@ -41,6 +40,7 @@ from timelyfreeze.compare.runs.jobs import (
     run_jobs,
     start,
 )
+from timelyfreeze.compare.runs.run import Run, find_any
 from timelyfreeze.files.options import number, status_of, whole
 
 

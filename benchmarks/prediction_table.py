@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from timelyfreeze.compare.groups import schedule_rank
-from timelyfreeze.compare.runs import FINISHED, SETTINGS, FoundRuns, Run
 from timelyfreeze.compare.runs.jobs import DEGREE
+from timelyfreeze.compare.runs.run import FINISHED, SETTINGS, FoundRuns, Run
 from timelyfreeze.files import field_of, markdown_table, number_of, shown, whole_of
 
 CAP = "freezing.max_freeze_ratio"

@@ -14,7 +14,7 @@ from prediction_table import collect, excess, render_csv, render_table
 
 from tests.benchmarks.turns import status_of
 from tests.timelyfreeze.compare.run_folders import keys_of, table_notes, write_run
-from timelyfreeze.compare.runs import find_runs
+from timelyfreeze.compare.runs.run import find_runs
 
 # 110 and 88 ms were predicted, 121 and 88 measured; 10 ms of each step are no batch.
 REAL = {

@@ -133,8 +133,10 @@ def test_the_wheel_adds_files_beside_torchtitan_and_overwrites_none(tmp_path: Pa
     tracked = {
         path.relative_to(ROOT).as_posix()
         for package in ("timelyfreeze", "torchtitan")
-        for path in (ROOT / package).rglob("*.py")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".toml", ".csv", ".j2")
     }
+    assert "timelyfreeze/compare/paper/items.toml" in tracked
     assert tracked - ours == set()
     outside = {name.split("/")[0] for name in ours} - {"timelyfreeze", "torchtitan"}
     assert all(re.fullmatch(r"timelyfreeze-[\w.]+\.dist-info", name) for name in outside)

@@ -64,14 +64,14 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
     Raises:
         ValueError: As :func:`fetch_model`.
     """
-    table = _table(_last(arguments, "job.config_file"))
-    name = _last(arguments, KEY) or _text(table, _SECTION, _NAME)
+    table = config_table(last_value(arguments, "job.config_file"))
+    name = last_value(arguments, KEY) or _text(table, _SECTION, _NAME)
     if name is None or not is_hub_id(name):
         return list(arguments)
-    loads = _flag(arguments, "checkpoint.initial_load_in_hf")
+    loads = last_flag(arguments, "checkpoint.initial_load_in_hf")
     if loads is None:
         loads = bool(_text(table, "checkpoint", "initial_load_in_hf"))
-    elsewhere = _last(arguments, "checkpoint.initial_load_path") or _text(
+    elsewhere = last_value(arguments, "checkpoint.initial_load_path") or _text(
         table, "checkpoint", "initial_load_path"
     )
     folder = fetch_model(name, weights=loads and not elsewhere)
@@ -79,7 +79,7 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
     return [*arguments, f"--{KEY}={folder}"]
 
 
-def _table(path: str | None) -> dict[str, Any]:
+def config_table(path: Path | str | None) -> dict[str, Any]:
     """Return what a TOML file says; what is wrong with it is for the checks to tell."""
     try:
         return {} if path is None else tomllib.loads(Path(path).read_text("utf-8-sig"))
@@ -93,7 +93,7 @@ def _text(table: dict[str, Any], section: str, key: str) -> Any:
     return value if isinstance(value, str | bool) else None
 
 
-def _last(arguments: Sequence[str], key: str) -> str | None:
+def last_value(arguments: Sequence[str], key: str) -> str | None:
     """Return the value that is given to ``key`` last, as ``--key=value`` or in two words."""
     found = None
     for i, argument in enumerate(arguments):
@@ -107,7 +107,7 @@ def _last(arguments: Sequence[str], key: str) -> str | None:
     return found
 
 
-def _flag(arguments: Sequence[str], key: str) -> bool | None:
+def last_flag(arguments: Sequence[str], key: str) -> bool | None:
     """Return what the last ``--section.name`` or ``--section.no_name`` says; None without one."""
     section, _, name = key.rpartition(".")
     words = {f"__{key}": True, f"__{section}.no_{name}": False}

@@ -34,12 +34,11 @@ from pathlib import Path
 
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plot import KINDS
-from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import FoundRuns, Run, checking, find_any, find_runs, jobs
+from timelyfreeze.compare.plots import KINDS, plots
+from timelyfreeze.compare.runs import checking, jobs
 from timelyfreeze.compare.runs.asked import errors, plan_jobs
 from timelyfreeze.compare.runs.peers import PEERS
-from timelyfreeze.compare.runs.run import parse_variants
+from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs, parse_variants
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable

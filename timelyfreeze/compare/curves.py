@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from timelyfreeze.compare.groups import Group, Spread
-from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.compare.runs.peers import freezes
-from timelyfreeze.compare.runs.run import work_differs
+from timelyfreeze.compare.runs.run import Points, Run, work_differs
 from timelyfreeze.plots.run_timelines import measured_batch, predicted_batch
 from timelyfreeze.records import COUNTS, FROZEN, UNFROZEN, FrozenCount, Timeline, running_means
 
@@ -65,9 +64,11 @@ def training_losses(window: int) -> Callable[[Run], Points]:
 
 def stage_ratios(group: Group) -> dict[int, float]:
     """Return the freeze ratio of each stage in the last step, mean over those that know it."""
-    known = [run.summary.stage_ratios for run in group.runs if run.summary.stage_ratios]
-    means = pd.DataFrame(known).mean().sort_index()
-    return {int(stage): float(ratio) for stage, ratio in means.items()}
+    known = [run.summary.stage_ratios or {} for run in group.runs]
+    return {
+        stage: statistics.fmean(ratios[stage] for ratios in known if stage in ratios)
+        for stage in sorted(set().union(*known))
+    }
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Example(Generic[T]):
-    """What one run has, shown for the whole of a group.
-
-    Attributes:
-        group: For which it is shown.
-        run: Whose it is: one of the group's, or for ``none`` one that freezes.
-        value: What it is.
-    """
+    """What one run has, shown for its group; that of ``none`` is of a run that freezes."""
 
     group: Group
     run: Run

@@ -77,31 +77,24 @@ def line_style(method: str) -> str:
 
 
 def draw_points(
-    panels: Panels[Point], title: str, place: str, *, y_label: str, low_is_good: bool
-) -> Figure:
+    panels: Panels[Point], title: str, place: str, *, y_label: str, low_is_good: bool,
+    models: Mapping[str, Panels[Point]] | None = None,
+) -> Figure:  # fmt: skip
     """Draw quality against speed, better towards the upper right, and what nothing beats.
 
-    The same limits apply to all panels; with ``low_is_good`` the vertical axis is upside down.
+    The same limits apply to all panels; with ``low_is_good`` the vertical axis is upside down. Of
+    ``models``, each has its own limits, and its panels begin a new row.
     """
-    figure, axes = _panels(list(panels), title, place)
-    _draw_trade_offs(axes, panels, y_label, low_is_good=low_is_good)
-    return figure
-
-
-def draw_models(
-    models: Mapping[str, Panels[Point]], title: str, place: str, *, y_label: str, low_is_good: bool
-) -> Figure:
-    """Draw the same of several models, each with its own limits; its panels begin a new row."""
-    wide = any(len(panels) > 1 for panels in models.values())
+    models = models or {"": panels}
+    wide = any(len(own) > 1 for own in models.values())
     names: list[str] = []
-    for model, panels in models.items():
-        names += [f"{model}\n{schedule}" for schedule in panels]
+    for model, own in models.items():
+        names += [f"{model}\n{schedule}".lstrip() for schedule in own]
         names += [""] * (len(names) % 2 if wide else 0)
     figure, axes = _panels(names, title, place)
     left = iter(axes)
-    for panels in models.values():
-        own = [next(left) for _ in panels]
-        _draw_trade_offs(own, panels, y_label, low_is_good=low_is_good)
+    for own in models.values():
+        _draw_trade_offs([next(left) for _ in own], own, y_label, low_is_good=low_is_good)
     return figure
 
 
@@ -139,25 +132,14 @@ def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
 
 
 def draw_curves(
-    panels: Panels[Curve],
-    title: str,
-    place: str,
-    *,
-    labels: tuple[str, str],
-    y_limits: tuple[float, float],
-    marks: Panels[Curve] | None = None,
-    target: tuple[float, str] | None = None,
-) -> Figure:
+    panels: Panels[Curve], title: str, place: str, *,
+    labels: tuple[str, str], y_limits: tuple[float, float],
+    marks: Panels[Curve] | None = None, target: tuple[float, str] | None = None,
+) -> Figure:  # fmt: skip
     """Draw curves with their spread over repeats, names at their ends.
 
-    Args:
-        panels: Curves by schedule.
-        title: Of the plot.
-        place: Where the runs were made.
-        labels: Of the two axes.
-        y_limits: Of all panels.
-        marks: What is drawn as single points beside them, by schedule.
-        target: A height to be reached, and its name.
+    ``labels`` are those of the two axes, ``marks`` are drawn as single points beside the curves,
+    ``target`` is a height to be reached, and its name.
     """
     figure, axes = _panels(list(panels), title, place, names=_LABELS)
     for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from timelyfreeze.compare.metrics import COLUMNS, Terms
-from timelyfreeze.compare.runs import FINISHED, Run
+from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms
 from timelyfreeze.compare.runs.peers import split_peer
-from timelyfreeze.compare.runs.run import concerning, variants, work_differs
+from timelyfreeze.compare.runs.run import FINISHED, Run, concerning, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (
@@ -32,8 +29,6 @@ SCHEDULES = (
 # Metrics of runs that differ in one of these are neither averaged nor set against each other.
 PLACE = ("device", "n_devices", "model", "emulated_ranks")
 NO_PLACE = "-"
-_REPEAT = ["schedule", "method", "variant", "place"]
-_NAMES = ["schedule", "method", "seed", "status", "folder", "variant", "place", "run"]
 _FEW_SETTINGS = 3
 
 
@@ -47,22 +42,30 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Runs that repeat each other.
+class Line:
+    """A run beside the others."""
 
-    Attributes:
-        schedule: The pipeline schedule.
-        method: The freezing method.
-        variant: The settings in which they differ from other runs of the method.
-        place: Where they ran, and which model; ``-`` if none of them finished.
-        members: The runs, a line for each as ``compare`` gives them.
-    """
+    run: Run
+    variant: str  # the settings in which it differs from other runs of its method
+    place: str  # where it ran, and which model; ``NO_PLACE`` if it did not come to say so
+    baseline: Run | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # none unless it has finished
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run did all its steps."""
+        return self.run.status == FINISHED
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that repeat each other: all their lines, those of runs that did not end among them."""
 
     schedule: str
     method: str
     variant: str
-    place: str
-    members: pd.DataFrame
+    place: str  # ``NO_PLACE`` if none of them finished
+    members: Sequence[Line]
 
     @property
     def name(self) -> str:
@@ -79,14 +82,14 @@ class Group:
         return ", ".join([self.method, *settings[:_FEW_SETTINGS], more])
 
     @property
-    def finished(self) -> pd.DataFrame:
+    def finished(self) -> list[Line]:
         """The lines of runs that did all their steps."""
-        return self.members[self.members["status"] == FINISHED]
+        return [line for line in self.members if line.is_finished]
 
     @property
     def runs(self) -> list[Run]:
         """The runs that did all their steps."""
-        return list(self.finished["run"])
+        return [line.run for line in self.finished]
 
     @property
     def unit(self) -> str:
@@ -95,57 +98,56 @@ class Group:
 
     def spread(self, key: str) -> Spread | None:
         """Return mean and spread of a metric; None if no run knows it as a number."""
-        numbers = [value for value in self.finished[key] if isinstance(value, int | float)]
+        values = [line.metrics[key] for line in self.finished]
+        numbers = [value for value in values if isinstance(value, int | float)]
         if not numbers:
             return None
         return Spread(statistics.fmean(numbers), min(numbers), max(numbers))
 
 
-def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
-    """Return a line for each run, in the order of the table: by schedule, of each none first.
-
-    Columns are schedule, method, seed, status, folder, variant, place, run, baseline, and the keys
-    of ``COLUMNS``. Only runs that finished have a baseline and metrics; None for what is not known.
-    """
+def compare(runs: Sequence[Run], terms: Terms) -> list[Line]:
+    """Return a line for each run, in the order of the table: by schedule, of each none first."""
     told = _variants(runs)
-    lines: list[dict[str, Any]] = []
+    lines = []
     for run in runs:
-        names = (run.schedule, run.method, run.seed, run.status, run.folder, told[run.folder])
-        line: dict[str, Any] = dict(zip(_NAMES, (*names, place(run), run), strict=True))
-        if run.status == FINISHED:
-            baseline = _baseline(run, runs)
-            metrics = {column.key: column.of(run, baseline, terms) for column in COLUMNS}
-            line |= {"baseline": baseline, **metrics}
+        line = Line(run, told[run.folder], place(run))
+        if line.is_finished:
+            none = _baseline(run, runs)
+            metrics = {column.key: column.of(run, none, terms) for column in COLUMNS}
+            line = replace(line, baseline=none, metrics=metrics)
         lines.append(line)
-    columns = [*_NAMES, "baseline", *(column.key for column in COLUMNS)]
-    lines = [{key: line.get(key) for key in columns} for line in sorted(lines, key=_position)]
-    return pd.DataFrame(lines, columns=columns, dtype=object)
+    return sorted(lines, key=_position)
 
 
-def group(compared: pd.DataFrame) -> list[Group]:
+# Schedule, method, variant and place: what repeats have in common.
+_Home = tuple[str, str, str, str]
+
+
+def group(lines: Sequence[Line]) -> list[Group]:
     """Return the groups of repeats, in the order of the table.
 
     A run that did not end goes with the first group of its method and place that has its settings,
     or any where they are not known. If it does not know its place, and such groups are in several,
     or if there is no such group, it is in none of them.
     """
-    homes = compared[_REPEAT].copy()
-    is_finished = compared["status"] == FINISHED
-    settled = homes[is_finished]
-    for i, (schedule, method, variant, known) in homes[~is_finished].iterrows():
-        alike = settled[(settled["schedule"] == schedule) & (settled["method"] == method)]
-        if known != NO_PLACE:
-            alike = alike[alike["place"] == known]
-        same = alike[alike["variant"] == variant]
-        fitting = same if variant or len(same) else alike
-        is_clear = len(fitting) and len({*fitting["place"]} - {NO_PLACE}) <= 1
-        homes.loc[i] = fitting.iloc[0] if is_clear else [schedule, method, variant, NO_PLACE]
-        settled = pd.concat([settled, homes.loc[[i]]])
-    keys = [homes[key] for key in _REPEAT]
-    return [
-        Group(schedule, method, variant, home, members)
-        for (schedule, method, variant, home), members in compared.groupby(keys, sort=False)
-    ]
+    own = [(line.run.schedule, line.run.method, line.variant, line.place) for line in lines]
+    settled = [home for line, home in zip(lines, own, strict=True) if line.is_finished]
+    groups: dict[_Home, list[Line]] = {}
+    for line, home in zip(lines, own, strict=True):
+        if not line.is_finished:
+            home = _home(home, settled)
+            settled.append(home)
+        groups.setdefault(home, []).append(line)
+    return [Group(*home, members) for home, members in groups.items()]
+
+
+def _home(own: _Home, settled: Sequence[_Home]) -> _Home:
+    """Return the group of a run that did not end, among those that are known."""
+    alike = [home for home in settled if home[:2] == own[:2] and own[3] in (home[3], NO_PLACE)]
+    same = [home for home in alike if home[2] == own[2]]
+    fitting = same if own[2] or same else alike
+    is_clear = fitting and len({home[3] for home in fitting} - {NO_PLACE}) <= 1
+    return fitting[0] if is_clear else (*own[:3], NO_PLACE)
 
 
 def schedule_rank(schedule: str) -> tuple[int, str]:
@@ -216,13 +218,13 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
     return told
 
 
-def _position(line: dict[str, Any]) -> tuple[Any, ...]:
-    seed = line["seed"]
+def _position(line: Line) -> tuple[Any, ...]:
+    run = line.run
     # Peers stand below the method whose time they are given.
-    peer, method = split_peer(line["method"]) or ("", line["method"])
+    peer, method = split_peer(run.method) or ("", run.method)
     return (
-        schedule_rank(line["schedule"]), method != "none", method, peer,
-        _by_numbers(line["variant"]), -1 if seed is None else seed, str(line["folder"]),
+        schedule_rank(run.schedule), method != "none", method, peer,
+        _by_numbers(line.variant), -1 if run.seed is None else run.seed, str(run.folder),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from timelyfreeze.compare.runs import Points, Run
+from timelyfreeze.compare.runs.run import Points, Run
 from timelyfreeze.records import AVERAGED, BENCHMARKS, WINDOW, last_running_mean, seconds_to_reach
 
 NEVER = "never"
@@ -28,57 +28,44 @@ class Terms:
     reference: Run | None = None
 
 
-# Gives the value of a finished run, from the run, its baseline or None, and the terms.
-Measure = Callable[[Run, Run | None, Terms], Metric]
-
-
 @dataclass(frozen=True)
 class Column:
     """One metric of the comparison.
 
-    Attributes:
-        key: Its name in the CSV file.
-        title: Its name in the table of runs whose throughput counts tokens.
-        form: Format of a value, as in ``format``.
-        metric: Gives the value; None stands for the field of that key in the run's summary.
-        needs_baseline: Whether it is None wherever there is no baseline.
-        is_optional: Whether the table leaves it out where no run has it.
+    Its value is ``own`` of a run, or ``over_none`` of a run and its run of none where there is one,
+    or the field of the run's summary that is called like ``key``.
     """
 
-    key: str
-    title: str
-    form: str
-    metric: Measure | None = None
-    needs_baseline: bool = False
-    is_optional: bool = False
+    key: str  # its name in the CSV file
+    title: str  # its name in the table of runs whose throughput counts tokens
+    form: str  # as in ``format``
+    own: Callable[[Run, Terms], Metric] | None = None
+    over_none: Callable[[Run, Run, Terms], Metric] | None = None
+    is_optional: bool = False  # the table leaves it out where no run has it
 
     def of(self, run: Run, baseline: Run | None, terms: Terms) -> Metric:
         """Return the value of a finished run."""
-        own: Metric = getattr(run.summary, self.key, None)
-        return own if self.metric is None else self.metric(run, baseline, terms)
+        if self.over_none is not None:
+            return None if baseline is None else self.over_none(run, baseline, terms)
+        if self.own is not None:
+            return self.own(run, terms)
+        told: Metric = getattr(run.summary, self.key, None)
+        return told
 
 
-def tokens_per_second(run: Run) -> float | None:
+def _tokens_per_second(run: Run) -> float | None:
     """Return the throughput of a device, of an emulated one where the pipeline is emulated."""
     told = run.summary
     is_real = told.emulated_ranks is None
     return told.tokens_per_second if is_real else told.virtual_tokens_per_second
 
 
-def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
-    """Return when ``run`` gets to the loss that ``other`` ends with.
-
-    Both losses are running means over ``window`` logged training losses. The time is that of the
-    last loss of the first window whose mean is not above the other's last.
-
-    Returns:
-        Seconds of training, ``never``, or None if either run logged fewer losses than ``window``.
-    """
-    return None if other is None else _reached(run.losses, other.losses, window)
-
-
 def _reached(own: Points, others: Points, window: int) -> Metric:
-    """Return when the running mean of ``own`` is as low as that of ``others`` at its end."""
+    """Return when the running mean of ``own`` is as low as that of ``others`` at its end.
+
+    Means are over ``window`` losses. The time is that of the last loss of the first window whose
+    mean is not above the target: seconds of training, or ``never``; None if losses are too few.
+    """
     target = last_running_mean(others, window)
     if target is None or len(own) < window:
         return None
@@ -86,66 +73,56 @@ def _reached(own: Points, others: Points, window: int) -> Metric:
     return NEVER if seconds is None else seconds
 
 
-def _seconds_to_none(run: Run, baseline: Run, losses: tuple[Points, Points, int]) -> Metric:
+def _seconds_to_none(run: Run, none: Run, losses: tuple[Points, Points, int]) -> Metric:
     """Return when ``run`` gets to the loss that none ends with, by given losses and their window.
 
     A run of another number of steps has another learning-rate schedule, under which losses come
     sooner or later without any freezing. So it counts at its end alone.
     """
     own, nones, window = losses
-    if run.summary.steps != baseline.summary.steps:
+    if run.summary.steps != none.summary.steps:
         own = own[-window:]
     return _reached(own, nones, window)
 
 
-def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, int]:
+def _losses_of(run: Run, none: Run, window: int) -> tuple[Points, Points, int]:
     """Return the losses by which a run is held against none, its own and none's, and their window.
 
     They are held-out ones where both runs have two or more, else those of training.
     """
-    validated = run.validation_losses, baseline.validation_losses
+    validated = run.validation_losses, none.validation_losses
     if min(map(len, validated)) > 1:
         return *validated, 1
-    return run.losses, baseline.losses, window
+    return run.losses, none.losses, window
 
 
-def _time_ratio(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+def _time_ratio(run: Run, none: Run, terms: Terms) -> Metric:
     """Return the time to none's final loss over none's total time."""
-    if baseline is None or not 0.0 < baseline.seconds < math.inf:
+    if not 0.0 < none.seconds < math.inf:
         return None
-    seconds = _seconds_to_none(run, baseline, _losses_of(run, baseline, terms.window))
-    return seconds / baseline.seconds if isinstance(seconds, float) else seconds
+    seconds = _seconds_to_none(run, none, _losses_of(run, none, terms.window))
+    return seconds / none.seconds if isinstance(seconds, float) else seconds
 
 
-def _learned(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+def _learned(run: Run, none: Run, terms: Terms) -> Metric:
     """Return what a run has learned at its end, in percent of how far none's loss has come down."""
-    if baseline is None:
-        return None
-    own, nones, window = _losses_of(run, baseline, terms.window)
+    own, nones, window = _losses_of(run, none, terms.window)
     ends = [last_running_mean(losses, window) for losses in (own, nones)]
     if ends[0] is None or ends[1] is None or not (start := nones[0][1]) > ends[1]:
         return None
     return 100 * (start - ends[0]) / (start - ends[1])
 
 
-def _top1(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
-    """Return the accuracy of the last validation on pictures, in percent."""
-    share = run.summary.validation_top1
-    return None if share is None else 100 * share
+def _top1_over_none(run: Run, none: Run, _: Terms) -> Metric:
+    own, other = run.summary.validation_top1, none.summary.validation_top1
+    return None if own is None or other is None else 100 * (own - other)
 
 
-def _top1_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
-    if baseline is None or run.summary.validation_top1 is None:
-        return None
-    other = baseline.summary.validation_top1
-    return None if other is None else 100 * (run.summary.validation_top1 - other)
-
-
-def _time_saved(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
+def _time_saved(run: Run, none: Run, _: Terms) -> Metric:
     """Return the part of none's training time that a run of as many steps does without, percent."""
-    if baseline is None or run.summary.steps != baseline.summary.steps:
+    if run.summary.steps != none.summary.steps:
         return None
-    above = _percent_above(run.seconds, baseline.seconds)
+    above = _percent_above(run.seconds, none.seconds)
     return None if above is None else -above
 
 
@@ -153,35 +130,32 @@ def _percent_above(value: float | None, reference: float | None) -> float | None
     return None if value is None or not reference else 100 * (value / reference - 1)
 
 
-def _gain(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
-    if baseline is None:
-        return None
-    return _percent_above(tokens_per_second(run), tokens_per_second(baseline))
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
-def _seconds_to_reference(run: Run, _baseline: Run | None, terms: Terms) -> Metric:
+def _seconds_to_reference(run: Run, terms: Terms) -> Metric:
     reference = terms.reference
     if reference is None or run.summary.model != reference.summary.model:
         return None
-    return seconds_to_loss(run, reference, terms.window)
+    return _reached(run.losses, reference.losses, terms.window)
 
 
-def _accuracy(key: str) -> Measure:
+def _accuracy(key: str) -> Callable[[Run, Terms], Metric]:
     """Return what reads the accuracy in one benchmark, in percent."""
 
-    def metric(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
+    def metric(run: Run, _: Terms) -> Metric:
         score = None if run.scores is None else run.scores.benchmarks.get(key)
         return None if score is None else 100 * score.accuracy
 
     return metric
 
 
-def _average_accuracy(run: Run | None) -> float | None:
-    average = None if run is None or run.scores is None else run.scores.average
-    return None if average is None else 100 * average
+def _average_accuracy(run: Run) -> float | None:
+    return None if run.scores is None else _percent(run.scores.average)
 
 
-def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
+def _average_error(run: Run, _: Terms) -> Metric:
     """Return the standard error of the average accuracy over the questions, in points.
 
     Where lm-eval gives none for a benchmark, as for a group of tasks of which few questions were
@@ -199,53 +173,51 @@ def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     return 100 * math.sqrt(sum(variances)) / len(scores)
 
 
-def _points_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
+def _points_over_none(run: Run, none: Run, _: Terms) -> float | None:
     """Return the difference in average accuracy, where both were asked the same."""
-    own, other = _average_accuracy(run), _average_accuracy(baseline)
-    if baseline is None or own is None or other is None:
+    own, other = _average_accuracy(run), _average_accuracy(none)
+    if own is None or other is None:
         return None
-    asked = [one.scores and one.scores.asked for one in (run, baseline)]
+    asked = [one.scores and one.scores.asked for one in (run, none)]
     return own - other if asked[0] == asked[1] else None
 
 
-def _time_to_accuracy(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+def _time_to_accuracy(run: Run, none: Run, terms: Terms) -> Metric:
     """Return the total time over none's of a run that is at least as accurate as none.
 
     A model is scored at its end alone, so nothing is known of an earlier time.
     """
-    points = _points_over_none(run, baseline, terms)
-    if baseline is None or points is None or not 0.0 < baseline.seconds < math.inf:
+    points = _points_over_none(run, none, terms)
+    if points is None or not 0.0 < none.seconds < math.inf:
         return None
-    is_reached = isinstance(points, float) and points >= -_ROUNDING
-    return run.seconds / baseline.seconds if is_reached else NEVER
+    return run.seconds / none.seconds if points >= -_ROUNDING else NEVER
 
 
 COLUMNS = (
     Column("device_tokens_per_second", "tokens/s per device", ",.0f",
-           lambda run, _baseline, _terms: tokens_per_second(run)),
+           lambda run, _: _tokens_per_second(run)),
     Column("mfu_percent", "MFU, %", ".2f", is_optional=True),
-    Column("gain_percent", "gain over none, %", "+.1f", _gain, needs_baseline=True),
+    Column("gain_percent", "gain over none, %", "+.1f",
+           over_none=lambda run, none, _: _percent_above(
+               _tokens_per_second(run), _tokens_per_second(none))),
     Column("batch_ms_predicted", "batch predicted, ms", ",.1f"),
     Column("batch_ms", "measured, ms", ",.1f"),
     Column("batch_error_percent", "error, %", "+.1f",
-           lambda run, _baseline, _terms: _percent_above(
-               run.summary.batch_ms, run.summary.batch_ms_predicted)),
+           lambda run, _: _percent_above(run.summary.batch_ms, run.summary.batch_ms_predicted)),
     Column("average_freeze_ratio", "mean freeze ratio", ".3f"),
     Column("train_loss", "train loss", ".3f"),
     Column("validation_loss", "validation loss", ".3f"),
-    Column("top1_percent", "top-1, %", ".2f", _top1, is_optional=True),
-    Column("top1_points", "top-1 over none, points", "+.2f", _top1_over_none, needs_baseline=True,
+    Column("top1_percent", "top-1, %", ".2f", lambda run, _: _percent(run.summary.validation_top1),
            is_optional=True),
-    Column("seconds", "seconds", ",.1f", lambda run, _baseline, _terms: run.seconds),
-    Column("time_saved_percent", "time saved, % of none's", "+.1f", _time_saved,
-           needs_baseline=True),
-    Column("time_ratio", "time to none's loss over none's", ".3f", _time_ratio,
-           needs_baseline=True),
-    Column("learned_percent", "learned, % of none", ".1f", _learned, needs_baseline=True),
+    Column("top1_points", "top-1 over none, points", "+.2f", over_none=_top1_over_none,
+           is_optional=True),
+    Column("seconds", "seconds", ",.1f", lambda run, _: run.seconds),
+    Column("time_saved_percent", "time saved, % of none's", "+.1f", over_none=_time_saved),
+    Column("time_ratio", "time to none's loss over none's", ".3f", over_none=_time_ratio),
+    Column("learned_percent", "learned, % of none", ".1f", over_none=_learned),
     Column("seconds_to_none_loss", "seconds to none's loss", ",.1f",
-           lambda run, baseline, terms: None if baseline is None else _seconds_to_none(
-               run, baseline, (run.losses, baseline.losses, terms.window)),
-           needs_baseline=True),
+           over_none=lambda run, none, terms: _seconds_to_none(
+               run, none, (run.losses, none.losses, terms.window))),
     Column("seconds_to_reference_loss", "seconds to the reference's loss", ",.1f",
            _seconds_to_reference, is_optional=True),
     Column("peak_memory_gib", "peak memory, GiB", ".2f"),
@@ -256,11 +228,12 @@ COLUMNS = (
                _accuracy(benchmark.key), is_optional=True)
         for benchmark in BENCHMARKS
     ),
-    Column("accuracy", "average accuracy, %", ".2f",
-           lambda run, _baseline, _terms: _average_accuracy(run), is_optional=True),
-    Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
-    Column("accuracy_points", "points over none", "+.2f", _points_over_none, needs_baseline=True,
+    Column("accuracy", "average accuracy, %", ".2f", lambda run, _: _average_accuracy(run),
            is_optional=True),
-    Column("accuracy_time_ratio", "time to none's accuracy over none's", ".3f", _time_to_accuracy,
-           needs_baseline=True, is_optional=True),
+    Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
+    Column("accuracy_points", "points over none", "+.2f", over_none=_points_over_none,
+           is_optional=True),
+    Column("accuracy_time_ratio", "time to none's accuracy over none's", ".3f",
+           over_none=_time_to_accuracy, is_optional=True),
 )  # fmt: skip
+COLUMN_OF = {column.key: column for column in COLUMNS}

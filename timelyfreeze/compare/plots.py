@@ -10,214 +10,309 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from timelyfreeze.compare.curves import (
-    Curve,
-    Example,
-    Examples,
-    Point,
-    batches,
-    curves,
-    frozen_counts,
-    points,
-    same_work,
-    stage_ratios,
-    training_losses,
-)
-from timelyfreeze.compare.drawing import (
-    Panels,
-    by_schedule,
-    draw_batches,
-    draw_counts,
-    draw_curves,
-    draw_models,
-    draw_points,
-    draw_stages,
-)
+from timelyfreeze.compare import curves as shown
+from timelyfreeze.compare import drawing
+from timelyfreeze.compare.curves import Curve, Example, Examples, Point
+from timelyfreeze.compare.drawing import Panels, by_schedule
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plot import (
-    ACCURACY,
-    HISTOGRAM,
-    LOSSES,
-    MODELS,
-    RATIOS,
-    STAGES,
-    TIMELINES,
-    TOP1,
-    VALIDATION,
-    Found,
-    Place,
-    Plot,
-    without,
-)
-from timelyfreeze.compare.runs import Points, Run
-from timelyfreeze.compare.runs.peers import split_peer
+from timelyfreeze.compare.runs.peers import freezes, split_peer
+from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.plots import style
 from timelyfreeze.plots.response import mean_frequency
 from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
 
 T = TypeVar("T")
+# A group, what is drawn of it, and the same in words.
+Found = Sequence[tuple[Group, T, str]]
 _ACCURACY_LABEL = "average accuracy, %"
+_TRADE_OFF = (
+    "Better is up and to the right. Points are means over repeats, bars reach from the smallest to "
+    "the largest{error}; the broad grey line joins what nothing else beats in both."
+)
+_ERROR = ", and at least one standard error of the questions"
+ACCURACY, MODELS, VALIDATION = "accuracy_throughput", "accuracy_models", "loss_throughput"
+LOSSES, TOP1 = "loss_seconds", "top1_seconds"
+RATIOS, STAGES = "freeze_ratio_steps", "freeze_ratio_stages"
+HISTOGRAM, TIMELINES = "freeze_ratio_histogram", "timelines"
+
+# Title and caption by kind.
+WORDS = {
+    ACCURACY: ("Accuracy against throughput", _TRADE_OFF.format(error=_ERROR)),
+    MODELS: (
+        "Accuracy against throughput of each model",
+        _TRADE_OFF.format(error=_ERROR) + " A model has axes of its own, and a panel for each "
+        "schedule.",
+    ),
+    VALIDATION: ("Validation loss against throughput", _TRADE_OFF.format(error="")),
+    LOSSES: (
+        "Loss against seconds of training",
+        "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
+        "from the smallest to the largest. Small points: validation losses. What lies above the "
+        "axes is of the first fifth of the training; losses that are no numbers are left out. "
+        "Seconds are those spent in training steps, of an emulated pipeline by its virtual clock, "
+        "and in moves to other pipelines.",
+    ),
+    TOP1: (
+        "Top-1 against seconds of training",
+        "Share of the validation pictures whose class had the highest score, at each validation, "
+        "mean over repeats with a band from the smallest to the largest; a point is where runs of "
+        "fewer steps or microbatches end, in the mean. What lies outside the "
+        "axes is of the first fifth of the training. Seconds are those spent in training steps; of "
+        "an emulated pipeline, by its virtual clock.",
+    ),
+    RATIOS: (
+        "Freeze ratio over steps",
+        "Fraction of the elements of all weights whose update was left out, step by step, mean "
+        "over repeats with a band from the smallest to the largest.",
+    ),
+    STAGES: (
+        "Freeze ratio of each stage",
+        "As applied in the last step, mean over repeats: fraction of the elements whose update was "
+        "left out.",
+    ),
+    HISTOGRAM: (
+        "How often tensors were frozen",
+        "Tensors of the last rank by the fraction of backwards, since freezing began, that left "
+        "them out. Of each method the first seed is shown.",
+    ),
+    TIMELINES: (
+        "Timelines of one batch",
+        "A lane is a rank, a block an action with the number of its microbatch; the paler a "
+        "backward, the more of it is frozen, and grey is waiting; what is left out whole takes "
+        "next to no time, and hardly shows. Of each method the first seed is shown, by a typical "
+        "batch of its last ones; gains are of this one batch, in the table they are of all. A run "
+        "of none measures no batch: the one shown is of a run that freezes, from before it did.",
+    ),
+}
+KINDS = tuple(WORDS)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot, or why there is none."""
+
+    kind: str  # one of ``KINDS``
+    title: str
+    place: str  # of the runs in it, behind their schedule where it is of one alone
+    caption: str  # how to read it
+    alt: str  # what it says, for those who do not see it
+    figure: Figure | None  # None if no run has the data
+    missing: tuple[str, ...] = ()  # what is not in it, and why; a sentence each
+    number: int = 1  # among the plots of its kind
+
+    @property
+    def name(self) -> str:
+        """Of its files, without ending."""
+        return self.kind if self.number == 1 else f"{self.kind}_{self.number}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The runs of a place, that is devices and model, and what their plots have in common."""
+
+    name: str
+    groups: Sequence[Group]
+    terms: Terms
+
+    @property
+    def model(self) -> str:
+        return self.groups[0].runs[0].summary.model
+
+    @property
+    def devices(self) -> str:
+        return self.name.removesuffix(f", {self.model}")
+
+    @property
+    def freezing(self) -> list[Group]:
+        return [group for group in self.groups if freezes(group.method)]
+
+    def plot(
+        self,
+        kind: str,
+        found: Found[T],
+        draw: Callable[[Panels[T], str, str], Figure],
+        missing: tuple[str, ...],
+        schedule: str = "",
+    ) -> Plot:
+        """Return a plot of what was ``found``, of one ``schedule`` if that is given."""
+        title, caption = WORDS[kind]
+        where = f"{schedule}, {self.name}" if schedule else self.name
+        told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
+        panels = by_schedule([(group, one) for group, one, _ in found])
+        # Names are no formulas, whatever signs they have.
+        with style.house_style(), rc_context({"text.parse_math": False}):
+            figure = draw(panels, title, where) if found else None
+        caption = caption.format(window=self.terms.window)
+        return Plot(kind, title, where, caption, f"{title}. {told}.", figure, missing)
 
 
 def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
     """Yield all plots, place by place; those that have no data as well."""
     names = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
-    places = [Place(name, [g for g in groups if g.place == name], terms) for name in names]
+    places = [_Place(name, [g for g in groups if g.place == name], terms) for name in names]
     numbers: Counter[str] = Counter()
     for plot in _plots(places):
         numbers[plot.kind] += 1
         yield replace(plot, number=numbers[plot.kind])
 
 
-def _plots(places: Sequence[Place]) -> Iterator[Plot]:
+def _plots(places: Sequence[_Place]) -> Iterator[Plot]:
     for place in places:
-        learned = (_losses, _top1) if place.groups[0].unit == "images" else (_losses,)
-        yield from (draw(place) for draw in (_accuracy, _validation, *learned, _ratios, _stages))
+        yield _accuracy(place)
+        yield _validation(place)
+        yield _losses(place)
+        if place.groups[0].unit == "images":
+            yield _top1(place)
+        yield _ratios(place)
+        yield _stages(place)
         yield from _histograms(place)
         yield from _timelines(place)
     if len({place.model for place in places}) > 1:
         yield _models(places)
 
 
-def _accuracy(place: Place) -> Plot:
+def _accuracy(place: _Place) -> Plot:
     found, missing = _accuracies(place)
-    draw = partial(draw_points, y_label=_ACCURACY_LABEL, low_is_good=False)
+    draw = partial(drawing.draw_points, y_label=_ACCURACY_LABEL, low_is_good=False)
     return place.plot(ACCURACY, found, draw, missing)
 
 
-def _accuracies(place: Place) -> tuple[Found[Point], tuple[str, ...]]:
+def _accuracies(place: _Place) -> tuple[Found[Point], tuple[str, ...]]:
     """Return accuracies and speeds in a place, and what is missing."""
     asked = {run.scores.asked for g in place.groups for run in g.runs if run.scores}
     if len(asked) > 1:
         return [], ("the runs were asked different questions",)
     found = _trade_off(place, "accuracy", "accuracy_stderr")
-    return found, without(place.groups, found, "an average accuracy")
+    return found, _without(place.groups, found, "an average accuracy")
 
 
-def _models(places: Sequence[Place]) -> Plot:
+def _models(places: Sequence[_Place]) -> Plot:
     """Return the accuracies of several models, one place after the other."""
     known = [(place, found) for place in places if (found := _accuracies(place)[0])]
     models = Counter(place.model for place, _ in known)
-    several = len(models) > 1
     panels = {
         place.model if models[place.model] == 1 else place.name:
             by_schedule([(group, point) for group, point, _ in found])
         for place, found in known
     }  # fmt: skip
 
-    def draw(_: Panels[Point], title: str, where: str) -> Figure:
-        return draw_models(panels, title, where, y_label=_ACCURACY_LABEL, low_is_good=False)
-
-    everywhere = Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].terms)
+    draw = partial(drawing.draw_points, models=panels, y_label=_ACCURACY_LABEL, low_is_good=False)
+    everywhere = _Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].terms)
+    if len(models) < 2:
+        missing = ("fewer than two models have an average accuracy",)
+        return everywhere.plot(MODELS, [], draw, missing)
     found = [
         (group, point, f"{words} ({place.model})")
         for place, of_place in known for group, point, words in of_place
     ]  # fmt: skip
-    missing = () if several else ("fewer than two models have an average accuracy",)
-    return everywhere.plot(MODELS, found if several else [], draw, missing)
+    return everywhere.plot(MODELS, found, draw, ())
 
 
-def _validation(place: Place) -> Plot:
+def _validation(place: _Place) -> Plot:
     found = _trade_off(place, "validation_loss")
-    missing = without(place.groups, found, "a validation loss that is a number")
-    draw = partial(draw_points, y_label="validation loss, low at the top", low_is_good=True)
+    missing = _without(place.groups, found, "a validation loss that is a number")
+    label = "validation loss, low at the top"
+    draw = partial(drawing.draw_points, y_label=label, low_is_good=True)
     return place.plot(VALIDATION, found, draw, missing)
 
 
-def _trade_off(place: Place, key: str, error_key: str | None = None) -> Found[Point]:
-    found = points(place.groups, key, error_key)
+def _trade_off(place: _Place, key: str, error_key: str | None = None) -> Found[Point]:
+    found = shown.points(place.groups, key, error_key)
     return [(p.group, p, f": {p.x.mean:,.0f} {p.group.unit}/s, {p.y.mean:.3f}") for p in found]
 
 
-def _losses(place: Place) -> Plot:
+def _curves(
+    place: _Place, kind: str, drawn: Sequence[Curve], ends: str, what: str, **drawn_as: Any
+) -> Plot:
+    """Return a plot of curves; ``ends`` is how they end in words, ``what`` their data."""
+    found = [(c.group, c, " ends at " + ends.format(x=c.xs[-1], y=c.ys[-1])) for c in drawn]
+    drawn_as.setdefault("y_limits", _limits(drawn, drawn_as.get("target")))
+    groups = place.freezing if kind == RATIOS else place.groups
+    draw = partial(drawing.draw_curves, **drawn_as)
+    return place.plot(kind, found, draw, _without(groups, found, what))
+
+
+def _losses(place: _Place) -> Plot:
     window, reference = place.terms.window, place.terms.reference
-    drawn = [c for group in place.groups for c in curves(group, training_losses(window))]
-    marks = [c for g in place.groups for c in curves(g, lambda run: run.validation_losses)]
+    drawn = [c for g in place.groups for c in shown.curves(g, shown.training_losses(window))]
+    marks = [c for g in place.groups for c in shown.curves(g, lambda run: run.validation_losses)]
     target = None
-    if reference and reference.summary.model == place.groups[0].runs[0].summary.model:
+    if reference and reference.summary.model == place.model:
         loss = last_running_mean(reference.losses, window)
         target = None if loss is None else (loss, f"where {reference.label} ends")
-    draw = partial(
-        draw_curves,
-        labels=("seconds of training", "loss"),
-        y_limits=_limits(drawn, target),
+    return _curves(
+        place, LOSSES, drawn, "{y:.3f} after {x:,.0f} s", f"{window} logged losses",
+        labels=("seconds of training", "loss"), target=target,
         marks=by_schedule([(c.group, c) for c in marks]),
-        target=target,
-    )
-    found = [(c.group, c, f" ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s") for c in drawn]
-    missing = without(place.groups, found, f"{window} logged losses")
-    return place.plot(LOSSES, found, draw, missing)
+    )  # fmt: skip
 
 
-def _top1(place: Place) -> Plot:
-    # A peer's learning rate is that of a shorter run, so what it has on the way says little.
-    drawn = [
-        c
-        for group in place.groups
-        for c in curves(group, partial(_top1_of, ends=split_peer(group.method) is not None))
-    ]
-    found = [(c.group, c, f" ends at {c.ys[-1]:.2f}% after {c.xs[-1]:,.0f} s") for c in drawn]
-    missing = without(place.groups, found, "validations on pictures (accuracies.csv)")
-    draw = partial(
-        draw_curves, labels=("seconds of training", "top-1, %"), y_limits=_limits(drawn, None)
-    )
-    return place.plot(TOP1, found, draw, missing)
+def _top1(place: _Place) -> Plot:
+    def points(run: Run) -> Points:
+        # A peer's learning rate is that of a shorter run, so what it has on the way says little.
+        return run.top1[-1:] if split_peer(run.method) else run.top1
+
+    return _curves(
+        place, TOP1, [c for group in place.groups for c in shown.curves(group, points)],
+        "{y:.2f}% after {x:,.0f} s", "validations on pictures (accuracies.csv)",
+        labels=("seconds of training", "top-1, %"),
+    )  # fmt: skip
 
 
-def _top1_of(run: Run, *, ends: bool) -> Points:
-    return run.top1[-1:] if ends else run.top1
+def _ratios(place: _Place) -> Plot:
+    drawn = [c for g in place.freezing for c in shown.curves(g, lambda run: run.freeze_ratios)]
+    return _curves(
+        place, RATIOS, drawn, "{y:.2f}", "freeze ratios by step (steps.csv)",
+        labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02),
+    )  # fmt: skip
 
 
-def _ratios(place: Place) -> Plot:
-    drawn = [c for group in place.freezing for c in curves(group, lambda run: run.freeze_ratios)]
-    found = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
-    missing = without(place.freezing, found, "freeze ratios by step (steps.csv)")
-    draw = partial(draw_curves, labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02))
-    return place.plot(RATIOS, found, draw, missing)
-
-
-def _stages(place: Place) -> Plot:
-    known = [(group, ratios) for group in place.freezing if (ratios := stage_ratios(group))]
+def _stages(place: _Place) -> Plot:
+    known = [(group, ratios) for group in place.freezing if (ratios := shown.stage_ratios(group))]
     found = [
         (group, (group, ratios), ": " + ", ".join(f"stage {i} {r:.2f}" for i, r in ratios.items()))
         for group, ratios in known
     ]
-    missing = without(place.freezing, found, "freeze ratios by stage")
-    return place.plot(STAGES, found, draw_stages, missing)
+    missing = _without(place.freezing, found, "freeze ratios by stage")
+    return place.plot(STAGES, found, drawing.draw_stages, missing)
 
 
-def _histograms(place: Place) -> Iterator[Plot]:
+def _histograms(place: _Place) -> Iterator[Plot]:
     groups = place.freezing
-    looked = [frozen_counts(of_one) for of_one in by_schedule([(g, g) for g in groups]).values()]
+    looked = [
+        shown.frozen_counts(alike) for alike in by_schedule([(g, g) for g in groups]).values()
+    ]
 
     def tell(counts: Sequence[FrozenCount]) -> str:
         mean = f"{mean_frequency(counts):.0%} of backwards"
         return f": {len(counts)} tensors of rank {counts[0].rank}, left out of {mean}"
 
     what = "counts of frozen tensors (frozen_counts.csv)"
-    return _of_schedules(place, HISTOGRAM, looked, draw_counts, tell, (groups, what))
+    return _of_schedules(place, HISTOGRAM, looked, drawing.draw_counts, tell, (groups, what))
 
 
-def _timelines(place: Place) -> Iterator[Plot]:
+def _timelines(place: _Place) -> Iterator[Plot]:
     groups = [group for group in place.groups if not split_peer(group.method)]
     by_one = by_schedule([(group, group) for group in groups]).values()
-    looked = [batches(part) for of_one in by_one for part in same_work(of_one)]
+    looked = [shown.batches(part) for of_one in by_one for part in shown.same_work(of_one)]
 
     def tell(batch: Timeline) -> str:
         return f": {batch.origin} {batch.words}, {batch.batch_ms:.4g} ms"
 
     what = "a batch, measured or planned"
-    return _of_schedules(place, TIMELINES, looked, draw_batches, tell, (groups, what))
+    return _of_schedules(place, TIMELINES, looked, drawing.draw_batches, tell, (groups, what))
 
 
 def _of_schedules(
-    place: Place,
+    place: _Place,
     kind: str,
     looked: Sequence[Examples[T]],
     draw: Callable[[Panels[Example[T]], str, str], Figure],
@@ -231,11 +326,20 @@ def _of_schedules(
     """
     parts = [[(one.group, one, tell(one.value)) for one in found.known] for found in looked]
     groups, what = wanted
-    missing = without(groups, [one for part in parts for one in part], what)
+    missing = _without(groups, [one for part in parts for one in part], what)
     missing += tuple(reason for found in looked for reason in found.unread)
     for i, part in enumerate([part for part in parts if part] or [[]]):
         schedule = part[0][0].schedule if part else ""
         yield place.plot(kind, part, draw, () if i else missing, schedule)
+
+
+def _without(groups: Sequence[Group], found: Found[Any], what: str) -> tuple[str, ...]:
+    """Return a sentence that names the groups that lack ``what`` is drawn."""
+    if not found:
+        return (f"no run has {what}",)
+    drawn = [group for group, *_ in found]
+    names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
+    return (f"without {what}: {', '.join(names)}",) if names else ()
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:
@@ -245,13 +349,9 @@ def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[f
         for c in drawn
         for x, *ys in zip(c.xs, c.lows, c.highs, strict=True)
         for y in ys
-        if x >= c.xs[-1] / 5
+        if x >= c.xs[-1] / 5 and math.isfinite(y)
     ]
-    late += [] if target is None else [target[0]]
-    return _with_room([y for y in late if math.isfinite(y)])
-
-
-def _with_room(heights: Sequence[float]) -> tuple[float, float]:
-    values = heights or [0.0]
-    room = 0.05 * (max(values) - min(values)) or 0.05
-    return min(values) - room, max(values) + room
+    late += [target[0]] if target is not None and math.isfinite(target[0]) else []
+    low, high = min(late, default=0.0), max(late, default=0.0)
+    room = 0.05 * (high - low) or 0.05
+    return low - room, high + room

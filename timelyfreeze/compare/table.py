@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from timelyfreeze.compare.groups import NO_PLACE, PLACE, Group, group, place
-from timelyfreeze.compare.metrics import COLUMNS, NEVER, Column, Terms
-from timelyfreeze.compare.plot import KINDS, Plot
-from timelyfreeze.compare.runs import FAILED, FINISHED, UNFINISHED, Run
+from timelyfreeze.compare.groups import NO_PLACE, PLACE, Group, Line, group, place
+from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Metric, Terms
+from timelyfreeze.compare.plots import KINDS, Plot
+from timelyfreeze.compare.runs.run import FAILED, FINISHED, UNFINISHED, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
 from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
 
@@ -25,8 +28,6 @@ SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset
 MISSING = "-"
 NO_BASELINE = "no none run"
 _MANY_NAMES = 6
-# Columns of the CSV file, in front of the metrics and the rest of the summary.
-_FIRST = ["schedule", "method", "seed", "status", "folder", "settings"]
 
 
 @dataclass(frozen=True)
@@ -40,38 +41,40 @@ class Table:
 
 
 def tabulate(
-    compared: pd.DataFrame,
+    lines: Sequence[Line],
     unreadable: Sequence[str],
     terms: Terms,
     base_models: Sequence[Scores] = (),
 ) -> Table:
     """Return the table of means over repeats, with its notes.
 
-    Args:
-        compared: A line for each run.
-        unreadable: What could not be read.
-        terms: Of the comparison.
-        base_models: Scores of models before training.
+    ``unreadable`` is what could not be read, ``base_models`` scores of models before training.
     """
-    groups = group(compared)
-    columns = [c for c in COLUMNS if not c.is_optional or compared[c.key].notna().any()]
-    finished = compared[compared["status"] == FINISHED]
-    units = {f"{run.summary.unit}/s": None for run in finished["run"]} or ["tokens/s"]
-    named = [column.title.replace("tokens/s", " or ".join(units)) for column in columns]
-    titles = ["schedule", "method", "settings", "on", "runs", *named]
-    lines = [
-        [one.schedule, one.method, one.variant or MISSING, one.place, _counts(one)]
-        + [cell(one, column) for column in columns]
-        for one in groups
-    ]
-    table = pd.DataFrame(lines, columns=titles)
-    n_places = finished["place"].nunique()
-    needless = {"settings": not any(one.variant for one in groups), "on": n_places <= 1}
-    table = table.drop(columns=[title for title in needless if needless[title]])
-    rows = tuple(table.itertuples(index=False, name=None))
-    notes = tuple(_notes(compared, unreadable, terms, base_models))
+    groups = group(lines)
+    finished = [line for line in lines if line.is_finished]
+    known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}
+    units = {f"{line.run.summary.unit}/s": None for line in finished} or ["tokens/s"]
+    columns: dict[str, Callable[[Group], str]] = {
+        "schedule": lambda one: one.schedule,
+        "method": lambda one: one.method,
+    }
+    if any(one.variant for one in groups):
+        columns["settings"] = lambda one: one.variant or MISSING
+    if len({line.place for line in finished}) > 1:
+        columns["on"] = lambda one: one.place
+    columns["runs"] = _counts
+    for column in COLUMNS:
+        if column.key in known or not column.is_optional:
+            title = column.title.replace("tokens/s", " or ".join(units))
+            columns[title] = partial(cell, column=column)
+    rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
+    notes = tuple(_notes(lines, unreadable, terms, base_models))
     before = dict.fromkeys(line for scores in base_models for line in _before(scores))
-    return Table(tuple(table.columns), rows, notes, tuple(before))
+    return Table(tuple(columns), rows, notes, tuple(before))
+
+
+def _is_known(value: Metric) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _before(scores: Scores) -> Iterator[str]:
@@ -83,15 +86,20 @@ def _before(scores: Scores) -> Iterator[str]:
         yield f"Before training, {Path(scores.model).name}: {', '.join(told)}."
 
 
-def render_csv(compared: pd.DataFrame) -> str:
+def render_csv(lines: Sequence[Line]) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
-    keys = [*_FIRST, *(column.key for column in COLUMNS)]
-    table = compared.rename(columns={"variant": "settings"})[keys]
-    for field in fields(RunSummary):
-        if field.name not in keys:
-            values = [getattr(run.told, field.name, None) for run in compared["run"]]
-            table[field.name] = pd.Series(values, index=table.index, dtype=object)
-    return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
+    own = ["schedule", "method", "seed", "status", "folder"]
+    keys = [*own, "settings", *COLUMN_OF]
+    told = [one.name for one in fields(RunSummary) if one.name not in keys]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*keys, *told])
+    for line in lines:
+        values = [getattr(line.run, key) for key in own]
+        values += [line.variant, *(line.metrics.get(key) for key in COLUMN_OF)]
+        values += [getattr(line.run.told, name, None) for name in told]
+        writer.writerow(map(_plain, values))
+    return buffer.getvalue()
 
 
 def _plain(value: Any) -> str | None:
@@ -104,9 +112,9 @@ def _plain(value: Any) -> str | None:
 def cell(group: Group, column: Column) -> str:
     """Return mean and spread of one metric over the runs of a line."""
     finished = group.finished
-    if column.needs_baseline and len(finished) and not finished["baseline"].notna().any():
+    if column.over_none is not None and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
-    never = int((finished[column.key] == NEVER).sum())
+    never = sum(line.metrics[column.key] == NEVER for line in finished)
     spread = group.spread(column.key)
     if spread is None:
         return NEVER if never else MISSING
@@ -119,23 +127,22 @@ def cell(group: Group, column: Column) -> str:
 
 def _counts(group: Group) -> str:
     """Return how many runs the means are over, and how many did not end."""
-    counts = Counter(group.members["status"])
+    counts = Counter(line.run.status for line in group.members)
     others = [f"{counts[status]} {status}" for status in (FAILED, UNFINISHED) if counts[status]]
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
 def _notes(
-    compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms, base_models: Sequence[Scores]
+    lines: Sequence[Line], unreadable: Sequence[str], terms: Terms, base_models: Sequence[Scores]
 ) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
-    done = compared[compared["status"] == FINISHED]
-    finished: list[Run] = list(done["run"])
+    finished = [line.run for line in lines if line.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
     yield from _difference_in_questions(finished, base_models)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
-    without = [run.label for run in done[done["baseline"].isna()]["run"]]
+    without = [line.run.label for line in lines if line.is_finished and line.baseline is None]
     off = [run.label for run in finished
            if run.summary.emulated_ranks is not None and not run.by_virtual_clock]  # fmt: skip
     if off:
@@ -146,13 +153,12 @@ def _notes(
     if without:
         same = f"schedule, seed, {', '.join(PLACE)} and work in a step"
         yield f"{NO_BASELINE} of the same {same}: {_names(without)}"
-    for run in compared["run"]:
+    for run in (line.run for line in lines):
         if run.status != FINISHED:
             yield f"{run.status}: {run.label}, in {run.folder}"
         if run.told is not None and run.told.failure:
             yield f"{run.label}: {run.told.failure}"
-    for problem in unreadable:
-        yield f"not read: {problem}"
+    yield from (f"not read: {problem}" for problem in unreadable)
 
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:

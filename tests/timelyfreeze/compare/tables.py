@@ -8,7 +8,7 @@ from typing import Any
 from tests.timelyfreeze.compare.run_folders import table_notes, table_rows
 from timelyfreeze.compare.groups import compare
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.runs import find_runs, read_run
+from timelyfreeze.compare.runs.run import find_runs, read_run
 from timelyfreeze.compare.table import render_csv, render_markdown, tabulate
 
 GAIN = "gain over none, %"

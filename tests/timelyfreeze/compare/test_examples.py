@@ -11,9 +11,8 @@ from tests.timelyfreeze.compare.run_folders import write_run
 from tests.timelyfreeze.plots.folders import write_measured, write_plan
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plot import Plot
-from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import find_runs
+from timelyfreeze.compare.plots import Plot, plots
+from timelyfreeze.compare.runs.run import find_runs
 from timelyfreeze.records.tables import COUNTS, FrozenCount
 from timelyfreeze.settings.phases import Phase
 

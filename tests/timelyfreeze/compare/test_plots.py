@@ -16,11 +16,9 @@ from timelyfreeze.compare.curves import curves, front, points, stage_ratios, tra
 from timelyfreeze.compare.drawing import Label, color, label_points, line_style, spread_out
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plot import KINDS, MODELS, TOP1, Plot
-from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import find_runs, flatten, read_run
+from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
 from timelyfreeze.compare.runs.peers import FEWER_STEPS, peer_name
-from timelyfreeze.compare.runs.run import variants, work_differs
+from timelyfreeze.compare.runs.run import find_runs, flatten, read_run, variants, work_differs
 from timelyfreeze.records import STEPS
 
 

@@ -23,11 +23,11 @@ from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
 from timelyfreeze.compare.paper.planned import plans_beside, read_plans
 from timelyfreeze.compare.paper.show import settings_beside, show
-from timelyfreeze.compare.paper.studies import SPEEDS, Study
+from timelyfreeze.compare.paper.studies import Study
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 
-_SETTINGS = 3  # the table of settings, which needs no run
+_SPEED = "device_tokens_per_second"
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -60,14 +60,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) -> int:
+    known = [item for item in ITEMS if options.kind in (None, item.kind)]
     if options.number is None:
-        items = [item for item in ITEMS if options.kind in (None, item.kind)]
-        print("\n".join(f"{item.name:10} {item.title}{_why_not(item)}" for item in items))
+        print("\n".join(f"{item.name:10} {item.title}{_why_not(item)}" for item in known))
         return 0
-    item = _item(options)
+    item = next((one for one in known if one.number == options.number), None)
+    if item is None:
+        there = ", ".join(str(one.number) for one in known)
+        raise ValueError(
+            f"{options.kind} {options.number} is not there; {options.kind}s are {there}"
+        )
     if item.missing:
         raise ValueError(f"{item.name} is not here: {item.title}{_why_not(item)}")
-    if options.kind == TABLE and options.number == _SETTINGS:
+    if item.kind == TABLE and not item.columns:  # of settings, which needs no run
         print(settings_beside(item.studies))
         return 0
     if options.plans:
@@ -78,14 +83,10 @@ def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) ->
     if options.output is None:
         if options.show:
             raise ValueError("--show needs OUTPUT, the folder whose runs are shown")
-        print(needs(item, options.evaluate, keys))
+        print(_needs(item, options.evaluate, keys))
         return 0
-    if (
-        item.kind == FIGURE
-        and item.shows_accuracy
-        and options.evaluate is None
-        and not options.show
-    ):
+    is_scored = options.evaluate is not None or options.show
+    if item.kind == FIGURE and item.shows_accuracy and not is_scored:
         raise ValueError(
             f"{item.name} shows accuracies; say how runs are scored: --evaluate OPTIONS of "
             "timelyfreeze evaluate, or --evaluate ''"
@@ -106,17 +107,9 @@ def _why_not(item: Item) -> str:
     return f" ({item.missing})" if item.missing else ""
 
 
-def _item(options: argparse.Namespace) -> Item:
-    for item in ITEMS:
-        if (item.kind, item.number) == (options.kind, options.number):
-            return item
-    known = ", ".join(str(item.number) for item in ITEMS if item.kind == options.kind)
-    raise ValueError(f"{options.kind} {options.number} is not there; {options.kind}s are {known}")
-
-
 def _plans(item: Item, options: argparse.Namespace) -> int:
-    if item.columns != SPEEDS:
-        tables = ", ".join(str(one.number) for one in ITEMS if one.columns == SPEEDS)
+    if _SPEED not in item.columns:
+        tables = ", ".join(str(one.number) for one in ITEMS if _SPEED in one.columns)
         raise ValueError(f"--plans is for tables {tables}, which have speeds; not for {item.name}")
     others = ("output", "small", "emulate", "show", "evaluate", "schedules", "methods", "seeds")
     if given := [f"--{name}" for name in others if getattr(options, name)]:
@@ -127,7 +120,7 @@ def _plans(item: Item, options: argparse.Namespace) -> int:
     return 0
 
 
-def needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
+def _needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
     """Return what an item needs, how long its runs take, and the commands that make them."""
     lines = [f"{item.name}: {item.title}"]
     for study in item.studies:

@@ -7,42 +7,31 @@ Splits other than the default are left out, and so are caps that the paper does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.paper.studies import METHODS, SCHEDULES, Study, measured
+from timelyfreeze.compare.paper.show import UNKNOWN
+from timelyfreeze.compare.paper.studies import METHODS, SCHEDULES, Study, Values, measured
 from timelyfreeze.files import markdown_table, number_of, parse_json, shown
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 NUMBERS = ("gain", "upper_bound_gain", "mean_ratio")
-HEADS = (
-    "schedule", "method", "tokens/s: planned", "paper", "gain, %: planned", "paper", "upper bound",
-    "freeze ratio: planned", "as a mean over all steps", "paper",
-)  # fmt: skip
-_UNKNOWN = "-"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What a plan says of one schedule.
-
-    Attributes:
-        schedule: Its name.
-        gain: Throughput over no freezing, as a fraction.
-        upper_bound_gain: The same, were everything frozen.
-        mean_ratio: Mean freeze ratio of all backwards, once the plan is in force.
-        tokens_per_second: Of a device, under the plan; None if the bounds do not tell the tokens.
-        outside_ms: What a step has beside its batches, milliseconds.
-    """
-
-    schedule: str
-    gain: float
-    upper_bound_gain: float
-    mean_ratio: float
-    tokens_per_second: float | None
-    outside_ms: float
+# Title, whose value it is, its key and its format.
+_OURS, _PAPERS = 0, 1
+_COLUMNS = (
+    ("tokens/s: planned", _OURS, "device_tokens_per_second", ".0f"),
+    ("paper", _PAPERS, "device_tokens_per_second", ".0f"),
+    ("gain, %: planned", _OURS, "gain_percent", "+.1f"),
+    ("paper", _PAPERS, "gain_percent", "+.1f"),
+    ("upper bound", _OURS, "upper_bound_percent", "+.1f"),
+    ("freeze ratio: planned", _OURS, "planned_ratio", ".3f"),
+    ("as a mean over all steps", _OURS, "average_freeze_ratio", ".3f"),
+    ("paper", _PAPERS, "average_freeze_ratio", ".3f"),
+)
+# What a plan file says of one schedule: ``NUMBERS`` of a case, "tokens_per_second" of a device
+# under the plan if it is told, and "outside_ms", what a step has beside its batches.
+Planned = Mapping[str, float]
 
 
 def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Planned]:
@@ -53,12 +42,12 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
     """
     found: dict[str, Planned] = {}
     for path in paths:
-        for plan in _read(path, max_freeze_ratio):
-            if plan.schedule in found:
+        for schedule, plan in _read(path, max_freeze_ratio):
+            if schedule in found:
                 raise ValueError(
-                    f"{path} plans {plan.schedule} once more; one plan of each schedule is shown"
+                    f"{path} plans {schedule} once more; one plan of each schedule is shown"
                 )
-            found[plan.schedule] = plan
+            found[schedule] = plan
     if not set(found) & set(SCHEDULES):
         raise ValueError(
             f"{', '.join(map(str, paths))}: no plan with r_max {max_freeze_ratio:g} and the "
@@ -67,12 +56,12 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
     return found
 
 
-def _read(path: Path, max_freeze_ratio: float) -> list[Planned]:
+def _read(path: Path, max_freeze_ratio: float) -> list[tuple[str, Planned]]:
     try:
         plain = parse_json(path.read_text())
         outside_ms = number_of("outside_ms", plain["outside_ms"])
         return [
-            _planned(case, outside_ms)
+            (_schedule(case), {"outside_ms": outside_ms, **_numbers(case)})
             for case in plain["cases"]
             if case["split"] == DEFAULT_SPLIT and case["max_freeze_ratio"] == max_freeze_ratio
         ]
@@ -85,13 +74,16 @@ def _read(path: Path, max_freeze_ratio: float) -> list[Planned]:
     raise ValueError(f"{path} is not what `timelyfreeze plan --json` writes: {reason}")
 
 
-def _planned(case: Mapping[str, Any], outside_ms: float) -> Planned:
-    if not isinstance(case["schedule"], str):
-        raise ValueError(f"schedule is {shown(case['schedule'])}")
-    speed = case["tokens_per_second"]
-    speed = None if speed is None else number_of("tokens_per_second", speed)
-    numbers = {key: number_of(key, case[key]) for key in NUMBERS}
-    return Planned(case["schedule"], tokens_per_second=speed, outside_ms=outside_ms, **numbers)
+def _schedule(case: Mapping[str, Any]) -> str:
+    if not isinstance(schedule := case["schedule"], str):
+        raise ValueError(f"schedule is {shown(schedule)}")
+    return schedule
+
+
+def _numbers(case: Mapping[str, Any]) -> dict[str, float]:
+    speed = "tokens_per_second"
+    known = NUMBERS if case[speed] is None else (*NUMBERS, speed)
+    return {key: number_of(key, case[key]) for key in known}
 
 
 def plans_beside(study: Study, plans: Mapping[str, Planned]) -> str:
@@ -100,42 +92,48 @@ def plans_beside(study: Study, plans: Mapping[str, Planned]) -> str:
     A hybrid has the plan of TimelyFreeze, since its policy decides which tensors are frozen and not
     how many. The baselines plan nothing.
     """
-    rows = [
-        row for schedule in SCHEDULES if schedule in plans for row in _rows(study, plans[schedule])
-    ]
+    rows = []
+    for schedule in (schedule for schedule in SCHEDULES if schedule in plans):
+        for method in METHODS:
+            values = (
+                _ours(study, plans[schedule], method),
+                measured()[study.model, schedule, method],
+            )
+            cells = (
+                format(values[whose][key], form) if key in values[whose] else UNKNOWN
+                for _, whose, key, form in _COLUMNS
+            )
+            rows.append([schedule, method, *cells])
     about = (
         f"{study.model}, r_max {study.max_freeze_ratio:g}: steps as planned, and as the paper "
         f"measured them on {study.hardware}."
     )
-    if any(plan.outside_ms == 0.0 for plan in plans.values()):
+    if any(plan["outside_ms"] == 0.0 for plan in plans.values()):
         about += (
             " These plans have nothing beside the batches, the paper's steps have the optimizer, "
             "clipping and data in them: tell their time with `timelyfreeze plan --outside-ms`."
         )
-    return f"{about}\n\n{markdown_table(HEADS, rows)}"
+    heads = ["schedule", "method", *(title for title, *_ in _COLUMNS)]
+    return f"{about}\n\n{markdown_table(heads, rows)}"
 
 
-def _rows(study: Study, plan: Planned) -> Iterator[list[str]]:
-    for method in METHODS:
-        papers = measured()[study.model, plan.schedule, method]
-        speed = plan.tokens_per_second
-        cells = [_UNKNOWN] * 5
-        if method == "none":
-            plain = None if speed is None else speed / (1.0 + plan.gain)
-            cells = [_speed(plain), _UNKNOWN, _UNKNOWN, "0.000", "0.000"]
-        elif method.startswith("timelyfreeze"):
-            cells = [
-                _speed(speed), f"{100.0 * plan.gain:+.1f}", f"{100.0 * plan.upper_bound_gain:+.1f}",
-                f"{plan.mean_ratio:.3f}", f"{over_all_steps(study, plan.mean_ratio):.3f}",
-            ]  # fmt: skip
-        yield [
-            plan.schedule, method, cells[0], f"{papers['device_tokens_per_second']:.0f}", cells[1],
-            f"{papers['gain_percent']:+.1f}", *cells[2:], f"{papers['average_freeze_ratio']:.3f}",
-        ]  # fmt: skip
-
-
-def _speed(tokens_per_second: float | None) -> str:
-    return _UNKNOWN if tokens_per_second is None else f"{tokens_per_second:.0f}"
+def _ours(study: Study, plan: Planned, method: str) -> Values:
+    """Return what a plan says of a method."""
+    ours: dict[str, float] = {}
+    speed = plan.get("tokens_per_second")
+    if method == "none":
+        ours = {"planned_ratio": 0.0, "average_freeze_ratio": 0.0}
+        speed = None if speed is None else speed / (1.0 + plan["gain"])
+    elif method.startswith("timelyfreeze"):
+        ours = {
+            "gain_percent": 100.0 * plan["gain"],
+            "upper_bound_percent": 100.0 * plan["upper_bound_gain"],
+            "planned_ratio": plan["mean_ratio"],
+            "average_freeze_ratio": over_all_steps(study, plan["mean_ratio"]),
+        }
+    else:
+        return ours
+    return ours if speed is None else {**ours, "device_tokens_per_second": speed}
 
 
 def over_all_steps(study: Study, ratio: float) -> float:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.runs.jobs import Job, Settings
-from timelyfreeze.compare.runs.peers import (
-    FEWER_STEPS,
-    PEERS,
-    fewer_microbatches,
-    fewer_steps,
-    freezes,
-    peer_name,
-    split_peer,
-    with_steps,
-)
+from timelyfreeze.compare.runs.peers import FEWER_STEPS, PEERS, freezes, peer_name, split_peer
 from timelyfreeze.compare.runs.run import (
     FINISHED,
     TRUTHS,
@@ -30,53 +21,39 @@ from timelyfreeze.compare.runs.run import (
     run_label,
     variant_folder,
 )
+from timelyfreeze.records import STEPS
+from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """One run: a method or a peer, under a schedule, with a seed and values that are varied."""
+def _job(
+    schedule: str, name: str, seed: int, variant: Mapping[str, str], nproc: int, stretch: float
+) -> Job:
+    """Return one run: a method or a peer, with a seed and values that are varied."""
+    peer, method = split_peer(name) or ("", name)
+    trained, varied = ("none", concerning("none", variant)) if peer else (name, variant)
+    record = {"schedule": schedule, "method": name, "seed": seed}
+    fit = None
+    if peer or stretch != 1.0:
+        none = _folder(schedule, "none", seed, concerning("none", variant))
+        beside = _folder(schedule, method, seed, variant)
+        fit = partial(_fitted, peer, none=none, beside=beside, stretch=stretch)
+    return Job(
+        label=run_label(schedule, name, seed, variant),
+        path=_folder(schedule, name, seed, variant),
+        nproc=nproc,
+        keys={
+            "freezing.method": trained,
+            "parallelism.pipeline_parallel_schedule": schedule,
+            **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
+            **{key: TRUTHS.get(text, text) for key, text in varied.items()},
+        },
+        record={**record, **({"variant": variant} if variant else {}), "stretch": stretch},
+        fit=fit,
+    )
 
-    schedule: str
-    method: str
-    seed: int
-    variant: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def path(self) -> Path:
-        folder = variant_folder(self.variant)
-        return Path(self.schedule, self.method, folder, f"seed_{self.seed}")
-
-    def beside(self, method: str) -> _Asked:
-        """Return the run of another method that this one is held against."""
-        return replace(self, method=method, variant=concerning(method, self.variant))
-
-    def job(self, nproc: int, stretch: float = 1.0) -> Job:
-        """Return it as a run to be made."""
-        trains = self.beside("none") if split_peer(self.method) else self
-        record = {"schedule": self.schedule, "method": self.method, "seed": self.seed}
-        if self.variant:
-            record["variant"] = self.variant
-        return Job(
-            label=run_label(self.schedule, self.method, self.seed, self.variant),
-            path=self.path,
-            nproc=nproc,
-            keys={
-                "freezing.method": trains.method,
-                "parallelism.pipeline_parallel_schedule": self.schedule,
-                **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), self.seed),
-                **{key: TRUTHS.get(text, text) for key, text in trains.variant.items()},
-            },
-            record={**record, "stretch": stretch},
-            fit=self._fit(stretch),
-        )
-
-    def _fit(self, stretch: float) -> Callable[[Path], dict[str, Any]] | None:
-        """Return what gives further keys from the output, where they follow from other runs."""
-        none = self.beside("none").path
-        if peer := split_peer(self.method):
-            name, method = peer
-            return partial(_fitted, name, none=none, beside=replace(self, method=method).path)
-        return None if stretch == 1.0 else partial(_stretched, none=none, factor=stretch)
+def _folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
+    return Path(schedule, name, variant_folder(variant), f"seed_{seed}")
 
 
 def plan_jobs(
@@ -93,13 +70,8 @@ def plan_jobs(
     a machine that slows down in the course of hours then slows all of them. Peers come behind all
     methods, one for each run that freezes.
 
-    Args:
-        methods: Values of ``freezing.method``, and peers.
-        schedules: Pipeline schedules.
-        seeds: Seeds.
-        nproc: Processes of a run.
-        stretch: How many times as many steps a run that freezes makes as that of none.
-        variants: Keys that are varied, with the values of each variant.
+    ``methods`` are values of ``freezing.method``, and peers; a run that freezes makes ``stretch``
+    times as many steps as that of none.
 
     Raises:
         ValueError: If there is a peer without a run of none, or without one that freezes; if
@@ -113,21 +85,27 @@ def plan_jobs(
         others.sort(key=freezes)  # stable: none comes first
     names = [*others, *(peer_name(peer, one) for peer in peers for one in others if freezes(one))]
     return [
-        asked.job(nproc, stretch if freezes(asked.method) else 1.0)
+        _job(schedule, name, seed, variant, nproc, stretch if freezes(name) else 1.0)
         for seed in seeds
         for schedule in schedules
         for alike in _by_work(variants)
         for name in names
-        for asked in _each(name, schedule, seed, alike)
+        for variant in _distinct(concerning(name, one) for one in alike)
     ]
 
 
+def _distinct(variants: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the variants, each once: one run for all that are the same to a method."""
+    found: list[Mapping[str, str]] = []
+    for variant in variants:
+        found += [] if variant in found else [variant]
+    return found
+
+
 def _check(
-    peers: Sequence[str],
-    others: Sequence[str],
-    stretch: float,
+    peers: Sequence[str], others: Sequence[str], stretch: float,
     variants: Sequence[Mapping[str, str]],
-) -> None:
+) -> None:  # fmt: skip
     """Raise for what ``plan_jobs`` says."""
     if peers and ("none" not in others or not any(map(freezes, others))):
         raise ValueError(
@@ -147,22 +125,8 @@ def _check(
 
 def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
     """Return the variants with those together that differ in the freezing alone."""
-    works = [concerning("none", variant) for variant in variants]
-    return [
-        [variant for variant, own in zip(variants, works, strict=True) if own == work]
-        for i, work in enumerate(works)
-        if work not in works[:i]
-    ]
-
-
-def _each(
-    name: str, schedule: str, seed: int, variants: Sequence[Mapping[str, str]]
-) -> Iterator[_Asked]:
-    """Yield the runs of a method or peer, one for all variants that are the same to it."""
-    known = [concerning(name, variant) for variant in variants]
-    for i, variant in enumerate(known):
-        if variant not in known[:i]:
-            yield _Asked(schedule, name, seed, variant)
+    works = _distinct(concerning("none", variant) for variant in variants)
+    return [[one for one in variants if concerning("none", one) == work] for work in works]
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
@@ -184,16 +148,13 @@ def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -
     return found
 
 
-def _fitted(peer: str, output: Path, *, none: Path, beside: Path) -> dict[str, Any]:
-    """Return the keys of a peer, from the two runs whose folders are relative to ``output``."""
-    fit = fewer_steps if peer == FEWER_STEPS else fewer_microbatches
-    return fit(_finished(output / none), _finished(output / beside).seconds)
-
-
-def _stretched(output: Path, *, none: Path, factor: float) -> dict[str, Any]:
-    """Return the keys of a run with ``factor`` times as many steps as that of none."""
+def _fitted(peer: str, output: Path, *, none: Path, beside: Path, stretch: float) -> dict[str, Any]:
+    """Return the keys of a peer, or of a longer run, from runs with folders below ``output``."""
     run = _finished(output / none)
-    return with_steps(run, max(1, round(factor * run.summary.steps)))
+    if not peer:
+        return _with_steps(run, max(1, round(stretch * run.summary.steps)))
+    fit = fewer_steps if peer == FEWER_STEPS else fewer_microbatches
+    return fit(run, _finished(output / beside).seconds)
 
 
 def _finished(folder: Path) -> Run:
@@ -202,3 +163,90 @@ def _finished(folder: Path) -> Run:
         if run.status == FINISHED:
             return run
     raise ValueError(f"{folder} has no finished run, whose time is needed")
+
+
+_CSV = "parallelism.pipeline_parallel_schedule_csv"
+# Durations of actions relative to each other: F = dX = dW.
+_LENGTHS = {kind: 2.0 if kind is ActionKind.FULL_BACKWARD else 1.0 for kind in ActionKind}
+
+
+def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
+    """Return the keys of a run of ``none`` with as many steps as fit into ``seconds``, 1 at least.
+
+    Warm-up and all of the learning-rate schedule are squeezed in proportion. Validations are about
+    as many as before, and one is after the last step. A method that takes no less time than none
+    leaves all steps.
+
+    Raises:
+        ValueError: If the times of some steps are not known, or not a single step fits.
+    """
+    n_before = none.summary.steps
+    if len(none.step_ends) != n_before:
+        raise ValueError(
+            f"{none.folder} has the times of {len(none.step_ends)} of {n_before} steps in "
+            f"{STEPS.name}; all are needed"
+        )
+    n_steps = bisect.bisect_right(none.step_ends, seconds)
+    if n_steps == 0:
+        raise ValueError(f"not even one step of {none.folder} fits into {seconds:.4g} s")
+    return _with_steps(none, n_steps)
+
+
+def _with_steps(none: Run, n_steps: int) -> dict[str, Any]:
+    """Return the keys of a run of ``none`` of another length, its schedules in proportion."""
+    n_before = none.summary.steps
+    keys: dict[str, Any] = {"training.steps": n_steps}
+    for key in ("lr_scheduler.warmup_steps", "lr_scheduler.total_steps"):
+        if (length := none.settings.get(key)) is not None:
+            keys[key] = round(length * n_steps / n_before)
+    if (interval := none.settings.get("validation.freq")) is not None:
+        keys["validation.freq"] = max(1, round(interval * n_steps / n_before))
+    return keys
+
+
+def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
+    """Return the keys of a run of ``none`` whose batches have microbatches for ``seconds`` only.
+
+    How much shorter a batch of fewer microbatches is follows from its schedule, all stages alike
+    and F = dX = dW; what it really took is in the table.
+
+    Raises:
+        ValueError: If the schedule is one of a CSV file, or no number of microbatches will do.
+    """
+    settings = none.settings
+    if settings.get(_CSV):
+        raise ValueError(f"{_CSV} is {settings[_CSV]!r}, which is for one number of microbatches")
+    n_ranks = int(_setting(settings, "parallelism.pipeline_parallel_degree"))
+    size = int(_setting(settings, "parallelism.pipeline_parallel_microbatch_size"))
+    n_examples = int(_setting(settings, "training.local_batch_size"))
+    n_before = n_examples // size
+    length = _length(none.schedule, n_ranks, n_before)
+    for n in range(n_before, 0, -1):
+        try:
+            expected = none.seconds * _length(none.schedule, n_ranks, n) / length
+        except ValueError:  # a schedule may want a multiple of something
+            continue
+        if expected <= seconds:
+            keys = {"training.local_batch_size": n * size}
+            if (whole := settings.get("training.global_batch_size", -1)) > 0:
+                keys["training.global_batch_size"] = whole * n // n_before
+            return keys
+    raise ValueError(
+        f"no number of microbatches that {none.schedule} can have fits into {seconds:.4g} s"
+    )
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> Any:
+    if key not in settings:
+        raise ValueError(f"the run of none does not say {key}")
+    return settings[key]
+
+
+def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:
+    """Return how long a batch is, in forwards of one microbatch on one rank."""
+    # Imported late: it loads torch, which the rest does without.
+    from timelyfreeze.runtime import named_order, stages_per_rank
+
+    n_stages = stages_per_rank(schedule) or 1
+    dag = build_dag(named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages))
+    return makespan(dag, [_LENGTHS[action.kind] for action in dag.actions])

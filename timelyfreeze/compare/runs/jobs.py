@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.cli import run_environment, train_command
+from timelyfreeze.cli.hub import config_table, last_flag, last_value
 from timelyfreeze.compare.runs.run import FINISHED, RECORD, SET_ASIDE, find_runs
 from timelyfreeze.files import read_object
 
@@ -46,17 +46,11 @@ Starter = Callable[[Sequence[str], Mapping[str, str], Path], int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of a comparison have in common.
+    """What the runs of a comparison have in common."""
 
-    Attributes:
-        config: TOML file.
-        arguments: Of the trainer.
-        degree: Ranks of the pipeline; None for as many as the configuration says.
-    """
-
-    config: Path
-    arguments: tuple[str, ...] = ()
-    degree: int | None = None
+    config: Path  # TOML file
+    arguments: tuple[str, ...] = ()  # of the trainer
+    degree: int | None = None  # ranks of the pipeline; None for as many as the configuration says
 
     @property
     def keys(self) -> set[str]:
@@ -71,50 +65,32 @@ class Settings:
 
     def is_on(self, key: str) -> bool:
         """Return whether the runs have ``key`` switched on; keys are off by default."""
-        return self._value(key, default=False) is True
+        said = last_flag(self.arguments, key)
+        return self._in_file(key) is True if said is None else said
 
     @property
     def n_ranks(self) -> int:
         """How many ranks the configuration asks for: of a pipeline, times those beside it."""
-        values = (str(self._value(key, default=1)) for key in _DEGREES)
+        values = (str(last_value(self.arguments, key) or self._in_file(key)) for key in _DEGREES)
         return math.prod(int(text) for text in values if text.isdecimal())
 
-    def _value(self, key: str, *, default: Any) -> Any:
-        """Return what the arguments say of a key, else the file; a wrong one is told by a check."""
+    def _in_file(self, key: str) -> Any:
+        """Return what the file says of a key; a wrong one is told by a check."""
         section, _, name = key.partition(".")
-        try:
-            table = tomllib.loads(self.config.read_text("utf-8-sig")).get(section, {})
-        except (OSError, ValueError, RecursionError):
-            table = {}
-        found = table.get(name, default) if isinstance(table, dict) else default
-        for word, behind in zip(self.arguments, [*self.arguments[1:], ""], strict=False):
-            flag, _, text = word.removeprefix("--").partition("=")
-            flag = flag.replace("-", "_")
-            if flag == key:
-                found = True if isinstance(default, bool) else text or behind
-            elif flag == f"{section}.no_{name}":
-                found = False
-        return found
+        values = config_table(self.config).get(section)
+        return values.get(name) if isinstance(values, dict) else None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made; jobs of one path are the same run.
+    """One run to be made; jobs of one path are the same run."""
 
-    Attributes:
-        label: What a reader calls it.
-        path: Its folder, relative to the output.
-        nproc: Its processes.
-        keys: Keys of the configuration that make the run this one.
-        record: What is kept beside the run: its schedule, method and seed among it.
-        fit: Gives, from the output, further keys that follow from runs made before.
-    """
-
-    label: str
-    path: Path
-    nproc: int
-    keys: Mapping[str, Any]
-    record: Mapping[str, Any]
+    label: str  # what a reader calls it
+    path: Path  # its folder, relative to the output
+    nproc: int  # its processes
+    keys: Mapping[str, Any]  # keys of the configuration that make the run this one
+    record: Mapping[str, Any]  # what is kept beside the run: its schedule, method and seed among it
+    # Gives, from the output, further keys that follow from runs made before.
     fit: Callable[[Path], Mapping[str, Any]] | None = None
 
     def fitted(self, output: Path) -> Job:

@@ -52,43 +52,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        folder: Where its files are.
-        status: ``finished``, ``unfinished`` or ``failed``. A run is finished if it did all the
-            steps that it was asked for.
-        method: The freezing method.
-        schedule: The pipeline schedule; ``-`` without a pipeline.
-        seed: The seed of the weights, or None if none was set.
-        told: What the run says of itself; None if it ended before it wrote that.
-        step_ends: Seconds of training at the end of each step, moves to other pipelines included;
-            empty where they are not known.
-        by_virtual_clock: Whether seconds are those that the pipeline would have taken, had each
-            emulated rank a device of its own.
-        losses: (seconds of training so far, training loss) of each step that was logged.
-        scores: Of the model that came out, None if it was not evaluated.
-        validation_losses: (seconds of training so far, loss) of each validation.
-        top1: (seconds of training so far, percent of the pictures) of each validation on pictures.
-        freeze_ratios: (step, freeze ratio) of each step for which it is known.
-        settings: The run's configuration, flat; empty if the run left none.
-        variant: Keys that ``compare run`` was asked to vary, with the values of this run.
-    """
-
-    folder: Path
+    folder: Path  # where its files are
+    # ``finished``, ``unfinished`` or ``failed``. A run is finished if it did all the steps that it
+    # was asked for.
     status: str
-    method: str
-    schedule: str
-    seed: int | None
+    method: str  # the freezing method
+    schedule: str  # the pipeline schedule; ``-`` without a pipeline
+    seed: int | None  # the seed of the weights, or None if none was set
+    # What the run says of itself; None if it ended before it wrote that.
     told: RunSummary | None = None
+    # Seconds of training at the end of each step, moves to other pipelines included; empty where
+    # they are not known.
     step_ends: Sequence[float] = ()
+    # Whether seconds are those that the pipeline would have taken, had each emulated rank a device
+    # of its own.
     by_virtual_clock: bool = False
-    losses: Points = ()
-    scores: Scores | None = None
-    validation_losses: Points = ()
+    losses: Points = ()  # (seconds of training so far, training loss) of each step that was logged
+    scores: Scores | None = None  # of the model that came out, None if it was not evaluated
+    validation_losses: Points = ()  # (seconds of training so far, loss) of each validation
+    # (seconds of training so far, percent of the pictures) of each validation on pictures.
     top1: Points = ()
-    freeze_ratios: Points = ()
+    freeze_ratios: Points = ()  # (step, freeze ratio) of each step for which it is known
+    # The run's configuration, flat; empty if the run left none.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # Keys that ``compare run`` was asked to vary, with the values of this run.
     variant: Mapping[str, Any] = field(default_factory=dict)
 
     @property

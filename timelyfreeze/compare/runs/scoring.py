@@ -27,23 +27,14 @@ _HARNESS = "lm_eval"
 
 @dataclass(frozen=True)
 class Questions:
-    """What each model is asked.
+    """What each model is asked."""
 
-    Attributes:
-        options: Options of ``timelyfreeze evaluate``.
-        further: Options of lm-eval, those after ``--``.
-        tasks: Names of the tasks.
-        source: ``hub``, or the folder of the questions, absolute: the process starts elsewhere.
-        limit: Questions of each task; None for all.
-        dtype: Type to compute in; None for that of the device.
-    """
-
-    options: tuple[str, ...]
-    further: tuple[str, ...]
-    tasks: frozenset[str]
-    source: str
-    limit: int | None
-    dtype: str | None
+    options: tuple[str, ...]  # options of ``timelyfreeze evaluate``
+    further: tuple[str, ...]  # options of lm-eval, those after ``--``
+    tasks: frozenset[str]  # names of the tasks
+    source: str  # ``hub``, or the folder of the questions, absolute: the process starts elsewhere
+    limit: int | None  # questions of each task; None for all
+    dtype: str | None  # type to compute in; None for that of the device
 
     def command(self, model: Path, output: Path) -> list[str]:
         """Return the command that scores a model into the folder ``output``."""

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.compare.paper.studies import BASE, SCORES, measured
+from timelyfreeze.compare.paper.studies import BASE, TOLD, measured
 
+SCORES = TOLD["columns"]["scores"]
 ROOT = Path(__file__).resolve().parents[4]
 TEXTS = sorted((ROOT.parent / "shared/papers").glob("000_*.txt"))
 WORDS = {

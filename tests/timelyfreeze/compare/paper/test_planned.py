@@ -9,14 +9,9 @@ import pytest
 
 from timelyfreeze.compare.paper.command import main
 from timelyfreeze.compare.paper.planned import over_all_steps
-from timelyfreeze.compare.paper.studies import (
-    LLAMA_1B,
-    LLAMA_8B,
-    LLAMA_13B,
-    METHODS,
-    Study,
-    measured,
-)
+from timelyfreeze.compare.paper.studies import METHODS, Study, measured, study_of
+
+LLAMA_1B, LLAMA_8B, LLAMA_13B = (study_of({"of": size}) for size in ("1b", "8b", "13b"))
 
 
 def case(

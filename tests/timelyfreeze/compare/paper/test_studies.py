@@ -1,26 +1,27 @@
 """Which runs stand behind the paper's tables and figures, and how long they train."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from timelyfreeze.compare.paper.items import COMPARED, FIGURE, ITEMS, TABLE, Item
-from timelyfreeze.compare.paper.studies import (
-    LLAMA_1B,
-    LLAMA_8B,
-    LLAMA_13B,
-    controls,
-    more_ranks,
-    single,
-)
-from timelyfreeze.compare.plot import TIMELINES
+from timelyfreeze.compare.paper.studies import Study, study_of
+from timelyfreeze.compare.plots import TIMELINES
 
+LLAMA_1B, LLAMA_8B, LLAMA_13B = (study_of({"of": size}) for size in ("1b", "8b", "13b"))
 KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofreeze.percentile"
 
 
 def item(kind: str, number: int) -> Item:
     (found,) = (one for one in ITEMS if (one.kind, one.number) == (kind, number))
+    return found
+
+
+def more_ranks(number: int) -> Study:
+    """The runs of Figs. 11 to 13."""
+    (found,) = item(FIGURE, number).studies
     return found
 
 
@@ -36,10 +37,9 @@ def test_every_table_and_every_figure_is_there_once() -> None:
 
 def test_hours_are_those_of_the_papers_own_speed() -> None:
     tokens = 800 * 128 * 1024
-    assert single(LLAMA_1B, "none", schedule="GPipe").hours() == pytest.approx(
-        tokens / (4 * 6965) / 3600
-    )
-    two = single(LLAMA_1B, "none", "timelyfreeze", schedule="GPipe")
+    one = replace(LLAMA_1B, schedules=("GPipe",), methods=("none",), seeds=(42,))
+    assert one.hours() == pytest.approx(tokens / (4 * 6965) / 3600)
+    two = replace(one, methods=("none", "timelyfreeze"))
     assert two.hours() == pytest.approx(tokens / 4 / 3600 * (1 / 6965 + 1 / 8821))
     assert LLAMA_1B.n_runs == 4 * 6 * 3
     assert LLAMA_13B.n_runs == 4 * 6
@@ -81,7 +81,7 @@ def test_classifiers_check_as_often_an_epoch_as_language_models() -> None:
 
 
 def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
-    studies = controls()
+    studies = item(FIGURE, 6).studies
     assert {study.folder for study in studies} == {"llama3_2_1b_controls"}
     assert tuple(study.vary.split("=")[0] for study in studies) == KEYS
     assert [study.n_runs for study in studies] == [18, 18, 18]  # none, and five values
@@ -90,9 +90,13 @@ def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
     assert studies[0].hours() == pytest.approx(tokens / 4 / 3600 * (1 / 7152 + 5 / 9257))
 
 
-@pytest.mark.parametrize(("n_ranks", "rows", "step"), [(6, 12, 120), (8, 16, 128)])
-def test_with_more_ranks_there_are_as_many_microbatches(n_ranks: int, rows: int, step: int) -> None:
-    study = more_ranks(n_ranks, "GPipe", "none")
+@pytest.mark.parametrize(
+    ("figure", "n_ranks", "rows", "step"), [(11, 6, 12, 120), (12, 6, 12, 120), (13, 8, 16, 128)]
+)
+def test_with_more_ranks_there_are_as_many_microbatches(
+    figure: int, n_ranks: int, rows: int, step: int
+) -> None:
+    study = more_ranks(figure)
     assert study.keys["training.local_batch_size"] == rows
     assert study.keys["training.global_batch_size"] == step
     words = study.command(Path("out"), None, [])
@@ -110,7 +114,7 @@ def test_a_command_says_all_that_the_paper_sets() -> None:
 
 
 def test_small_runs_are_emulated_by_one_process() -> None:
-    study = more_ranks(6, "1F1B", "none").small()
+    study = more_ranks(12).small()
     words = study.command(Path("out"), None, [])
     assert words[1].endswith("train_configs/paper_small.toml")
     assert words[words.index("--nproc") + 1] == "1"
@@ -127,8 +131,8 @@ def test_a_small_model_stands_for_the_smallest_and_another_for_the_larger_ones()
     small = [study.small() for study in (LLAMA_1B, LLAMA_8B, LLAMA_13B)]
     assert [one.folder for one in small] == ["small_debugmodel", "small_8M", "small_8M"]
     assert [one.keys.get("model.flavor") for one in small] == ["debugmodel", None, None]
-    assert controls()[0].small().folder == "small_debugmodel_controls"
-    assert more_ranks(8, "GPipe", "none").small().folder == "small_8M_8_ranks"
+    assert item(FIGURE, 6).studies[0].small().folder == "small_debugmodel_controls"
+    assert more_ranks(13).small().folder == "small_8M_8_ranks"
 
 
 def test_an_item_is_narrowed_and_keeps_none() -> None:

@@ -14,14 +14,9 @@ from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import Run, find_runs, read_run
-from timelyfreeze.compare.runs.peers import (
-    fewer_microbatches,
-    fewer_steps,
-    freezes,
-    peer_name,
-    split_peer,
-)
+from timelyfreeze.compare.runs.asked import fewer_microbatches, fewer_steps
+from timelyfreeze.compare.runs.peers import freezes, peer_name, split_peer
+from timelyfreeze.compare.runs.run import Run, find_runs, read_run
 from timelyfreeze.records import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"
@@ -326,8 +321,8 @@ def test_peers_stand_below_their_method(tmp_path: Path) -> None:
         if method != "none":
             write_record(tmp_path / f"{method}_peer", 0, method=peer_name("fewer_steps", method))
             write_run(tmp_path / f"{method}_peer/tb", "none")
-    methods = compare(find_runs([tmp_path]).runs, Terms(2))["method"]
-    assert list(methods) == ["none", "apf", "fewer_steps_for_apf", "lisa", "fewer_steps_for_lisa"]
+    methods = [line.run.method for line in compare(find_runs([tmp_path]).runs, Terms(2))]
+    assert methods == ["none", "apf", "fewer_steps_for_apf", "lisa", "fewer_steps_for_lisa"]
 
 
 def test_without_two_validations_training_losses_count(
