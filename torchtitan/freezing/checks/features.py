@@ -253,13 +253,14 @@ FEATURES = (
 
 # What commands do with the configuration of a run.
 PROFILE = Feature(
-    "its stages are profiled",
+    "stages are profiled",
     "what freezing saves of one stage is timed, on one device and with whole sequences",
     (needs.PIPELINE, *needs.ONE_PIPELINE, needs.EAGER, needs.NO_ADAPTERS, needs.UNPACKED,
      one_of("training.enable_cpu_offload", False)),
     lambda run: True, "`timelyfreeze profile`")
 MEMORY = Feature(
-    "its memory is estimated", "memory is known of pipelines alone, of these models and optimizers",
+    "memory is estimated",
+    "the estimate is for pipeline parallelism alone, these models and these optimizers",
     (one_of("model.name", "llama3", *IMAGE_MODELS), one_of("optimizer.name", "Adam", "AdamW"),
      *needs.ONE_PIPELINE, one_of("activation_checkpoint.mode", "none", "full")),
     lambda run: True, "`timelyfreeze estimate`")

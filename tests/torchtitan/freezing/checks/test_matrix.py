@@ -85,8 +85,8 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
        for key in ("profiling.enable_profiling", "profiling.enable_memory_snapshot",
                    "training.enable_cpu_offload", "training.gc_debug")},
     "pinned": ("checkpoint.async_mode", "async_with_pinned_mem", {}),
-    "profile": ("its stages are profiled", None, {}),
-    "estimate": ("its memory is estimated", None, {}),
+    "profile": ("stages are profiled", None, {}),
+    "estimate": ("memory is estimated", None, {}),
 }
 ONE, FALSE, TRUE = "it must be 1", "it must be false", "it must be true"
 OFF = "switch one of them off"
