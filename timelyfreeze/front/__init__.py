@@ -1,1 +1,1 @@
-"""A frozen front: where batches enter behind it, what is kept of it, ranks that it frees."""
+"""What follows from a frozen front: what is kept of its outputs, and the ranks that it frees."""

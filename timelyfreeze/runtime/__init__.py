@@ -2,8 +2,8 @@
 
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
-from timelyfreeze.front.entering.ahead import FrontAhead
-from timelyfreeze.front.entering.entry import BatchEntry, BlockPlace
+from timelyfreeze.runtime.entering.ahead import FrontAhead
+from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import (
     Exchange,
     GridExchange,

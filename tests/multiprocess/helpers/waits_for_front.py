@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import _get_default_store
 
-from timelyfreeze.front.entering.ahead import FrontAhead
+from timelyfreeze.runtime.entering.ahead import FrontAhead
 from timelyfreeze.runtime.stage import FreezingStage
 
 _begin, _feed, _backward = (

@@ -39,7 +39,10 @@ def test_the_exit_status_tells_whether_all_fit(capsys: pytest.CaptureFixture[str
 
 def test_what_is_not_covered_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([CONFIG, "--", "--parallelism.tensor_parallel_degree=2"]) == 2
-    assert "parallelism.tensor_parallel_degree is 2; the estimate is for pipeline" in capsys.readouterr().err
+    assert (
+        "parallelism.tensor_parallel_degree is 2; the estimate is for pipeline"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_emulation_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:

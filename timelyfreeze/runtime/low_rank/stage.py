@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.front.entering.stage import EnteringStage
+from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 
 

@@ -12,8 +12,8 @@ from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.front.entering.ahead import Microbatches
 from timelyfreeze.runtime import FrontAhead, split_batch, stages_of
+from timelyfreeze.runtime.entering.ahead import Microbatches
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.loader import Batch, Lookahead
 from torchtitan.data.sequences import ROWS

@@ -242,7 +242,10 @@ def test_a_profile_that_does_not_tell_is_refused(
         ({"file": "nosuch.json"}, "partition_profile is 'nosuch.json': .* cannot be read"),
         ({"layers": (2, 3, 2)}, "whose model has 7 layers; model.flavor 'debugmodel' has 6"),
         ({"keys": ["--model.name=llama4"]}, "and the layers of model.flavor 'debugmodel' differ"),
-        ({"keys": ["--optimizer.name=SGD"]}, "memory is estimated, and optimizer.name is 'SGD'; the estimate is for"),
+        (
+            {"keys": ["--optimizer.name=SGD"]},
+            "memory is estimated, and optimizer.name is 'SGD'; the estimate is for",
+        ),
     ],
 )
 def test_an_elastic_run_by_time_is_refused_without_times_or_memory(

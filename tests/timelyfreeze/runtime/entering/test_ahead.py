@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from timelyfreeze.front.entering import ahead as ahead_module
-from timelyfreeze.front.entering.ahead import FrontAhead, Microbatches
-from timelyfreeze.front.entering.entry import BlockPlace
+from timelyfreeze.runtime.entering import ahead as ahead_module
+from timelyfreeze.runtime.entering.ahead import FrontAhead, Microbatches
+from timelyfreeze.runtime.entering.entry import BlockPlace
 
 N_STAGES, N_MICROBATCHES = 3, 4
 SHAPE = (2, 5)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn, no_grad
 from torch.distributed.pipelining import PipelineStage
 
-from timelyfreeze.front.entering.entry import (
+from timelyfreeze.runtime.entering.entry import (
     AT_THE_FRONT,
     EMBEDDING,
     LAYERS,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from timelyfreeze.front.entering.ahead import Inlet
+from timelyfreeze.runtime.entering.ahead import Inlet
 
 
 class Sender:
