@@ -48,6 +48,10 @@ def _freezes_tensors(run: JobConfig) -> bool:
     return bool(method and method.policy and not freezes_whole_layers(method.policy))
 
 
+def _has_subspaces(run: JobConfig) -> bool:
+    return makes_plan(run.freezing.method) and run.freezing.gradient_rank > 0
+
+
 def _if_frozen(
     key: str, why: str, listed: Sequence[Requirement], when: Test | None = None, title: str = ""
 ) -> Feature:
@@ -165,12 +169,11 @@ FEATURES = (
         lambda run: getattr(_policy(run), "checks_per_epoch", 0), "`checks_per_epoch` of a policy"),
     _if_frozen(
         "freezing.gradient_rank",
-        "subspaces belong to a plan, and to whole eager layers that stay where they are",
-        (needs.A_PLAN, needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)),
-        lambda run: run.freezing.gradient_rank > 0),
+        "subspaces belong to whole eager layers that stay where they are",
+        (needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)), _has_subspaces),
     _if_frozen(
         "freezing.subspace_rate", "ranks must not share weights that are learned in subspaces",
-        _LONE, lambda run: run.freezing.gradient_rank > 0 and run.freezing.subspace_rate > 0.0),
+        _LONE, lambda run: _has_subspaces(run) and run.freezing.subspace_rate > 0.0),
     Feature(
         _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
         (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),

@@ -34,12 +34,15 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
     if not isinstance(ratio, str):
         ratio = tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio)
     method = parse_method(freezing.method)
+    copied = {name: getattr(freezing, name) for name in _COPIED}
+    if method is not None and not method.plans:
+        copied |= {"gradient_rank": 0, "subspace_rate": 0.0}  # they belong to a plan
     return FreezeSettings(
         phases=_phases_of(freezing)
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
         max_freeze_ratio=ratio,
-        **{name: getattr(freezing, name) for name in _COPIED},
+        **copied,
     )
 
 

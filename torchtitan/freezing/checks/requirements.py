@@ -30,10 +30,6 @@ _SHARD = "parallelism.data_parallel_shard_degree"
 NO_PLAN = Requirement(
     "a `freezing.method` with a plan", _METHOD,
     lambda run: not makes_plan(run.freezing.method), "it must be a policy without a plan")
-A_PLAN = Requirement(
-    "a `freezing.method` without a plan", _METHOD,
-    lambda run: makes_plan(run.freezing.method),
-    f'it must be "{PLANNED}", alone or with a policy, which makes a plan')
 A_POLICY = Requirement(
     f'`freezing.method` `"{PLANNED}"` alone', _METHOD,
     lambda run: run.freezing.method != PLANNED, f"it must be a policy, or '{PLANNED}+' and one")

@@ -114,3 +114,12 @@ def test_a_registered_policy_has_a_section(monkeypatch: pytest.MonkeyPatch) -> N
 def test_phases_of_a_method_without_a_plan() -> None:
     settings = freeze_settings(config(freezing__method="apf").freezing)
     assert settings.phases == PhaseSchedule.unplanned(60)
+
+
+@pytest.mark.parametrize(
+    ("method", "rank"), [("apf", 0), ("timelyfreeze", 8), ("timelyfreeze+apf", 8)]
+)
+def test_subspaces_belong_to_a_plan(method: str, rank: int) -> None:
+    job_config = config(freezing__method=method, freezing__gradient_rank=8)
+    check(job_config)
+    assert freeze_settings(job_config.freezing).gradient_rank == rank

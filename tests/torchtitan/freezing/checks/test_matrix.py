@@ -205,7 +205,7 @@ GRID: dict[str, str] = {
     "planned egeria": f"one rank, {_LAYERS}",
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
-    "rank": f"policy, compile, {_LAYERS}, moves",
+    "rank": f"compile, {_LAYERS}, moves",
     "rate": f"{_ALONE}, replicas",
     "lora": "peft, qwen3, tensor, converters, early",
     "saved": "adapters, saves all",
