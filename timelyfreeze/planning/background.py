@@ -12,12 +12,14 @@ What goes in and comes out is pickled; function and arguments must be importable
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
@@ -29,11 +31,46 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NU
 # Not `-m`: the package imports this module before Python would run it.
 _START = f"from {__name__} import _answer_call; _answer_call()"
 
+_POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class BackgroundError(RuntimeError):
     """The process ended without an answer, or with one that cannot be read."""
+
+
+class _Process:
+    """A process that makes a pickled call."""
+
+    def __init__(self, question: bytes, niceness: int) -> None:
+        # Files, not pipes: a pipe that nobody reads stops its writer.
+        self._answer: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(question)
+            stdin.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(os.getpid()), str(niceness)],
+                stdin=stdin,
+                stdout=self._answer,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exit_status is not None
+
+    def answer(self) -> Any:
+        self._answer.seek(0)
+        return pickle.load(self._answer)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._answer.close()
 
 
 class BackgroundCall(Generic[_T]):
@@ -54,23 +91,21 @@ class BackgroundCall(Generic[_T]):
     niceness = 19  # added to that of this process
 
     def __init__(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        # Files, not pipes: a pipe that nobody reads stops its writer.
-        self._answer: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
         self._name = f"{function.__module__}.{function.__qualname__}"
-        with tempfile.TemporaryFile() as question:
-            pickle.dump((function, args, kwargs), question)
-            question.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(os.getpid()), str(self.niceness)],
-                stdin=question,
-                stdout=self._answer,
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+        self._question = pickle.dumps((function, args, kwargs))
+        self._tries = [_Process(self._question, self.niceness)]
 
     @property
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
-        return self._process.poll() is not None
+        return any(each.has_ended for each in self._tries)
+
+    def hurry(self) -> None:
+        """Make the call once more, at this process's own priority; the first answer counts.
+
+        For a call that somebody has begun to wait for: a process cannot raise its priority again.
+        """
+        self._tries.append(_Process(self._question, niceness=0))
 
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
@@ -82,19 +117,20 @@ class BackgroundCall(Generic[_T]):
             BackgroundError: If the process ended without one, or has none in time.
             Exception: What the function raised, with its traceback in the process as a note.
         """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.done:
+            if time.monotonic() > deadline:
+                raise BackgroundError(
+                    f"the process that called {self._name} gave no answer within {timeout_s:g} s"
+                )
+            time.sleep(_POLL_S)
+        first = next(each for each in self._tries if each.has_ended)
         try:
-            status = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise BackgroundError(
-                f"the process that called {self._name} gave no answer within {timeout_s:g} s"
-            ) from None
-        self._answer.seek(0)
-        try:
-            value, error = pickle.load(self._answer)
+            value, error = first.answer()
         except (EOFError, pickle.UnpicklingError) as problem:
             raise BackgroundError(
-                f"the process that called {self._name} ended with exit status {status} and no "
-                "answer; its last words are on standard error"
+                f"the process that called {self._name} ended with exit status "
+                f"{first.exit_status} and no answer; its last words are on standard error"
             ) from problem
         if error is not None:
             raise error
@@ -103,9 +139,8 @@ class BackgroundCall(Generic[_T]):
 
     def cancel(self) -> None:
         """End the process, if it still runs, and forget the answer."""
-        self._process.kill()
-        self._process.wait()
-        self._answer.close()
+        for each in self._tries:
+            each.kill()
 
     def __enter__(self) -> BackgroundCall[_T]:
         """Return itself."""

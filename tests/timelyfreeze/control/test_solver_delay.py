@@ -100,6 +100,24 @@ def test_a_shorter_delay_after_a_stop_takes_the_plan_at_once(no_process: None) -
     assert all(controller.plan is not None for controller in after.controllers)
 
 
+def test_a_plan_that_training_waits_for_is_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried = []
+
+    class NotYet(HereAtOnce):
+        done = False
+
+        def hurry(self) -> None:
+            hurried.append(self)
+
+    monkeypatch.setattr(plan_call_module, "BackgroundCall", NotYet)
+    ranks = Ranks(ORDER, solver_delay_steps=2)
+    ranks.run(1, LAST + 1)
+    assert hurried == []
+    ranks.run(LAST + 2, LAST + 2)
+    assert len(hurried) == 1
+    assert all(controller.plan is not None for controller in ranks.controllers)
+
+
 @pytest.mark.parametrize(
     ("max_actions", "n_processes"), [(1024, 0), (15, 1)], ids=["quick", "many actions"]
 )
@@ -140,7 +158,7 @@ def test_a_failure_is_told_when_the_plan_is_due(caplog: pytest.LogCaptureFixture
 def test_the_solver_ends_with_the_run() -> None:
     ranks = Ranks(ORDER, solver_delay_steps=3)
     ranks.run(1, LAST)
-    process = ranks.controllers[0]._planner._call._background._process
+    process = ranks.controllers[0]._planner._call._background._tries[0]._process
     ranks.on_all(lambda rank: ranks.controllers[rank].close())
     assert process.poll() is not None
     Ranks(ORDER).controllers[0].close()  # nothing runs

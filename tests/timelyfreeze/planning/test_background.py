@@ -112,6 +112,25 @@ def test_finds_what_this_process_finds(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert call.result() == 42
 
 
+def test_a_call_in_a_hurry_is_made_again_at_this_priority(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "starved.py").write_text(
+        "import os, time\n"
+        "def niceness():\n"
+        "    if os.nice(0) == 19:\n"
+        "        time.sleep(600.0)\n"
+        "    return os.nice(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import starved
+
+    with BackgroundCall(starved.niceness) as call:
+        assert not call.done
+        call.hurry()
+        assert call.result(300.0) == os.nice(0)
+
+
 def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     with (
         BackgroundCall(time.sleep, 600.0) as call,
@@ -124,7 +143,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
 def test_it_ends_with_a_caller_that_is_killed() -> None:
     code = (
         "import os, signal, time; from timelyfreeze.planning.background import BackgroundCall; "
-        "call = BackgroundCall(time.sleep, 600.0); print(call._process.pid, flush=True); "
+        "call = BackgroundCall(time.sleep, 600.0); print(call._tries[0]._process.pid, flush=True); "
         "time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

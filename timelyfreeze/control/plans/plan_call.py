@@ -101,6 +101,8 @@ class PlanCall:
         began = time.monotonic()
         was_done = self._background.done
         with self._background as call:
+            if not was_done:
+                call.hurry()  # beside other work, the priority of the background gets next to nothing
             solution = call.result(self.patience_s)
         if not was_done:
             logger.warning(
