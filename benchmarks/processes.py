@@ -46,7 +46,7 @@ def machine() -> str:
     """Return what the times were measured on."""
     import torch
 
-    from torchtitan.upstream.fixes import CpuDevice
+    from torchtitan.upstream.cpu_device import CpuDevice
 
     device = torch.cuda if torch.cuda.is_available() else CpuDevice
     return (

@@ -83,7 +83,7 @@ ALLOWED = {
         "import_module",
     ): "a module of ours that our own command names on the command line",
     (
-        "torchtitan/checkpoints/manager.py",
+        "torchtitan/checkpoints/handover.py",
         "read_metadata",
     ): "what the processes of this run have just told each other, never a file",
     (

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import read_examples
-from torchtitan.data.rows.messages import DataExampleError
 from torchtitan.freezing.checks.data import example_errors
 from torchtitan.freezing.launch import launch
 

@@ -34,7 +34,7 @@ from timelyfreeze.records.tables import (
 from timelyfreeze.records.timeline import timeline_from_json
 from timelyfreeze.records.title import read_names, run_title
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.steps import read_reference
+from torchtitan.freezing.report.losses import read_reference
 
 PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]
 # What is drawn from a file, besides the titles.

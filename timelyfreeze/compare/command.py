@@ -38,8 +38,9 @@ from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import checking, jobs
 from timelyfreeze.compare.runs.asked import errors, plan_jobs
 from timelyfreeze.compare.runs.peers import PEERS
-from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs, parse_variants
+from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
+from timelyfreeze.compare.runs.variants import parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable
 from timelyfreeze.files.options import status_of

@@ -13,7 +13,8 @@ import numpy as np
 
 from timelyfreeze.compare.groups import Group, Spread
 from timelyfreeze.compare.runs.peers import freezes
-from timelyfreeze.compare.runs.run import Points, Run, work_differs
+from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.compare.runs.variants import work_differs
 from timelyfreeze.plots.run_timelines import measured_batch, predicted_batch
 from timelyfreeze.records import COUNTS, FROZEN, UNFROZEN, FrozenCount, Timeline, running_means
 

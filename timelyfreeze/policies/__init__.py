@@ -13,6 +13,7 @@ from timelyfreeze.policies import (
     pipetransformer,
     smartpipe,
 )
+from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.methods import (
     Method,
     chosen_policy,
@@ -33,11 +34,9 @@ from timelyfreeze.policies.policy import (
     FreezePolicy,
     Measurement,
     Metric,
-    ModelLayout,
     Observed,
     ReferenceSettings,
     Source,
-    build_layout,
     freezes_whole_layers,
     register_policy,
     registered_policies,

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from timelyfreeze.policies.layout import ModelLayout
 from timelyfreeze.policies.plasticity import History, history_from_plain
 from timelyfreeze.policies.policy import (
     BACKGROUND,
@@ -36,7 +37,6 @@ from timelyfreeze.policies.policy import (
     Compared,
     Decision,
     Evaluation,
-    ModelLayout,
     Observed,
     ReferenceSettings,
     register_policy,

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.policies.policy import ModelLayout
+from timelyfreeze.policies.layout import ModelLayout
 
 # Stands for a change from nothing to something. Not infinite: a percentile is interpolated, and
 # infinity times 0 is not a number.

@@ -24,6 +24,7 @@ from timelyfreeze.records.scores import (
     render_scores,
     scores_to_json,
 )
+from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.tables import (
     ACCURACIES,
@@ -55,9 +56,7 @@ from timelyfreeze.records.timeline import (
     KIND_WORDS,
     UNFROZEN,
     Block,
-    SeenBatch,
     Timeline,
-    measured_timeline,
     predicted_timelines,
     timeline_file,
     timeline_files,

@@ -10,7 +10,6 @@ process has saved of its own can be read by more processes or fewer.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,20 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, Metadata, StorageReader, StorageWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint import CheckpointException
 from torchtitan.components.checkpoint import MODEL, OPTIMIZER, CheckpointManager
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.tools.logging import logger
@@ -49,6 +35,7 @@ from torchtitan.checkpoints.finished import (
     saved_keys,
     unfinished_steps,
 )
+from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.checkpoints.settings import changed_settings, save_settings
 from torchtitan.lora.names import is_adapter
 
@@ -338,145 +325,3 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
             if any(key.startswith(_STATE) for key in held):
                 fitted[name] = _FittedOptimizers(state, held)
     return fitted
-
-
-class MemoryCheckpoint(StorageWriter, StorageReader):
-    """What this process has saved, and the way to what the others have.
-
-    All processes save together and then read together, in as many process groups as they like.
-
-    Args:
-        device: Where tensors are sent from and received: one that the default process group talks
-            from.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._tensors: dict[MetadataIndex, Tensor] = {}
-        self._bytes: dict[MetadataIndex, bytes] = {}
-        self._metadata: Metadata | None = None
-
-    @property
-    def keys(self) -> list[str]:
-        """Full names of what was saved."""
-        return list(self.read_metadata().state_dict_metadata)
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the tensors that this process holds."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
-    def take_metadata(self, metadata: Metadata) -> None:
-        """Learn what all processes have saved, as ``save`` returns it on each."""
-        self._metadata = metadata
-
-    # -- what torch asks of both -------------------------------------------------------------------
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Begin nothing anew: there is one checkpoint, without a place."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return whether a place suits: none does."""
-        return False
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Return the plans as they are."""
-        return plans
-
-    # -- saving ------------------------------------------------------------------------------------
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare nothing."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy what the plan gives this process to the host."""
-        written = []
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            if item.type == WriteItemType.BYTE_IO:
-                kept = self._bytes[item.index] = data.getvalue()  # type: ignore[union-attr]
-                size = len(kept)
-            else:
-                copied = data.detach().to("cpu", copy=True)  # type: ignore[union-attr]
-                self._tensors[item.index] = copied
-                size = copied.nbytes
-            written.append(WriteResult(item.index, size, dist.get_rank()))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(written)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Note who holds what; torch hands the metadata to everybody."""
-        metadata.storage_data = {one.index: one.storage_data for each in results for one in each}
-
-    # -- reading -----------------------------------------------------------------------------------
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what all processes have saved.
-
-        Raises:
-            ValueError: If nothing was saved.
-        """
-        if self._metadata is None:
-            raise ValueError("nothing was saved in memory")
-        return self._metadata
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Prepare nothing."""
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Send to each process what it reads, and read; every process must call this together."""
-        wanted: list[list[ReadItem]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(wanted, plan.items)
-        for item, content in self._wanted_bytes(plan).items():
-            planner.load_bytes(item, io.BytesIO(content))
-        # Everyone goes through all tensors in the same order, so that nobody waits for ever.
-        for reader, items in enumerate(wanted):
-            for item in items:
-                if item.type != LoadItemType.BYTE_IO:
-                    self._pass_on(item, reader, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _wanted_bytes(self, plan: LoadPlan) -> dict[ReadItem, bytes]:
-        """Return what is no tensor: small, so that everyone gets all of it."""
-        everyone: list[Mapping[MetadataIndex, bytes]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, self._bytes)
-        every = {index: content for each in everyone for index, content in each.items()}
-        items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        return {item: every[item.storage_index] for item in items}
-
-    def _pass_on(self, item: ReadItem, reader: int, planner: LoadPlanner) -> None:
-        """Move one part from its holder to its reader, as far as this process takes part."""
-        rank, holder = dist.get_rank(), self.read_metadata().storage_data[item.storage_index]
-        part = None
-        if rank == holder:
-            part = self._tensors[item.storage_index]
-            for dimension, (start, n) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
-                part = part.narrow(dimension, start, n)
-            if rank != reader:
-                dist.send(part.to(self._device).contiguous(), reader)
-        if rank != reader:
-            return
-        if part is None:
-            part = torch.empty(item.lengths, dtype=self._dtype(item), device=self._device)
-            dist.recv(part, holder)
-        target = planner.resolve_tensor(item).detach()
-        target.copy_(part)
-        planner.commit_tensor(item, target)
-
-    def _dtype(self, item: ReadItem) -> torch.dtype:
-        described = self.read_metadata().state_dict_metadata[item.storage_index.fqn]
-        if not isinstance(described, TensorStorageMetadata):
-            raise ValueError(f"{item.storage_index.fqn} was saved as something else than a tensor")
-        return described.properties.dtype

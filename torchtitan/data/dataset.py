@@ -14,11 +14,11 @@ import numpy as np
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import PLAIN_TEMPLATE, Template
 from torchtitan.data.resumable import Progress, ResumableDataset
-from torchtitan.data.rows.messages import DataError
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 
 @dataclass

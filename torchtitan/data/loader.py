@@ -13,11 +13,11 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import PLAIN_TEMPLATE, Template
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.resumable import ResumableDataset
-from torchtitan.data.rows.messages import DataError
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sources import ALL_EXAMPLES, DataSource, ExampleSplit, read_sources
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 RANK_KEY = "dp_rank_"
 

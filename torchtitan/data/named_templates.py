@@ -10,14 +10,13 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.chat_template import (
     CONFIG_FILE,
-    PLAIN_TEMPLATE,
     TEMPLATE_FILE,
     ChatTemplate,
     ChatTemplateError,
-    Template,
     template_in_folder,
 )
 from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 AUTO = "auto"
 PLAIN = PLAIN_TEMPLATE.name

@@ -13,7 +13,7 @@ import numpy as np
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchtitan.data.rows.messages import DataError
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.stream import Dealing, EpochOrder, ExampleStream, ReaderPlace, remaining
 

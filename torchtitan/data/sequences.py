@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.chat_template import IGNORE_INDEX, EncodedExample, Template, encode, pad_id
 from torchtitan.data.rows.messages import Conversation
 from torchtitan.data.sources import ExampleMixture
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Template, encode, pad_id
 
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.

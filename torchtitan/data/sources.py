@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import WHOLE, Columns, HubPart, InstructExamples, read_examples
-from torchtitan.data.rows.messages import ROW_KINDS, Conversation, DataError, is_instruct_dataset
+from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
+from torchtitan.data.rows.messages import Conversation
 from torchtitan.freezing.config import JobConfig
 
 

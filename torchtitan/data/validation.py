@@ -20,7 +20,6 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 from torchtitan.data.loader import (
     ResizableDataloader,
     build_instruct_dataloader,
@@ -28,6 +27,7 @@ from torchtitan.data.loader import (
 )
 from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit, validation_sources
+from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 
 Batch = tuple[dict[str, Tensor], Tensor]
 

@@ -24,7 +24,7 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.files import FileLock
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import freezes_by_turns
-from torchtitan.data.rows.messages import DataError
+from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
 from torchtitan.freezing.checks import (
     ConfigError,

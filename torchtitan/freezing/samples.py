@@ -32,7 +32,7 @@ def _show(options: argparse.Namespace, settings: Sequence[str]) -> int:
     check_examples(config)
     from torchtitan.protocols.train_spec import get_train_spec
 
-    from torchtitan.data.rows.messages import is_instruct_dataset
+    from torchtitan.data.rows.kinds import is_instruct_dataset
     from torchtitan.data.sequences import sequence_text
 
     if not is_instruct_dataset(config.training.dataset):

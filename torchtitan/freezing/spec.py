@@ -19,7 +19,7 @@ from timelyfreeze.policies import LORA
 from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
-from torchtitan.data.rows.messages import has_rows, has_turns, is_image_dataset, is_instruct_dataset
+from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator

@@ -28,7 +28,7 @@ from torchtitan.checkpoints.finished import (
 )
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
-from torchtitan.data.rows.messages import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.adapter import Decoder, LlamaAdapter, as_decoder, config_of

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torchtitan.tools.logging import logger
 
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.data.rows.messages import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -12,15 +12,11 @@ are functions that the trainer and the train spec call.
 from __future__ import annotations
 
 import logging
-import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,6 +36,7 @@ from timelyfreeze.cli import torchvision_import
 from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.emulation.pipeline import EmulatedMesh
+from torchtitan.upstream.cpu_device import CpuDevice
 
 # NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
 A6000_PEAK_FLOPS = 154.8e12
@@ -309,74 +306,6 @@ def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:
         return upstream(parallel_dims, job_config)
 
     return metrics_rank
-
-
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-class CpuDevice:
-    """The CPU in the shape of ``torch.cuda``: one device, index 0, always in step with the host."""
-
-    @staticmethod
-    def is_available() -> bool:
-        """Return True: there is always a CPU."""
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        """Return 1: all processes of a host share its CPU."""
-        return 1
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Do nothing: there is one device, and its work is done when a call returns."""
-
-    set_device = empty_cache = synchronize
-
-    @staticmethod
-    def current_device() -> int:
-        """Return 0."""
-        return 0
-
-    @staticmethod
-    def get_device_name(device: Any = None) -> str:
-        """Return the processor's model name."""
-        return _entry(_CPUINFO, "model name") or platform.processor() or platform.machine()
-
-    @staticmethod
-    def get_device_properties(device: Any = None) -> SimpleNamespace:
-        """Return an object with ``total_memory`` in bytes."""
-        return SimpleNamespace(
-            total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        )
-
-    @staticmethod
-    def memory_stats(device: Any = None) -> dict[str, int]:
-        """Return the peak resident set in bytes, under the CUDA allocator's names."""
-        resident_kb = _entry(_STATUS, "VmHWM")  # such as "1234 kB"
-        peak = int(resident_kb.split()[0]) * 1024 if resident_kb else -1
-        return {
-            "active_bytes.all.peak": peak,
-            "reserved_bytes.all.peak": peak,
-            "num_alloc_retries": 0,
-            "num_ooms": 0,
-        }
-
-    @staticmethod
-    def reset_peak_memory_stats(device: Any = None) -> None:
-        """Start a new peak, where the kernel lets a process do that."""
-        try:
-            _CLEAR_REFS.write_text("5")  # proc(5): resets the peak resident set size
-        except OSError:
-            return  # the peak then stays that of the whole run
-
-
-def _entry(file: Path, key: str) -> str | None:
-    """Return what the first line of ``file`` that begins with ``key`` has behind its colon."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
 
 
 SGD = "SGD"

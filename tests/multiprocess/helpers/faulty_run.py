@@ -74,7 +74,7 @@ class Fault:
         FileSystemWriter.write_data = half
 
     def spoil_moving(self):
-        from torchtitan.checkpoints.manager import MemoryCheckpoint
+        from torchtitan.checkpoints.handover import MemoryCheckpoint
 
         def spoilt(place, real):
             def method(*args):

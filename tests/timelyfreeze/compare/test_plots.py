@@ -18,7 +18,8 @@ from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
 from timelyfreeze.compare.runs.peers import FEWER_STEPS, peer_name
-from timelyfreeze.compare.runs.run import find_runs, flatten, read_run, variants, work_differs
+from timelyfreeze.compare.runs.run import find_runs, flatten, read_run
+from timelyfreeze.compare.runs.variants import variants, work_differs
 from timelyfreeze.records import STEPS
 
 

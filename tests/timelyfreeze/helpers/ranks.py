@@ -18,7 +18,8 @@ from tests.timelyfreeze.helpers.stub_policy import StubMeter
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.policies.policy import FreezePolicy, ModelLayout, build_layout
+from timelyfreeze.policies.layout import ModelLayout, build_layout
+from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
 from timelyfreeze.settings.choices import FreezeSettings

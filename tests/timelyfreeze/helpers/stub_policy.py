@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from timelyfreeze.policies.policy import Check, Decision, Measurement, Metric, Source, build_layout
+from timelyfreeze.policies.layout import build_layout
+from timelyfreeze.policies.policy import Check, Decision, Measurement, Metric, Source
 
 STAGES = {
     0: [("tok_embeddings.weight", 80), ("layers.0.w1.weight", 30), ("layers.0.norm.weight", 10)],

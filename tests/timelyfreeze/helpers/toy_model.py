@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.policies.policy import (
-    Check,
-    Decision,
-    FreezePolicy,
-    Metric,
-    ModelLayout,
-    build_layout,
-)
+from timelyfreeze.policies.layout import ModelLayout, build_layout
+from timelyfreeze.policies.policy import Check, Decision, FreezePolicy, Metric
 
 TENSORS_OF_BLOCK = {"attention.wq": 16, "attention.wo": 16, "feed_forward.w1": 40}
 SHARES = (0.5, 0.3, 0.2)  # of a block's sum of squares, so that a test sees who forgets a tensor

@@ -3,7 +3,7 @@
 import pytest
 
 from timelyfreeze.policies.egeria import block_groups
-from timelyfreeze.policies.policy import ModelLayout, build_layout
+from timelyfreeze.policies.layout import ModelLayout, build_layout
 
 
 def model(*stages: list[int]) -> ModelLayout:

@@ -12,7 +12,8 @@ from tests.timelyfreeze.helpers.stub_policy import LAYOUT
 from tests.timelyfreeze.helpers.toy_model import only_error
 from timelyfreeze.policies import Check, Compared, ComparesOutputs, Decision, Difference, Observed
 from timelyfreeze.policies.egeria import Egeria
-from timelyfreeze.policies.policy import Evaluation, ReferenceSettings, build_layout, together
+from timelyfreeze.policies.layout import build_layout
+from timelyfreeze.policies.policy import Evaluation, ReferenceSettings, together
 from timelyfreeze.settings import arguments_named
 
 # Four blocks of one size, hence four modules.

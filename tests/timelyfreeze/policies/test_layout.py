@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from timelyfreeze.policies.policy import build_layout
+from timelyfreeze.policies.layout import build_layout
 
 # Two stages of a model whose blocks are numbered 4, 5 and 6, as where a pipeline keeps the numbers
 # of the whole model.

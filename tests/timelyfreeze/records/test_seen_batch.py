@@ -3,7 +3,8 @@
 import pytest
 
 from tests.timelyfreeze.records.test_timeline import TWO, critical, interval
-from timelyfreeze.records.timeline import MEASURED, SeenBatch, measured_timeline
+from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
+from timelyfreeze.records.timeline import MEASURED
 from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 

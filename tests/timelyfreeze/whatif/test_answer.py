@@ -16,14 +16,9 @@ from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answers import answer
-from timelyfreeze.whatif.bounds_file import (
-    BoundsFile,
-    PipelineNotes,
-    bounds_file_text,
-    read_bounds_file,
-    recall,
-)
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
+from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 N_RANKS = 4

@@ -13,8 +13,9 @@ from tests.timelyfreeze.whatif.test_rank_memory import MODEL as MODEL_BYTES
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, bounds_to_json, uniform_bounds
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.loads import PartParameters
+from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.rank_memory import BlockBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 

@@ -17,14 +17,9 @@ from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.timing.p2p_costs import with_messages
 from timelyfreeze.timing.processors import play_batch
 from timelyfreeze.whatif.answers import answer
-from timelyfreeze.whatif.bounds_file import (
-    BoundsFile,
-    PipelineNotes,
-    bounds_file_text,
-    read_bounds_file,
-    recall,
-)
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import Links
 
 # F takes 2 ms, B 4 or 2; a message costs 0.5 ms and is 0.25 or 0.75 ms on its way.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from torchtitan.checkpoints.manager import MemoryCheckpoint
+from torchtitan.checkpoints.handover import MemoryCheckpoint
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
-from torchtitan.data.chat_template import IGNORE_INDEX, ChatTemplate, EncodedExample, encode
+from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import read_examples
-from torchtitan.data.rows.messages import Conversation, DataExampleError, Message
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource
 from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, encode
 
 pytestmark = pytest.mark.slow
 

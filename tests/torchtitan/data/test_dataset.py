@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
-from torchtitan.data.chat_template import IGNORE_INDEX
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message, MessageReader
 from torchtitan.data.sources import ExampleMixture, ExampleSplit
+from torchtitan.data.turns import IGNORE_INDEX
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 8

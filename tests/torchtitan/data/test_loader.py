@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.chat_template import IGNORE_INDEX
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template
-from torchtitan.data.rows.messages import DataExampleError
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.sources import DataSource, ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import IGNORE_INDEX
 
 ASSETS = Path(__file__).parents[2] / "assets"
 

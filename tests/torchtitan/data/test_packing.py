@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data import dataset as instruct_data
-from torchtitan.data.chat_template import IGNORE_INDEX, EncodedExample
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.rows.examples import InstructExamples
@@ -20,6 +19,7 @@ from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import PackedSequence, join_examples, pack
 from torchtitan.data.sources import DataSource, ExampleMixture
 from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12

@@ -17,8 +17,9 @@ from tests.torchtitan.data.test_chat_template import (
 )
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
 from torchtitan.data import chat_template
-from torchtitan.data.chat_template import PLAIN_TEMPLATE, ChatTemplate, ChatTemplateError
+from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError
 from torchtitan.data.rows.messages import Conversation, Message
+from torchtitan.data.turns import PLAIN_TEMPLATE
 
 # As Qwen3's: thoughts of turns before the last question are dropped.
 THINKING = (

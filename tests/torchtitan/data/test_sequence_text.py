@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.chat_tokenizers import tokenizer_folder
-from torchtitan.data.chat_template import IGNORE_INDEX
 from torchtitan.data.sequences import sequence_text
+from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.freezing import samples as show_samples
 
 N = IGNORE_INDEX

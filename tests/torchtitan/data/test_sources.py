@@ -9,8 +9,8 @@ import datasets
 import pytest
 
 from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import HubPart
-from torchtitan.data.rows.messages import DataExampleError
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
     DataSource,

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.chat_template import (
+from torchtitan.data.rows.errors import FieldError
+from torchtitan.data.rows.examples import read_examples
+from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
+from torchtitan.data.rows.messages import alpaca_messages, sharegpt_messages
+from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import (
     IGNORE_INDEX,
     PLAIN_TEMPLATE,
     EncodedExample,
@@ -19,15 +24,6 @@ from torchtitan.data.chat_template import (
     Turn,
     encode,
 )
-from torchtitan.data.rows.examples import read_examples
-from torchtitan.data.rows.messages import (
-    ROW_KINDS,
-    FieldError,
-    alpaca_messages,
-    is_instruct_dataset,
-    sharegpt_messages,
-)
-from torchtitan.data.text.tokenizer import FolderTokenizer
 
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared"

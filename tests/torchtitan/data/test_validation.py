@@ -14,12 +14,12 @@ import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 
 from torchtitan.data import validation as instruct_validation
-from torchtitan.data.chat_template import IGNORE_INDEX
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import alpaca_messages
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
+from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
 

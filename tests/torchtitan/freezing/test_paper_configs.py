@@ -12,7 +12,7 @@ import torch
 from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.policies import Check
-from timelyfreeze.policies.policy import build_layout
+from timelyfreeze.policies.layout import build_layout
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from torchtitan.freezing.checks import check, n_microbatches
 from torchtitan.freezing.config import JobConfig

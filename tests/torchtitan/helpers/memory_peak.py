@@ -12,7 +12,7 @@ from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.models.llama3 import Transformer
 
 from torchtitan.hf.flavors import EXTRA_FLAVORS
-from torchtitan.upstream.fixes import CpuDevice
+from torchtitan.upstream.cpu_device import CpuDevice
 
 seq_len, *sizes = map(int, sys.argv[1:])
 args = EXTRA_FLAVORS["llama3"]["8M"]

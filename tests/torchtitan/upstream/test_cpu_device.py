@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchtitan.upstream import fixes as cpu_device
-from torchtitan.upstream.fixes import CpuDevice
+from torchtitan.upstream import cpu_device
+from torchtitan.upstream.cpu_device import CpuDevice
 
 LARGE = 256 * 1024 * 1024
 

@@ -37,11 +37,8 @@ from tests.timelyfreeze.helpers.stages import (
 )
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
-from torchtitan.upstream.fixes import (
-    CpuDevice,
-    PipelineLoss,
-    evaluate_forwards_alone,
-)
+from torchtitan.upstream.cpu_device import CpuDevice
+from torchtitan.upstream.fixes import PipelineLoss, evaluate_forwards_alone
 
 on_cpu_only = pytest.mark.skipif(
     torch.accelerator.is_available(), reason="this machine has an accelerator"

@@ -12,15 +12,8 @@ from typing import Any
 
 from timelyfreeze.compare.runs.jobs import Job, Settings
 from timelyfreeze.compare.runs.peers import FEWER_STEPS, PEERS, freezes, peer_name, split_peer
-from timelyfreeze.compare.runs.run import (
-    FINISHED,
-    TRUTHS,
-    Run,
-    concerning,
-    find_runs,
-    run_label,
-    variant_folder,
-)
+from timelyfreeze.compare.runs.run import FINISHED, Run, find_runs
+from timelyfreeze.compare.runs.variants import TRUTHS, concerning, run_label, variant_folder
 from timelyfreeze.records import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
-from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
+from timelyfreeze.compare.runs.peers import split_peer
+from timelyfreeze.compare.runs.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
-from timelyfreeze.policies import LORA, registered_policies
 from timelyfreeze.records import (
     ACCURACIES,
     LOSSES,
@@ -235,190 +233,6 @@ def _recorded_run(place: Path) -> Run:
     status = UNFINISHED if record.exit_status is None else FAILED
     variant = read_variant(record.variant)
     return Run(place, status, record.method, record.schedule, record.seed, variant=variant)
-
-
-# Flat: a key is the name of section and option, as on the command line.
-FlatSettings = Mapping[str, Any]
-# How long a step takes depends on these, apart from the freezing.
-WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
-        "emulation")  # fmt: skip
-SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing", LORA)
-# What a comparison varies by itself, where files lie, and what changes no metric.
-LEFT_OUT = frozenset({
-    "freezing.method", "freezing.seed", "data.seed", "training.seed",
-    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
-    "training.dataset_path", "training.gc_freq", "training.gc_debug", "model.hf_assets_path",
-    "model.tokenizer_path", "model.print_after_conversion",
-    "parallelism.pipeline_parallel_expert_parallel_overlap",
-})  # fmt: skip
-# Upstream's list of every stage's modules, and ours, from which it follows.
-_CUT, _PARTITION = "parallelism.module_fqns_per_model_part", "parallelism.partition"
-# Options of `compare run` that set these.
-_OPTIONS = {
-    "freezing.method": "--methods",
-    "parallelism.pipeline_parallel_schedule": "--schedules",
-    **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), "--seeds"),
-    "job.config_file": "CONFIG",
-    "job.dump_folder": "OUTPUT",
-}
-# As they stand in a variant; on the command line they are --key and --no_key.
-TRUTHS = {"true": True, "false": False}
-# Readers know options of these sections without their section.
-_SHORT = re.compile(r"^(freezing|parallelism|training)\.")
-_ASKED = re.compile(r"([a-z_]\w*(?:\.\w+)+)=([^,]+(?:,[^,]+)*)")
-
-
-def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Return the variants that ``--vary`` asks for: the product of all values of all keys.
-
-    Args:
-        texts: Each is such as ``freezing.max_freeze_ratio=0.2,0.4``. None gives one variant, of
-            no key.
-
-    Raises:
-        ValueError: If a text is not of that form, or names a key or a value twice, or a key that
-            the comparison sets by itself.
-    """
-    values: dict[str, list[str]] = {}
-    for text in texts:
-        match = _ASKED.fullmatch(text)
-        if match is None:
-            raise ValueError(
-                f"--vary is {text!r}; it must be a key and its values, such as "
-                "freezing.max_freeze_ratio=0.2,0.4"
-            )
-        key, listed = match.groups()
-        if key in _OPTIONS:
-            raise ValueError(f"--vary has {key}; use {_OPTIONS[key]} instead")
-        if key in values:
-            raise ValueError(f"--vary has {key} twice; give all its values at once")
-        values[key] = listed.split(",")
-        if len({_value(text) for text in values[key]}) < len(values[key]):
-            raise ValueError(f"--vary has {key}={listed}; name each value once")
-    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
-
-
-def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
-    """Return those keys of a variant that make another run of a method, or of its peer.
-
-    A run of none is the same one under every key of the freezing, and a method under the options
-    of another. Adapters have a section of their own and nothing of the freezing.
-    """
-    _, method = split_peer(name) or ("", name)
-    return {key: value for key, value in variant.items() if _concerns(key, method)}
-
-
-def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, Any]) -> str:
-    """Return what a reader calls a run."""
-    varied = [f"{_short(key)} {value}" for key, value in variant.items()]
-    return " ".join([schedule, name, *varied, f"seed {'-' if seed is None else seed}"])
-
-
-def variant_folder(variant: Mapping[str, str]) -> Path:
-    """Return a folder for the runs of a variant, another one for each."""
-    return Path(*(quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items()))
-
-
-def read_variant(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a variant as a run's settings have them: numbers and truths, if any."""
-    return {key: _value(text) for key, text in texts.items()}
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return TRUTHS.get(text, text)
-
-
-def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
-    """Tell whether steps of two runs have something else to do, as far as both are known.
-
-    How many steps there are is no part of it.
-    """
-    return any(
-        key in other and other[key] != value
-        for key, value in one.items()
-        if key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps"
-    )
-
-
-def variants(
-    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings] = ()
-) -> list[str]:
-    """Return of each run the settings in which it differs from other runs of its method.
-
-    Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
-    no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
-    counts in any case, and so does that a run was not asked for it.
-
-    Args:
-        method: Of all the runs.
-        settings: Of each run, flat, and empty where they are not known.
-        asked: The variant of each run; nothing if none was asked for.
-
-    Returns:
-        Texts such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
-    """
-    asked = asked or [{}] * len(settings)
-    counting = [
-        {
-            **{key: own[key] for key in own if _counts(key, method) and not _follows(key, own)},
-            **variant,
-        }
-        for own, variant in zip(settings, asked, strict=True)
-    ]
-    keys = set(itertools.chain.from_iterable(counting))
-    always = set(itertools.chain.from_iterable(asked))
-
-    def differs(key: str) -> bool:
-        known = {repr(own[key]) for own in counting if key in own}
-        return len(known) + (key in always and any(key not in own for own in counting)) > 1
-
-    apart = {key for key in keys if differs(key)}
-    return [_listed(own, apart) for own in counting]
-
-
-def _listed(own: FlatSettings, apart: Iterable[str]) -> str:
-    found = ((_short(key), value) for key, value in own.items() if key in apart)
-    return ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in found)
-
-
-def _short(key: str) -> str:
-    return _SHORT.sub("", key)
-
-
-def _follows(key: str, own: FlatSettings) -> bool:
-    """Return whether a key says what another one has led to."""
-    return key == _CUT and bool(own.get(_PARTITION))
-
-
-def _counts(key: str, method: str) -> bool:
-    """Return whether ``key`` may set runs of ``method`` apart."""
-    section = key.split(".")[0]
-    if section not in SECTIONS or key in LEFT_OUT:
-        return False
-    if split_peer(method) and key in PEER_KEYS:
-        return False
-    return _concerns(key, method)
-
-
-def _concerns(key: str, method: str) -> bool:
-    """Return whether ``key`` makes a difference to a run of ``method``, as far as that is known."""
-    section = key.split(".")[0]
-    if section == LORA:
-        return method == LORA
-    if section != "freezing":
-        return True
-    return method != LORA and freezes(method) and not _is_of_other_method(key, method)
-
-
-def _is_of_other_method(key: str, method: str) -> bool:
-    """Return whether ``key`` of the freezing is an option of a policy that ``method`` has not."""
-    others = registered_policies().keys() - method.split("+")
-    return any(section in others for section in key.split(".")[1:-1])
 
 
 def virtual_ends(

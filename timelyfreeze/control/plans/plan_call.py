@@ -102,7 +102,7 @@ class PlanCall:
         was_done = self._background.done
         with self._background as call:
             if not was_done:
-                call.hurry()  # beside other work, the priority of the background gets next to nothing
+                call.hurry()  # the lowest priority may get next to nothing beside other work
             solution = call.result(self.patience_s)
         if not was_done:
             logger.warning(

@@ -1,6 +1,6 @@
 """Outputs of a frozen front, kept by row: in memory, and in files behind the training."""
 
-from timelyfreeze.front.caching.cache import CacheUse, FrontCache, use_of_all, use_of_parts
+from timelyfreeze.front.caching.cache import FrontCache
 from timelyfreeze.front.caching.folder import (
     EntryFolder,
     FolderInUseError,
@@ -11,6 +11,7 @@ from timelyfreeze.front.caching.folder import (
 from timelyfreeze.front.caching.front import check_blocks, token_digest
 from timelyfreeze.front.caching.library import NamedRows
 from timelyfreeze.front.caching.store import ActivationStore
+from timelyfreeze.front.caching.use import CacheUse, use_of_all, use_of_parts
 
 __all__ = [
     "ActivationStore",

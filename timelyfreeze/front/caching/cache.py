@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from timelyfreeze.front.caching.folder import Row
 from timelyfreeze.front.caching.front import Front, digests, fingerprint, front_of
 from timelyfreeze.front.caching.store import ActivationStore
+from timelyfreeze.front.caching.use import CacheUse
 from timelyfreeze.front.caching.verdict import (
     N_COMPUTED,
     N_ENTERED,
@@ -369,56 +370,3 @@ def _all_say_yes(of_all: Sequence[bool | None]) -> bool:
     """Return whether all replicas say yes; None of ranks that cannot know."""
     told = [is_there for is_there in of_all if is_there is not None]
     return bool(told) and all(told)
-
-
-@dataclass(frozen=True)
-class CacheUse:
-    """Counts since the run began or was resumed.
-
-    Attributes:
-        batches: Batches with a frozen front.
-        entered: Those of them that began behind it.
-        memory_bytes: Rows in memory, now.
-        disk_bytes: Rows on the disk, now.
-        spent_ms: What reading, copying and digests of weights took of the training's time.
-        saved_ms: What the batches that began behind the front were shorter by, estimated from
-            measured times; None before any could be compared.
-        read_ahead: Rows of the disk that were in memory when they were needed.
-    """
-
-    batches: int
-    entered: int
-    memory_bytes: int
-    disk_bytes: int
-    spent_ms: float
-    saved_ms: float | None
-    read_ahead: int = 0
-
-
-def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
-    """Put together what the processes of a pipeline tell; all begin the same batches."""
-    saved_ms = [rank.saved_ms for rank in ranks if rank.saved_ms is not None]
-    return CacheUse(
-        batches=max(rank.batches for rank in ranks),
-        entered=max(rank.entered for rank in ranks),
-        memory_bytes=sum(rank.memory_bytes for rank in ranks),
-        disk_bytes=sum(rank.disk_bytes for rank in ranks),
-        spent_ms=sum(rank.spent_ms for rank in ranks),
-        saved_ms=max(saved_ms, default=None),
-        read_ahead=sum(rank.read_ahead for rank in ranks),
-    )
-
-
-def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
-    """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
-    if former is None or latest is None:
-        return former or latest
-    saved_ms = [part.saved_ms for part in (former, latest) if part.saved_ms is not None]
-    return replace(
-        latest,
-        batches=former.batches + latest.batches,
-        entered=former.entered + latest.entered,
-        spent_ms=former.spent_ms + latest.spent_ms,
-        saved_ms=sum(saved_ms) if saved_ms else None,
-        read_ahead=former.read_ahead + latest.read_ahead,
-    )

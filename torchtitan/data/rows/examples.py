@@ -17,20 +17,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.rows.messages import (
+from torchtitan.data.rows.errors import (
     BOM,
-    ROW_KINDS,
-    Conversation,
     DataError,
     DataExampleError,
     FieldError,
-    RowShape,
-    chat_messages,
     holds_lines,
     kind_of,
     open_rows,
-    row_shape,
 )
+from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
+from torchtitan.data.rows.messages import Conversation, chat_messages
 from torchtitan.data.rows.values import parse_value
 
 T = TypeVar("T")

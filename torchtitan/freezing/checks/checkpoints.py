@@ -25,7 +25,7 @@ from torchtitan.checkpoints.finished import (
     saved_keys,
     saved_values,
 )
-from torchtitan.data.rows.messages import has_rows
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
 from torchtitan.freezing.config import JobConfig, toml_key

@@ -35,7 +35,7 @@ from torchtitan.freezing.checks.upstream import (
     with_defaults,
 )
 from torchtitan.freezing.config import JobConfig, toml_key
-from torchtitan.freezing.report.steps import reference_errors
+from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.lora.checks.section import lora_errors
 
 

@@ -10,10 +10,9 @@ from typing import Any
 from torchtitan.models.llama3 import llama3_args
 
 from timelyfreeze.files import shown
-from torchtitan.data.chat_template import pad_id
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
-from torchtitan.data.rows.messages import (
+from torchtitan.data.rows.kinds import (
     INSTRUCT_DATASETS,
     has_rows,
     is_image_dataset,
@@ -30,6 +29,7 @@ from torchtitan.data.sources import (
     validation_sources,
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
+from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig, model_family

@@ -17,7 +17,7 @@ from timelyfreeze.policies import (
     makes_plan,
     parse_method,
 )
-from torchtitan.data.rows.messages import is_image_dataset
+from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.matrix import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards

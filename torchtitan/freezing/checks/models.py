@@ -18,7 +18,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import finished_steps
-from torchtitan.data.rows.messages import is_image_dataset
+from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order

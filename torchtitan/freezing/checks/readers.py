@@ -11,7 +11,7 @@ from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.loader import RANK_KEY, ResizableDataloader
 from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.data.rows.messages import has_rows, is_image_dataset
+from torchtitan.data.rows.kinds import has_rows, is_image_dataset
 from torchtitan.data.sources import DataSource, training_sources, validation_sources
 from torchtitan.data.validation import build_validation_loader
 from torchtitan.freezing.checks.checkpoints import start_of

@@ -11,7 +11,7 @@ from torchtitan.tools.utils import has_cuda_capability
 
 from timelyfreeze.cli.torchrun import NEXT
 from timelyfreeze.policies import PLANNED, makes_plan
-from torchtitan.data.rows.messages import (
+from torchtitan.data.rows.kinds import (
     IMAGES,
     INSTRUCT_DATASETS,
     has_rows,

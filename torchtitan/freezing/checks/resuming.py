@@ -17,7 +17,7 @@ from timelyfreeze.files import shown
 from timelyfreeze.policies import parse_method
 from torchtitan.checkpoints.finished import saved_shapes, saved_values
 from torchtitan.checkpoints.settings import changed_settings
-from torchtitan.data.rows.messages import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.flavors import chosen_args
 

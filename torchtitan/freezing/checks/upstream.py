@@ -16,7 +16,7 @@ from torchtitan.protocols.model_converter import _registry_model_converter_cls
 from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.data.rows.messages import IMAGES, INSTRUCT_DATASETS, has_rows
+from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
 from torchtitan.freezing.checks.pipeline import data_parallel_degree
 from torchtitan.freezing.config import JobConfig
 from torchtitan.upstream.fixes import SGD

@@ -24,7 +24,8 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
-from torchtitan.checkpoints.manager import MemoryCheckpoint, SafeCheckpointManager
+from torchtitan.checkpoints.handover import MemoryCheckpoint
+from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import first_batch, packed_batch

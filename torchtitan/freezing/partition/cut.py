@@ -19,7 +19,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.fronts.cases import layer_times
+from timelyfreeze.whatif.fronts.times import layer_times
 from timelyfreeze.whatif.grid import render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.loads import (

@@ -26,7 +26,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds, usable_cores
-from torchtitan.data.rows.messages import has_rows
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 from torchtitan.freezing.report.steps import Steps

@@ -11,7 +11,7 @@ from tests.timelyfreeze.compare.tables import GAIN
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs.asked import plan_jobs
 from timelyfreeze.compare.runs.jobs import Settings
-from timelyfreeze.compare.runs.run import parse_variants, variant_folder
+from timelyfreeze.compare.runs.variants import parse_variants, variant_folder
 from timelyfreeze.records import STEPS
 
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"

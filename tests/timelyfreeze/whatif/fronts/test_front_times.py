@@ -3,7 +3,7 @@
 import pytest
 
 from tests.timelyfreeze.whatif.stages_by_hand import FIRST, LAST, LAYER, MIDDLE, MODEL
-from timelyfreeze.whatif.fronts.cases import (
+from timelyfreeze.whatif.fronts.times import (
     front_times,
     frozen_layers,
     layer_times,

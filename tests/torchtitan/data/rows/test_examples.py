@@ -10,12 +10,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import (
     InstructExamples,
     is_local_path,
     read_examples,
 )
-from torchtitan.data.rows.messages import DataExampleError, chat_messages
+from torchtitan.data.rows.messages import chat_messages
 
 FIELDS = ("instruction", "output")
 ROWS = [

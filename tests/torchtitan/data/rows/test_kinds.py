@@ -1,6 +1,6 @@
 import pytest
 
-from torchtitan.data.rows.messages import INSTRUCT_DATASETS, RowShape, has_turns, row_shape
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, RowShape, has_turns, row_shape
 
 
 @pytest.mark.parametrize(

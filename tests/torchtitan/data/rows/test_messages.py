@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from torchtitan.data.chat_template import PLAIN_TEMPLATE, ChatTemplateError, Turn
+from torchtitan.data.chat_template import ChatTemplateError
+from torchtitan.data.rows.errors import FieldError
 from torchtitan.data.rows.messages import (
     Conversation,
-    FieldError,
     Message,
     alpaca_messages,
     chat_messages,
     completion_messages,
     sharegpt_messages,
 )
+from torchtitan.data.turns import PLAIN_TEMPLATE, Turn
 
 ASK = {"role": "user", "content": "2 and 2?"}
 SAY = {"role": "assistant", "content": "4"}

@@ -16,14 +16,9 @@ from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.order import ActionKind
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
-from torchtitan.freezing.profile.bench import (
-    LoneStage,
-    Microbatch,
-    Repeats,
-    Response,
-    profile_clock,
-)
+from torchtitan.freezing.profile.bench import Repeats, Response
 from torchtitan.freezing.profile.runs import Profile, profile_stages
+from torchtitan.freezing.profile.stage import LoneStage, Microbatch, profile_clock
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 

@@ -12,7 +12,7 @@ from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.steps import (
+from torchtitan.freezing.report.losses import (
     FiniteWatch,
     Losses,
     Target,

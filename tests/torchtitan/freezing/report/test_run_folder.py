@@ -5,8 +5,8 @@ import pytest
 
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.losses import Losses
 from torchtitan.freezing.report.run_folder import OutputGuard, describe, free_name, number_former
-from torchtitan.freezing.report.steps import Losses
 
 
 def test_two_runs_of_one_name_get_two_folders(tmp_path):

@@ -1,0 +1,124 @@
+"""Which layer of the model each tensor of a pipeline belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IN_FRONT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLayout:
+    """Tensors of all stages, stage after stage, in each stage in the order of its parameters.
+
+    Attributes:
+        names: The n parameter names, each once.
+        sizes: Number of elements of each, int64, shape [n].
+        stages: Stage that holds each, int64, shape [n].
+        layers: Layer of each, int64, shape [n]: 0 to L - 1 for the transformer blocks from front to
+            back, -1 for what comes before them (the embedding), L for what comes after (the final
+            norm and the head).
+        n_layers: Number of transformer blocks L.
+    """
+
+    names: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    layers: NDArray[np.int64]
+    n_layers: int
+
+    def of_stage(self, stage: int) -> NDArray[np.int64]:
+        """Positions of a stage's tensors, int64, in the order of its parameters."""
+        return np.flatnonzero(self.stages == stage)
+
+    def prefix(self, n_layers: int) -> NDArray[np.bool_]:
+        """Mark the tensors of the first ``n_layers`` transformer blocks; bool, shape [n].
+
+        The embedding goes with the first layer: while it is trained, the chain of input gradients
+        has to run through everything behind it, and freezing the front would save little.
+
+        Raises:
+            ValueError: If there are not so many layers.
+        """
+        if not 0 <= n_layers <= self.n_layers:
+            raise ValueError(
+                f"a prefix of {n_layers} layers is asked for; the model has {self.n_layers}"
+            )
+        if n_layers == 0:
+            return np.zeros(len(self.names), dtype=np.bool_)
+        return self.layers < n_layers
+
+    def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
+        in_blocks = (self.layers >= 0) & (self.layers < self.n_layers)
+        sums = np.zeros(self.n_layers, dtype=np.float64)
+        np.add.at(sums, self.layers[in_blocks], np.asarray(values, dtype=np.float64)[in_blocks])
+        return sums
+
+
+def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout:
+    """Put the stages of a pipeline together.
+
+    A tensor's layer is read from the first number in its name (``layers.7.attention.wq.weight``),
+    as every model of the kind has it. Layers are counted in the order in which they come, so their
+    numbers need not start at 0.
+
+    Args:
+        stages: For every stage, names and numbers of elements of its parameters, in order.
+
+    Raises:
+        ValueError: If a name occurs twice, a layer is spread over places that are not next to each
+            other, or no name has a number.
+    """
+    tensors = [(stage, name, size) for stage in sorted(stages) for name, size in stages[stage]]
+    names = [name for _, name, _ in tensors]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"parameter {twice!r} is in the model twice; policies need names that are "
+            "unique over all stages, with the layer's number in the whole model: keep the blocks "
+            "of a stage in nn.ModuleDict({'3': block, ...})"
+        )
+    numbers = [_layer_number(name) for name in names]
+    order = list(dict.fromkeys(number for number in numbers if number is not None))
+    if not order:
+        raise ValueError(
+            "no parameter name has a layer number (as in layers.0.attention.wq.weight), so layers "
+            f"cannot be told apart; names begin with {names[:3]}; keep the blocks of a stage in "
+            "nn.ModuleDict({'3': block, ...})"
+        )
+    index = {number: layer for layer, number in enumerate(order)}
+    layers: list[int] = []
+    for number in numbers:
+        if number is not None:
+            layers.append(index[number])
+        else:
+            seen_a_layer = any(layer >= 0 for layer in layers)
+            layers.append(len(order) if seen_a_layer else IN_FRONT)
+    inner = [layer for layer in layers if 0 <= layer < len(order)]
+    if inner != sorted(inner):
+        raise ValueError(
+            "the layers of the model are not in order from the first stage to the last; "
+            "freezing from the front needs them so"
+        )
+    return ModelLayout(
+        names=tuple(names),
+        sizes=_read_only([size for _, _, size in tensors]),
+        stages=_read_only([stage for stage, _, _ in tensors]),
+        layers=_read_only(layers),
+        n_layers=len(order),
+    )
+
+
+def _layer_number(name: str) -> int | None:
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+
+
+def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
+    array = np.array(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,86 @@
+"""What is wrong with data: which file, which example, which field."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import IO, Any
+
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+BOM = b"\xef\xbb\xbf"  # which some programs put in front of UTF-8
+
+
+class DataError(ValueError):
+    """Data cannot be read, or gives a run no batches; the message says which data and why."""
+
+    def __init__(self, message: str) -> None:
+        # What a loader's worker raised, torch hands on as a text that ends like a stack trace.
+        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
+
+
+class FieldError(ValueError):
+    """An example breaks the shape of its kind; readers, which raise it, know no place.
+
+    Args:
+        field: Name of the field, such as ``output`` or ``conversations[2].from``.
+        problem: What was found and what was expected.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field '{field}' {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class DataExampleError(DataError):
+    """An example of a data set cannot be used.
+
+    Args:
+        file: File or hub name.
+        example: Line number from 1 for JSON on lines, index from 0 for lists, parquet and the hub;
+            None when the file as a whole cannot be read.
+        problem: What was found and what was expected.
+        field: Name of the field, or None when the example as a whole is broken.
+    """
+
+    def __init__(
+        self, file: str, example: int | None, problem: str, field: str | None = None
+    ) -> None:
+        unit = "line" if example is not None and holds_lines(file) else "example"
+        place = file if example is None else f"{file}, {unit} {example}"
+        super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
+        self.file = file
+        self.example = example
+        self.field = field
+        self.problem = problem
+
+
+def holds_lines(file: str) -> bool:
+    """Return whether each line of a file is a row: of JSON, whatever its name, that is no list."""
+    if not file.endswith((".json", ".jsonl", ".jsonl.gz")):
+        return False
+    try:
+        with open_rows(file) as stream:
+            return not stream.read(4096).removeprefix(BOM).lstrip().startswith(b"[")
+    except (OSError, EOFError, zlib.error):
+        return True
+
+
+def open_rows(file: str) -> IO[bytes]:
+    """Open a file of JSON, which may be packed."""
+    return gzip.open(file) if file.endswith(".gz") else open(file, "rb")
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
+    return _KINDS.get(type(value), type(value).__name__)

@@ -1,0 +1,134 @@
+"""The kinds of rows that are known by their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchtitan.data.rows.messages import (
+    TOOLS,
+    MessageReader,
+    alpaca_messages,
+    chat_messages,
+    completion_messages,
+    sharegpt_messages,
+)
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """A kind of instruction data.
+
+    Attributes:
+        fields: What every row has, and what it may have besides, by their usual names.
+        messages: Makes messages of a row.
+        default_path: Its data set on the hub where no place is named, if it has one.
+    """
+
+    fields: tuple[str, ...]
+    optional: tuple[str, ...]
+    messages: MessageReader
+    default_path: str | None = None
+
+
+# In the order in which they are looked for: rows with messages often have a prompt too.
+ROW_KINDS = {
+    "messages": RowKind(("messages",), (TOOLS,), chat_messages),
+    "sharegpt": RowKind(("conversations",), (TOOLS,), sharegpt_messages, "teknium/OpenHermes-2.5"),
+    "prompt_completion": RowKind(("prompt", "completion"), (TOOLS,), completion_messages),
+    "alpaca": RowKind(
+        ("instruction", "output"), ("input",), alpaca_messages, "vicgalle/alpaca-gpt4"
+    ),
+}
+
+
+AUTO = "auto"
+
+
+INSTRUCT_DATASETS = (AUTO, *ROW_KINDS)
+
+
+IMAGES = "images"
+
+
+def is_instruct_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names instruction data; other names are upstream's."""
+    return name.lower() in INSTRUCT_DATASETS
+
+
+def is_image_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names pictures and their classes."""
+    return name.lower() == IMAGES
+
+
+def has_rows(name: str) -> bool:
+    """Whether a data set has numbered examples, of instructions or pictures.
+
+    Its epochs have a known length, some examples can be held out, and any number of replicas goes
+    on where others have stopped.
+    """
+    return is_instruct_dataset(name) or is_image_dataset(name)
+
+
+def has_turns(name: str) -> bool:
+    """Whether examples of the data set ``name`` may have several answers."""
+    return is_instruct_dataset(name) and name.lower() != "alpaca"
+
+
+class RowShape(NamedTuple):
+    """What the rows of a source are.
+
+    Args:
+        kind: A name in :data:`ROW_KINDS`.
+        required: For each field that a row must have its column.
+        optional: Likewise for fields that it may have.
+    """
+
+    kind: str
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+
+    def told(self, there: Sequence[str]) -> str:
+        """Return the kind and its columns, as far as a row has them, for people."""
+        columns = {**self.required, **self.optional}
+        names = [
+            column if field == column else f"{column} (as {field})"
+            for field, column in columns.items()
+            if column in there
+        ]
+        return f"rows of kind {self.kind!r}, columns {', '.join(names)}"
+
+
+def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowShape:
+    """Return what rows are, by the columns of the first.
+
+    Args:
+        name: A kind, or "auto": the first kind all of whose columns are there.
+        there: The columns of the first row.
+        named: Columns that are called otherwise than their field. Where one is not there, the
+            field's own name is looked for, so that sources may differ.
+
+    Raises:
+        ValueError: If the rows are of no kind.
+    """
+
+    def column(field: str) -> str:
+        wanted = named.get(field) or field
+        return field if wanted not in there and field in there else wanted
+
+    def shape(kind: str) -> RowShape:
+        spec = ROW_KINDS[kind]
+        required, optional = ({f: column(f) for f in fs} for fs in (spec.fields, spec.optional))
+        return RowShape(kind, required, optional)
+
+    if name != AUTO:
+        return shape(name)
+    for found in map(shape, ROW_KINDS):
+        if set(found.required.values()) <= set(there):
+            return found
+    kinds = "; ".join(f"{', '.join(spec.fields)} ({kind})" for kind, spec in ROW_KINDS.items())
+    raise ValueError(
+        f"has the columns {list(there)}, of which no kind of rows is made: {kinds}; name columns "
+        "that are called otherwise in [data.columns]"
+    )

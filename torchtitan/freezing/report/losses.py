@@ -1,0 +1,193 @@
+"""A run's losses: watched, reported, and measured against those of another run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.files import parse_json
+from timelyfreeze.records import (
+    ACCURACIES,
+    LOSSES,
+    WINDOW,
+    AccuracyRow,
+    RunSummary,
+    last_running_mean,
+    seconds_to_reach,
+)
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+
+# What a validation of pictures counts besides its loss.
+_SCORES = {f"validation_{name}": f"validation_metrics/{name}" for name in ("top1", "top5")}
+
+
+class Losses(RunPart):
+    """Writes logged losses and those of validations, ``losses.csv``, and accuracies of pictures."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._logged: list[tuple[int, float]] = []
+        self._last_step = 0
+        self._validation: dict[str, float] = {}
+        self._append("step,seconds,train_loss,validation_loss")
+
+    def log_step(self, logged: LoggedStep) -> None:
+        """Keep a training loss until its step has ended and its time is known."""
+        self._logged.append((logged.step, logged.loss))
+
+    def end_step(self, ended: EndedStep) -> None:
+        """Write the loss of the step, if it was logged."""
+        self._last_step = ended.step
+        if self._logged and self._logged[-1][0] == ended.step:
+            self._append(f"{ended.step},{self.run.seconds:.3f},{self._logged[-1][1]!r},")
+
+    def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
+        """Write a validation; the last one counts."""
+        counted = {f: scores[metric] for f, metric in _SCORES.items() if metric in scores}
+        self._validation = {"validation_loss": loss} | counted
+        self._append(f"{step},{self.run.seconds:.3f},,{loss!r}")
+        if len(counted) == len(_SCORES):
+            self.run.append(ACCURACIES, [AccuracyRow(step, self.run.seconds, *counted.values())])
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return the last losses; that of training is the mean of the last tenth of the steps."""
+        if not self._logged:
+            return dict(self._validation)
+        n_last = max(1, self._last_step // 10)
+        recent = [loss for step, loss in self._logged if step > self._last_step - n_last]
+        last = self._logged[-1][1]
+        return {
+            "train_loss": statistics.fmean(recent or [last]),
+            "last_loss": last,
+            **self._validation,
+        }
+
+    def _append(self, row: str) -> None:
+        # Opened for each row: what is closed is not lost in a crash.
+        if self.run.is_shown:
+            with self.run.guard.writing(), (self.run.folder / LOSSES.name).open("a") as file:
+                file.write(row + "\n")
+
+
+class FiniteWatch(RunPart):
+    """Warns at the first step of each spell that is not finite; upstream trains on."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._was_finite = True
+
+    def log_step(self, logged: LoggedStep) -> None:
+        is_finite = math.isfinite(logged.loss) and math.isfinite(logged.grad_norm)
+        was_finite, self._was_finite = self._was_finite, is_finite
+        if not is_finite and was_finite and self.run.is_shown:
+            logger.warning(_not_finite(logged))
+
+
+def _not_finite(logged: LoggedStep) -> str:
+    text = f"Step {logged.step} has loss {logged.loss:g} and gradient norm {logged.grad_norm:g}"
+    mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
+    if logged.phase is not None:
+        applied = {} if logged.metrics is None else logged.metrics.applied_stage_ratios
+        ratios = " ".join(f"{s}:{r:.2f}" for s, r in applied.items()) or "unknown"
+        text += f", in freezing phase {logged.phase.value}, frozen of each stage: {ratios}"
+        mend += ", or a lower freezing.max_freeze_ratio"
+    return f"{text}; weights that are not finite stay so: {mend}"
+
+
+_KEY = "report.reference_run"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run has to reach."""
+
+    folder: Path  # of the reference run
+    loss: float  # its last training loss, mean of ``WINDOW`` logged ones
+    seconds: float  # when its own mean first came down to that
+    device: str | None  # what it ran on; None if it does not say
+
+
+class Reference(RunPart):
+    """Holds the run against another one, read before so that what becomes of it does no harm."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        name = run.config.report.reference_run
+        self._target = read_reference(Path(name)) if name is not None and run.is_shown else None
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return what the other run came to, and when this one got there."""
+        if (target := self._target) is None:
+            return {}
+        return {
+            "reference_run": str(target.folder),
+            "reference_device": target.device,
+            "reference_loss": target.loss,
+            "reference_seconds": target.seconds,
+            "seconds_to_reference_loss": seconds_to_loss_of(target, self.run.folder),
+        }
+
+
+def read_reference(folder: Path) -> Target:
+    """Read what a run ended with.
+
+    Raises:
+        ValueError: If there is no such run, or it has not logged losses enough.
+    """
+    key = f"{_KEY} is {str(folder)!r}, which"
+    if not folder.is_dir():
+        raise ValueError(f"{key} is no folder; name that of a run")
+    if not (folder / LOSSES.name).is_file():
+        raise ValueError(f"{key} has no {LOSSES.name}; name that of a run")
+    try:
+        curve = training_curve(folder)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{key} cannot be read: {error}") from error
+    loss = last_running_mean(curve, WINDOW)
+    seconds = None if loss is None else seconds_to_reach(curve, loss, WINDOW)
+    if loss is None or seconds is None:
+        raise ValueError(
+            f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
+            "be numbers"
+        )
+    return Target(folder, loss, seconds, _device(folder))
+
+
+def reference_errors(config: JobConfig) -> Iterator[str]:
+    """Say what is wrong with the reference run, if one is named."""
+    if config.report.reference_run is not None:
+        try:
+            read_reference(Path(config.report.reference_run))
+        except ValueError as error:
+            yield str(error)
+
+
+def training_curve(folder: Path) -> list[tuple[float, float]]:
+    """Return seconds and loss of each step whose training loss was logged.
+
+    Raises:
+        OSError: If there are no losses.
+        ValueError: If they cannot be read.
+    """
+    rows = LOSSES.read(folder)
+    return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]
+
+
+def seconds_to_loss_of(target: Target, folder: Path) -> float | None:
+    """Return when the run in ``folder`` got to the loss of ``target``; None if it never did."""
+    return seconds_to_reach(training_curve(folder), target.loss, WINDOW)
+
+
+def _device(folder: Path) -> str | None:
+    try:
+        device = parse_json((folder / "summary.json").read_bytes()).get("device")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return device if isinstance(device, str) else None

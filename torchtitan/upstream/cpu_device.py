@@ -1,0 +1,80 @@
+"""What TorchTitan asks of a device module, answered for a CPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_STATUS = Path("/proc/self/status")
+
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class CpuDevice:
+    """The CPU in the shape of ``torch.cuda``: one device, index 0, always in step with the host."""
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True: there is always a CPU."""
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        """Return 1: all processes of a host share its CPU."""
+        return 1
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        """Do nothing: there is one device, and its work is done when a call returns."""
+
+    set_device = empty_cache = synchronize
+
+    @staticmethod
+    def current_device() -> int:
+        """Return 0."""
+        return 0
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        """Return the processor's model name."""
+        return _entry(_CPUINFO, "model name") or platform.processor() or platform.machine()
+
+    @staticmethod
+    def get_device_properties(device: Any = None) -> SimpleNamespace:
+        """Return an object with ``total_memory`` in bytes."""
+        return SimpleNamespace(
+            total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        )
+
+    @staticmethod
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        """Return the peak resident set in bytes, under the CUDA allocator's names."""
+        resident_kb = _entry(_STATUS, "VmHWM")  # such as "1234 kB"
+        peak = int(resident_kb.split()[0]) * 1024 if resident_kb else -1
+        return {
+            "active_bytes.all.peak": peak,
+            "reserved_bytes.all.peak": peak,
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+        }
+
+    @staticmethod
+    def reset_peak_memory_stats(device: Any = None) -> None:
+        """Start a new peak, where the kernel lets a process do that."""
+        try:
+            _CLEAR_REFS.write_text("5")  # proc(5): resets the peak resident set size
+        except OSError:
+            return  # the peak then stays that of the whole run
+
+
+def _entry(file: Path, key: str) -> str | None:
+    """Return what the first line of ``file`` that begins with ``key`` has behind its colon."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
