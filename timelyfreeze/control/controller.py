@@ -354,7 +354,8 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         if self._subspaces is not None:
-            if self._planner is not None and self.phase in (Phase.WARMUP, Phase.UPPER_BOUND):
+            is_exact = self.phase in (Phase.WARMUP, Phase.UPPER_BOUND)
+            if self._planner is not None and is_exact and self._batch_index == 0:
                 self._planner.measured.energies = self._subspaces.energies()
             self._subspaces.end_batch(self._batch_index, self._n_microbatches)
         self._updates.add_batch(set_up.masks)

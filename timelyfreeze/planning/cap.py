@@ -88,23 +88,34 @@ def _plan(
         time_limit_s=choices.time_limit_s,
         skips_grads=choices.skips_grads,
     )
-    return replace(plan, steps_factor=steps_factor(dag, plan.ratios, bounds.captured))
+    factor = steps_factor(dag, plan.ratios, bounds.captured, bounds.captured_mean)
+    return replace(plan, steps_factor=factor)
 
 
 # No mean gradient is left of a tensor that is always frozen; it learns nothing at all.
 _MAX_RATIO = 0.99
 
 
-def steps_factor(dag: PipelineDag, ratios: NDArray[np.float64], captured: float = 0.0) -> float:
+def steps_factor(
+    dag: PipelineDag, ratios: NDArray[np.float64], captured: float = 0.0, captured_mean: float = 0.0
+) -> float:
     """Return how many times as many steps a plan takes: sqrt(1 + V), V the mean over stages.
+
+    A batch's gradient has 1 - r (1 - c) of its energy, nearly all of it noise, and 1 - r (1 - m) of
+    the mean gradient. A step that is divided by the root of that energy then moves (1 - r (1 - m))
+    / sqrt(1 - r (1 - c)) as far as without freezing; V follows from that, and is never below 0.
 
     Args:
         dag: Precedence graph of A actions.
         ratios: Shape [A].
         captured: c, in [0, 1].
+        captured_mean: m, in [0, 1].
     """
     means = [
         float(ratios[(dag.stages == stage) & dag.freezable].mean()) for stage in range(dag.n_stages)
     ]
-    most = np.minimum((1.0 - captured) * np.array(means), _MAX_RATIO)
-    return math.sqrt(1.0 + float((most / (1.0 - most)).mean()))
+    energy, mean = (
+        1.0 - np.minimum((1.0 - part) * np.array(means), _MAX_RATIO)
+        for part in (captured, captured_mean)
+    )
+    return math.sqrt(1.0 + float(np.maximum(energy / mean**2 - 1.0, 0.0).mean()))

@@ -67,10 +67,18 @@ def solve_from_times(
     """
     order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
-    inside, whole = np.sum([each.energies for each in ranks], axis=0).tolist()
-    captured = inside / whole if whole > 0.0 else 0.0
-    bounds = replace(bounds, outside_ms=outside_ms, captured=captured)
+    captured, captured_mean = _captured([each.energies for each in ranks])
+    bounds = replace(bounds, outside_ms=outside_ms, captured=captured, captured_mean=captured_mean)
     return solve_from_bounds(order, bounds, choices)
+
+
+def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return what subspaces hold of the gradients' energy, and of the mean gradient."""
+    inside, whole, agreed_inside, agreed = np.sum(energies, axis=0).tolist()
+    captured = inside / whole if whole > 0.0 else 0.0
+    mean = agreed_inside / agreed if agreed > 0.0 else -1.0
+    # Noise of the measurement can bring more than all, or less than nothing.
+    return captured, mean if 0.0 <= mean <= 1.0 else captured
 
 
 def solve_from_bounds(
@@ -132,14 +140,15 @@ class RankTimes:
         outside_ms: What steps took besides their batches, for each of them; in this process, which
             may have waited for others.
         warmup: Times of the batches before, which nothing is planned from.
-        energies: What the gradients of linear weights had inside of their subspaces, and in all.
+        energies: What the gradients of linear weights had inside of their subspaces, and in all,
+            and what those of batches in a row agreed on, inside and in all.
     """
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     outside_ms: tuple[float, ...] = ()
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
-    energies: tuple[float, float] = (0.0, 0.0)
+    energies: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
 
 def bounds_from_times(

@@ -54,6 +54,7 @@ class DurationBounds:
             (``interval``); None where too few batches were timed.
         captured: Part of the gradients' energy that frozen weights keep; 0 where frozen means
             nothing.
+        captured_mean: The same of the mean gradient, which all batches share.
     """
 
     min_ms: NDArray[np.float64]
@@ -64,6 +65,7 @@ class DurationBounds:
     outside_ms: float = 0.0
     interval_factor: float | None = None
     captured: float = 0.0
+    captured_mean: float = 0.0
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""
@@ -258,6 +260,7 @@ class BoundsTable:
         outside_ms: As in ``DurationBounds``.
         interval_factor: As in ``DurationBounds``.
         captured: As in ``DurationBounds``.
+        captured_mean: As in ``DurationBounds``.
     """
 
     pairs: Mapping[Action, tuple[float, float]]
@@ -267,6 +270,7 @@ class BoundsTable:
     outside_ms: float
     interval_factor: float | None
     captured: float
+    captured_mean: float
 
 
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
@@ -274,7 +278,7 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
 
     An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
     ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1), ``outside_ms``,
-    ``interval_factor`` and ``captured``.
+    ``interval_factor``, ``captured`` and ``captured_mean``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -293,7 +297,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         f'  "p2p_latency_ms": {latency},\n'
         f'  "outside_ms": {json.dumps(bounds.outside_ms)},\n'
         f'  "interval_factor": {json.dumps(bounds.interval_factor)},\n'
-        f'  "captured": {json.dumps(bounds.captured)}\n}}\n'
+        f'  "captured": {json.dumps(bounds.captured)},\n'
+        f'  "captured_mean": {json.dumps(bounds.captured_mean)}\n}}\n'
     )
 
 
@@ -325,6 +330,7 @@ def parse_bounds(data: Any) -> BoundsTable:
         number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
         None if factor is None else number_of("interval_factor", factor, least=1.0),
         number_of("captured", data.get("captured", 0.0), least=0.0),
+        number_of("captured_mean", data.get("captured_mean", 0.0), least=0.0),
     )
 
 
@@ -353,6 +359,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         outside_ms=table.outside_ms,
         interval_factor=table.interval_factor,
         captured=table.captured,
+        captured_mean=table.captured_mean,
     )
     validate_bounds(dag, bounds)
     return bounds

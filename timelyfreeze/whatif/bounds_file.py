@@ -60,6 +60,7 @@ class BoundsFile:
     # it is not told.
     interval_factor: float | None = None
     captured: float = 0.0  # part of the gradients' energy that frozen weights keep
+    captured_mean: float = 0.0  # and of the mean gradient
 
     @property
     def n_ranks(self) -> int | None:
@@ -160,6 +161,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
         table.outside_ms,
         table.interval_factor,
         table.captured,
+        table.captured_mean,
     )
     if not file.keeps_overhead:
         _without_overhead(file)

@@ -170,7 +170,12 @@ class ScheduleCases:
                 times = self.model.times(split)
             bounds = self.links.added_to(dag, bounds_from_times(dag, times))
         outside_ms = self.grid.outside_ms / self.grid.batches
-        return replace(bounds, outside_ms=outside_ms, captured=file.captured)
+        return replace(
+            bounds,
+            outside_ms=outside_ms,
+            captured=file.captured,
+            captured_mean=file.captured_mean,
+        )
 
     @property
     def links(self) -> Links:

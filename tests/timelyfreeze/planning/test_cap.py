@@ -42,8 +42,8 @@ def test_the_cap_is_the_smallest_that_keeps_three_quarters_of_the_best_gain() ->
 
 def test_the_more_frozen_weights_keep_the_more_is_frozen() -> None:
     plans = [
-        chosen_plan(DAG, replace(BOUNDS, captured=captured), SolverChoices(AUTO))
-        for captured in (0.0, 0.4, 1.0)
+        chosen_plan(DAG, replace(BOUNDS, captured=part, captured_mean=part), SolverChoices(AUTO))
+        for part in (0.0, 0.4, 1.0)
     ]
     sums = [plan.ratios.sum() for plan in plans]
     assert sums[0] < sums[1] < sums[2]

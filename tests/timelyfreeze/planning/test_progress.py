@@ -28,8 +28,28 @@ def test_tensors_count_by_the_mean_of_their_stage() -> None:
 
 def test_what_frozen_weights_keep_is_not_lost() -> None:
     every = np.where(DAG.freezable, 0.5, 0.0)
-    assert steps_factor(DAG, every, captured=0.5) == pytest.approx((1.0 + 0.25 / 0.75) ** 0.5)
-    assert steps_factor(DAG, every, captured=1.0) == 1.0
+    assert steps_factor(DAG, every, 0.5, 0.5) == pytest.approx((1.0 + 0.25 / 0.75) ** 0.5)
+    assert steps_factor(DAG, every, 1.0, 1.0) == 1.0
+    assert steps_factor(DAG, every, 0.4, 0.6) == pytest.approx(0.7**0.5 / 0.8)
+    assert steps_factor(DAG, every, 0.2, 0.9) == 1.0, "less noise is no promise of fewer steps"
+
+
+@pytest.mark.parametrize("frozen", [0.3, 0.7])
+def test_a_step_in_subspaces_shrinks_as_estimated(frozen: float) -> None:
+    """50 weights, a subspace of 20 that has two thirds of the mean gradient, noise alike in all."""
+    rng = np.random.default_rng(0)
+    n, inside, n_microbatches, draws = 50, 20, 8, 4000
+    mean = np.where(np.arange(n) < inside, (2 / 3 / inside) ** 0.5, (1 / 3 / (n - inside)) ** 0.5)
+    gradients = 0.3 * mean + rng.standard_normal((draws, n_microbatches, n))
+    live = rng.random((draws, n_microbatches, 1)) >= frozen
+    kept = gradients * (live | (np.arange(n) < inside))
+
+    def progress(sums: np.ndarray) -> float:
+        return float((sums @ mean).mean() / np.sqrt((sums**2).sum(axis=1).mean()))
+
+    slower = progress(gradients.sum(axis=1)) / progress(kept.sum(axis=1))
+    every = np.where(DAG.freezable, frozen, 0.0)
+    assert slower == pytest.approx(steps_factor(DAG, every, inside / n, 2 / 3), rel=0.05)
 
 
 def test_a_stage_that_is_always_frozen_is_no_error() -> None:

@@ -106,10 +106,15 @@ def test_without_messages_the_interval_is_that_of_the_batches() -> None:
 def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     ranks = [
         replace(rank(row), energies=found)
-        for row, found in zip(ROWS, [(1.0, 4.0), (3.0, 4.0)], strict=True)
+        for row, found in zip(ROWS, [(1.0, 4.0, 2.0, 2.0), (3.0, 4.0, 1.0, 2.0)], strict=True)
     ]
-    assert solve_from_times(ranks, ORDER, SolverChoices(0.5)).bounds.captured == 0.5
-    assert solve_from_times(list(map(rank, ROWS)), ORDER, SolverChoices(0.5)).bounds.captured == 0.0
+    bounds = solve_from_times(ranks, ORDER, SolverChoices(0.5)).bounds
+    assert (bounds.captured, bounds.captured_mean) == (0.5, 0.75)
+    for agreed in ((-1.0, 2.0), (3.0, 2.0), (0.0, 0.0), (-2.0, -1.0)):
+        noisy = [replace(ranks[0], energies=(2.0, 4.0, *agreed)), rank(ROWS[1])]
+        assert solve_from_times(noisy, ORDER, SolverChoices(0.5)).bounds.captured_mean == 0.5
+    bounds = solve_from_times(list(map(rank, ROWS)), ORDER, SolverChoices(0.5)).bounds
+    assert (bounds.captured, bounds.captured_mean) == (0.0, 0.0)
 
 
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:

@@ -59,12 +59,15 @@ def message(path: Path) -> str:
 
 
 def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
-    bounds = replace(random_bounds(DAG, seed=3), interval_factor=1.25, captured=0.7)
+    bounds = replace(
+        random_bounds(DAG, seed=3), interval_factor=1.25, captured=0.7, captured_mean=0.8
+    )
     text = bounds_file_text(DAG, bounds, NOTES)
     file = read_bounds_file(save(tmp_path, text))
     assert file.notes == NOTES
     assert file.interval_factor == bounds_from_json(DAG, text).interval_factor == 1.25
     assert file.captured == bounds_from_json(DAG, text).captured == 0.7
+    assert file.captured_mean == bounds_from_json(DAG, text).captured_mean == 0.8
     assert (file.n_stages, file.n_microbatches, file.n_ranks) == (2, 2, 2)
     for i, action in enumerate(DAG.actions):
         assert file.bounds[action] == (bounds.min_ms[i], bounds.max_ms[i])

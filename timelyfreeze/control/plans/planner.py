@@ -337,7 +337,8 @@ class Measured:
         warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
         transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
         outside_ms: What each timed step took besides its batches, for each of them.
-        energies: What the last exact gradients had inside of subspaces, and in all.
+        energies: What the last exact gradients had inside of subspaces, and in all; and what those
+            so far agreed on (``runtime.low_rank.Energies``).
     """
 
     def __init__(self) -> None:
@@ -345,7 +346,7 @@ class Measured:
         self.warmup = Samples()
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
         self.outside_ms: list[float] = []
-        self.energies = (0.0, 0.0)
+        self.energies: tuple[float, ...] = (0.0,) * 4
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
@@ -372,5 +373,4 @@ class Measured:
         self.times.load_plain(plain["samples"])
         self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
         self.outside_ms = list(plain["outside_ms"])
-        inside, whole = plain["energies"]
-        self.energies = (inside, whole)
+        self.energies = tuple(plain["energies"])

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from timelyfreeze.runtime.low_rank.subspace import (
-    energies,
-    first_basis,
-    is_of_inputs,
-)
+from timelyfreeze.runtime.low_rank.subspace import first_basis, is_of_inputs
 from timelyfreeze.settings import key
 
 
@@ -154,15 +150,6 @@ class LowRankLayers:
         self._sums.clear()
         self._casts.clear()
         self._postponed.clear()
-
-    def energies(self) -> Tensor:
-        """Return what all gradients have inside of the subspaces, and in all; shape [2]."""
-        found = [
-            energies(self.bases[name], weight.grad)
-            for name, weight in self._weights.items()
-            if weight.grad is not None
-        ]
-        return torch.stack(found).sum(0) if found else torch.zeros(2)
 
     # -- layers ------------------------------------------------------------------------------------
 

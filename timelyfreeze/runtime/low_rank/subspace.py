@@ -34,7 +34,7 @@ def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
         Shape [d, k], orthonormal columns.
     """
     d = min(weight.shape)
-    return _orthonormal(_random(d, min(rank, d), seed, 0, name)).to(weight.device)
+    return _orthonormal(random_columns(d, min(rank, d), seed, 0, name)).to(weight.device)
 
 
 def next_basis(
@@ -67,7 +67,7 @@ def next_basis(
     if product is None:
         return basis
     turned = _orthonormal(product)
-    tried = _random(basis.shape[0], 1, seed, step, name, place).to(basis.device)
+    tried = random_columns(basis.shape[0], 1, seed, step, name, place).to(basis.device)
     kept = turned[:, :-1]
     for _ in range(2):  # once more for what rounding left of the others
         tried -= kept @ (kept.t() @ tried)
@@ -112,7 +112,8 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _random(n: int, k: int, seed: int, step: int, name: str, place: int = 0) -> Tensor:
+def random_columns(n: int, k: int, seed: int, step: int, name: str, place: int = 0) -> Tensor:
+    """Return normal numbers, float32, shape [n, k]; the same in each process."""
     # Philox by seed, step and name: no state to keep, and all processes draw alike.
     numbers = mask_rng(seed, step, place, 0, zlib.crc32(name.encode())).standard_normal((n, k))
     return torch.from_numpy(numbers).float()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from timelyfreeze.runtime.low_rank.captured import CapturedMeter, Energies
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.subspace import lifted, next_basis, projected
 from timelyfreeze.settings import key
@@ -38,6 +39,7 @@ class Subspaces:
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
         self._layers, self._seed, self._step, self._n_turns = tuple(layers), seed, 0, 1
+        self._captured, self._is_measured = CapturedMeter(seed), False
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step.
@@ -47,15 +49,20 @@ class Subspaces:
             is_warm: Whether it comes after the warm-up.
         """
         self._step, self._n_turns = step, 1 if is_warm else _ITERATIONS
+        if not self._is_measured:
+            self._captured.forget()
+        self._is_measured = False
 
-    def energies(self) -> tuple[float, float]:
+    def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
 
         To be called before :meth:`end_batch`: directions are not to be judged by the gradient that
         they were turned by.
         """
-        inside, whole = sum((layers.energies() for layers in self._layers), torch.zeros(2)).tolist()
-        return inside, whole
+        self._is_measured = True
+        return self._captured.measure(
+            (name, weight, layers.bases[name]) for layers, name, weight in self._weights()
+        )
 
     def end_batch(self, index: int, n_microbatches: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
@@ -80,11 +87,9 @@ class Subspaces:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps, by ``"<kind>.<weight>"``; loading writes into copies."""
-        return {
-            f"basis.{name}": basis.clone()
-            for layers in self._layers
-            for name, basis in layers.bases.items()
-        }
+        bases = {name: layers.bases[name] for layers, name, _ in self._weights()}
+        kept = {f"basis.{name}": basis.clone() for name, basis in bases.items()}
+        return kept | self._captured.tensors(bases)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`tensors` returned.
@@ -94,6 +99,7 @@ class Subspaces:
         """
         for layers in self._layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.names})
+        self._captured.load(saved, [name for _, name, _ in self._weights()])
 
     def close(self) -> None:
         """Leave optimizers alone."""
@@ -134,9 +140,9 @@ class SubspaceAdam(Subspaces):
             each.register_step_pre_hook(self._before_step).remove for each in optimizers
         ]
 
-    def energies(self) -> tuple[float, float]:
+    def energies(self) -> Energies:
         """Return the same twice: live microbatches, too, teach only what lies inside."""
-        return 1.0, 1.0
+        return Energies(inside=1.0, whole=1.0)
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step; before the first inside, look for directions."""

@@ -1,0 +1,75 @@
+"""Parts of energy and of the mean gradient in a subspace, against gradients made of both."""
+
+import pytest
+import torch
+from torch import nn
+
+from timelyfreeze.runtime.low_rank.captured import CapturedMeter
+from timelyfreeze.runtime.low_rank.subspace import lifted, projected
+
+SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
+
+
+class Layer:
+    """A weight whose gradients have PART of their mean in Q, and noise."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+        self.basis = torch.linalg.qr(torch.randn(min(rows, columns), RANK)).Q
+        whole = torch.randn(rows, columns)
+        inside = lifted(projected(whole, self.basis), self.basis, whole)
+        outside = whole - inside
+        self.mean = (
+            PART**0.5 * inside / inside.norm() + (1 - PART) ** 0.5 * outside / outside.norm()
+        )
+
+    def draw(self) -> None:
+        noise = torch.randn_like(self.mean)
+        self.weight.grad = self.mean + NOISE * noise / noise.norm()
+
+
+@pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
+def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> None:
+    layer, meter = Layer(*shape), CapturedMeter(SEED)
+    of_mean, of_energy = [], []
+    for _ in range(400):
+        layer.draw()
+        inside, whole, agreed_inside, agreed = meter.measure([("w", layer.weight, layer.basis)])
+        of_energy.append(inside / whole)
+        of_mean.append((agreed_inside, agreed))
+    of_mean = torch.tensor(of_mean[2:]).mean(0)
+    assert of_mean[0] / of_mean[1] == pytest.approx(PART, abs=0.06)
+    noise = RANK / 40  # the part of noise that lies in any subspace
+    expected = (PART + NOISE**2 * noise) / (1.0 + NOISE**2)
+    assert sum(of_energy) / len(of_energy) == pytest.approx(expected, abs=0.02)
+
+
+def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> None:
+    layer, meter = Layer(60, 40), CapturedMeter(SEED)
+
+    def agreed() -> float:
+        layer.draw()
+        return meter.measure([("w", layer.weight, layer.basis)]).agreed
+
+    assert [agreed(), agreed()] == [0.0, 0.0]
+    third = agreed()
+    assert third != 0.0
+    meter.forget()
+    assert agreed() == pytest.approx(0.9 * third)
+
+
+def test_a_meter_goes_on_from_a_checkpoint() -> None:
+    layer, meter = Layer(60, 40), CapturedMeter(SEED)
+    for _ in range(3):
+        layer.draw()
+        meter.measure([("w", layer.weight, layer.basis)])
+    saved = meter.tensors({"w": layer.basis})
+    other = CapturedMeter(SEED)
+    assert {n: t.shape for n, t in other.tensors({"w": layer.basis}).items()} == {
+        n: t.shape for n, t in saved.items()
+    }
+    other.load(saved, ["w"])
+    layer.draw()
+    after = [each.measure([("w", layer.weight, layer.basis)]) for each in (meter, other)]
+    assert after[0] == after[1]
