@@ -1,6 +1,6 @@
 """The recipe for TorchTitan 0.3, from an environment of its own: see docs/torchtitan_recipe.md.
 
-python -m pytest --noconftest tests/examples/test_torchtitan_recipe.py
+python -m pytest --noconftest -m multiprocess tests/examples/test_torchtitan_recipe.py
 """
 
 import os
