@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,10 @@ class PassedEnergy:
             self.total + other.total,
             self.is_complete and other.is_complete,
         )
+
+    def keeping(self, captured: float) -> PassedEnergy:
+        """Return the same where frozen tensors keep a part of theirs, in [0, 1]."""
+        return replace(self, passed=self.passed + captured * (self.total - self.passed))
 
     @property
     def p_eff(self) -> float | None:

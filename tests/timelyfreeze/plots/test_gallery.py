@@ -161,7 +161,7 @@ def test_convergence_leaves_out_what_says_nothing(run: Path) -> None:
     kappa, p_eff = lines(above).values()
     assert kappa == [[(1.0, 1.0)], [(3.0, 0.5)], [(4.0, 0.8), (5.0, 0.6)]]
     assert p_eff == [[(1.0, 1.0)], [(3.0, 0.0)], [(4.0, 0.5), (5.0, 0.8)]]
-    (ratio,) = lines(below)["kappa / p_eff: time to a loss"][:1]
+    (ratio,) = lines(below)["kappa / p_eff, of arXiv:2602.05754"][:1]
     assert np.allclose(ratio, [(4.0, 1.6), (5.0, 0.75)])
 
 

@@ -49,6 +49,11 @@ def test_without_a_gradient_all_passes_and_without_its_energy_nothing_is_known()
     assert (partly + PassedEnergy(1.0, 1.0)).p_eff is None
 
 
+def test_what_frozen_tensors_keep_in_subspaces_is_let_through() -> None:
+    energy = PassedEnergy(2.0, 10.0)
+    assert [energy.keeping(part).p_eff for part in (0.0, 0.5, 1.0)] == [0.2, 0.6, 1.0]
+
+
 def test_the_average_counts_moments_by_their_energy() -> None:
     # Eq. 28: (0.5 * 8 + 1.0 * 2) / 10
     assert mean_p_eff([(0.5, 8.0), (1.0, 2.0)]) == pytest.approx(0.6)

@@ -82,10 +82,12 @@ class Steps(RunPart):
         # While everything is frozen to measure, it is no gain.
         if phase in FREEZING_PHASES:
             self.run.kappa = kappa or self.run.kappa
-        values["p_eff"] = p_eff = None if metrics.energy is None else metrics.energy.p_eff
-        if phase is Phase.STABLE and metrics.energy is not None and p_eff is not None:
+        captured = 0.0 if controller.bounds is None else controller.bounds.captured
+        energy = None if metrics.energy is None else metrics.energy.keeping(captured)
+        values["p_eff"] = p_eff = None if energy is None else energy.p_eff
+        if phase is Phase.STABLE and energy is not None and p_eff is not None:
             # Each replica has the energy of the whole model.
-            self._stable.append((p_eff, metrics.energy.total / self.run.n_held))
+            self._stable.append((p_eff, energy.total / self.run.n_held))
         tags = {
             "freezing/kappa": kappa,
             "freezing/p_eff": p_eff,

@@ -136,7 +136,7 @@ def tag_of(tag: str, unit: str) -> str:
 # Metrics of a summary that the table of runs has, by tag.
 _FINAL = (
     "tokens_per_second", "batch_ms", "train_loss", "validation_loss", "average_freeze_ratio",
-    "kappa", "p_eff", "kappa_over_p_eff", "seconds", "peak_memory_gib",
+    "time_to_loss", "kappa", "p_eff", "kappa_over_p_eff", "seconds", "peak_memory_gib",
 )  # fmt: skip
 FINAL = {"freezing/final/" + name.replace("freeze_ratio", "ratio"): name for name in _FINAL}
 

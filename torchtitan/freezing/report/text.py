@@ -52,8 +52,8 @@ _LINES = (
     ("activation cache", "{cache_entered:,} of {cache_batches:,} batches began behind the frozen "
      "front; {cache_mib:,.0f} MiB kept; {cache_spent_ms:,.0f} ms spent"
      "[, about {cache_saved_ms:,.0f} ms saved]", _HAS_PLAN),
-    ("kappa / p_eff", "{kappa:.2f} / {p_eff:.2f} = {kappa_over_p_eff:.2f}; a loss is reached "
-     "sooner with freezing if below 1", _HAS_PLAN),
+    ("kappa / p_eff", "{kappa:.2f} / {p_eff:.2f} = {kappa_over_p_eff:.2f}, the time to a loss as "
+     "the paper estimates it (Eq. 13)", _HAS_PLAN),
     ("tokens", "{without_padding}"),
     ("moved", "{moved} times, {moves_seconds:.1f} s in all"),
     ("cost", "{cost:,.2f} for {device_seconds:,.1f} device-seconds"),

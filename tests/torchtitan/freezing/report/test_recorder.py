@@ -34,7 +34,7 @@ class Controller(SimpleNamespace):
             phase=Phase.STABLE, order=order, settings=None, cache=None, checks=None, plans=False,
             collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
             frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
-            expected_batch_ms=lambda: None, expected_stage_ratios=dict,
+            expected_batch_ms=lambda: None, expected_stage_ratios=dict, bounds=None,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torchtitan.freezing.report.steps import Steps
 
 
 def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
-    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms)
+    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms, bounds=None)
     start = make_summary(n_devices=4, ranks_per_replica=4)
     run = run_in(folder, start, controller=controller)
     run.config.emulation.enable = emulates
@@ -46,6 +46,15 @@ def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> No
     one = StepRow(1, "ramp", 10.0, 200.0, 1000.0, freeze_ratio=0.25)
     two = StepRow(2, "ramp", 20.0, 100.0, 2000.0, None, 0.5, 8.0, 8.5, 5.5, None, 0.75)
     assert STEPS.read(tmp_path) == [one, two]
+
+
+def test_what_subspaces_keep_counts_as_updated(tmp_path: Path) -> None:
+    steps = steps_in(tmp_path)
+    steps.run.controller.bounds = SimpleNamespace(captured=0.5)
+    log_step(steps, 2, 5.5, Phase.STABLE, metrics({}, PassedEnergy(3.0, 4.0)))
+    end(steps, 2, Phase.STABLE, 100.0)
+    assert [row.p_eff for row in STEPS.read(tmp_path)] == [0.875]
+    assert steps.p_eff == 0.875
 
 
 def test_a_run_that_ends_between_two_logged_steps_loses_none(tmp_path: Path) -> None:
