@@ -147,6 +147,11 @@ class Case:
         return self.step_ms / (self.batches * self.n_microbatches)
 
     @property
+    def all_frozen_microbatch_ms(self) -> float:
+        """The same with everything frozen."""
+        return self.all_frozen_step_ms / (self.batches * self.n_microbatches)
+
+    @property
     def tokens_per_second_unfrozen(self) -> float | None:
         """The same without freezing."""
         if self.tokens_per_second is None:

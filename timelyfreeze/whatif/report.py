@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from timelyfreeze.files import spreadsheet_cell
+from timelyfreeze.policies import LORA, NONE, PLANNED
 from timelyfreeze.timing import holds_for, within
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall, recall
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
+from timelyfreeze.whatif.loads import PARTITIONS
 
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
@@ -114,16 +116,29 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
 
 
 def best_of(cases: Sequence[Case]) -> list[str]:
-    """Name the case with the shortest microbatches, and that which is soonest at a loss.
+    """Name the case with the shortest microbatches, that which is soonest at a loss, and adapters.
 
-    Soonest may be a pipeline without freezing, where that does not pay.
+    Soonest may be a pipeline without freezing, where that does not pay. How many steps adapters
+    take to a loss, no bounds tell.
     """
     shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
     soonest = min(cases, key=lambda case: case.unfrozen_microbatch_ms * _least(case))
     text = f"{_where(soonest)}, without freezing: {soonest.unfrozen_microbatch_ms:.2f} ms"
+    keys = {"parallelism.pipeline_parallel_schedule": soonest.schedule, "freezing.method": NONE}
     if _least(soonest) < 1.0:
         text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
-    return [f"shortest for each microbatch: {_frozen(shortest)}", f"soonest at a loss: {text}"]
+        cap = render_cap(soonest.max_freeze_ratio)
+        keys |= {"freezing.method": PLANNED, "freezing.max_freeze_ratio": cap}
+    if soonest.split in PARTITIONS:
+        keys["parallelism.partition"] = soonest.split
+    adapted = min(cases, key=lambda case: case.all_frozen_microbatch_ms)
+    return [
+        f"shortest for each microbatch: {_frozen(shortest)}",
+        f"soonest at a loss: {text}",
+        "its keys: " + " ".join(f"--{key}={value}" for key, value in keys.items()),
+        f"adapters (--freezing.method={LORA}) leave out the gradients of all weights: "
+        f"{_where(adapted)}, {adapted.all_frozen_microbatch_ms:.2f} ms",
+    ]
 
 
 def _least(case: Case) -> float:

@@ -31,15 +31,28 @@ def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:
         "shortest for each microbatch: 1F1B, 8 microbatches, split default, r_max 0.8: 60.00 ms",
         "soonest at a loss: 1F1B, 8 microbatches, split default, r_max 0.25: 80.00 ms, times 1.10 "
         "steps",
+        "its keys: --parallelism.pipeline_parallel_schedule=1F1B --freezing.method=timelyfreeze "
+        "--freezing.max_freeze_ratio=0.25",
+        "adapters (--freezing.method=lora) leave out the gradients of all weights: 1F1B, 8 "
+        "microbatches, split default, 50.00 ms",
     ]
 
 
 def test_where_no_cap_pays_it_is_the_fastest_without_freezing() -> None:
-    slow = case(steps_factor=1.5)
-    other = case(schedule="ZBVZeroBubble", step_ms=720.0, frozen_step_ms=700.0, steps_factor=1.05)
+    slow = case(steps_factor=1.5, all_frozen_step_ms=320.0)
+    other = case(
+        schedule="ZBVZeroBubble",
+        split="time",
+        step_ms=720.0,
+        frozen_step_ms=700.0,
+        steps_factor=1.05,
+    )
     unknown = case(schedule="GPipe", frozen_step_ms=560.0, steps_factor=None)
     assert best_of([slow, other, unknown]) == [
         "shortest for each microbatch: GPipe, 8 microbatches, split default, r_max 0.25: 70.00 ms",
-        "soonest at a loss: ZBVZeroBubble, 8 microbatches, split default, without freezing: "
-        "90.00 ms",
+        "soonest at a loss: ZBVZeroBubble, 8 microbatches, split time, without freezing: 90.00 ms",
+        "its keys: --parallelism.pipeline_parallel_schedule=ZBVZeroBubble --freezing.method=none "
+        "--parallelism.partition=time",
+        "adapters (--freezing.method=lora) leave out the gradients of all weights: 1F1B, 8 "
+        "microbatches, split default, 40.00 ms",
     ]
