@@ -30,7 +30,7 @@ from timelyfreeze import TimelyFreeze, api
 from timelyfreeze.policies.apf import Apf
 from timelyfreeze.policies.fixed import Fixed
 from timelyfreeze.policies.policy import Check, Decision, Measurement, Metric, Source
-from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone, stages_of
+from timelyfreeze.runtime import FreezingStage, stages_of
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 
@@ -48,7 +48,6 @@ def plain_schedule(modules: list[nn.Module], kind: type = FULL, **options: Any) 
         PipelineStage(module, i, len(modules), torch.device("cpu"))
         for i, module in enumerate(modules)
     ]
-    greet_other_ranks_alone(stages)
     options = {"loss_fn": sum_loss, "scale_grads": False, **options}
     is_single = kind in SINGLE
     return kind(stages[0] if is_single else stages, N_MICROBATCHES, **options)

@@ -28,12 +28,11 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
-from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",
     "Exchange", "FreezingStage", "FrontAhead", "GridExchange", "OutsideClock", "adopt_stages",
-    "clock_for", "exchange_of", "forward_only", "greet_other_ranks_alone", "has_loss",
+    "clock_for", "exchange_of", "forward_only", "has_loss",
     "known_schedules",
     "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
     "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",

@@ -1,6 +1,6 @@
 """The one place that touches private names of torch's schedules; ``torch_stages`` has the others.
 
-Written against torch 2.11 to 2.15; ``tests/timelyfreeze/runtime/test_torch_names.py`` fails by name
+Written against torch 2.13 to 2.15; ``tests/timelyfreeze/runtime/test_torch_names.py`` fails by name
 when one of them moves.
 """
 

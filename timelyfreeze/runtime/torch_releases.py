@@ -11,7 +11,7 @@ import os
 import torch
 
 # The first release that works, and the first that was not tested; pyproject.toml has the same.
-FIRST, END = (2, 11), (2, 16)
+FIRST, END = (2, 13), (2, 16)
 UNTESTED = "TIMELYFREEZE_UNTESTED_TORCH"
 
 

@@ -16,7 +16,6 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.policies import LORA
-from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
 from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
@@ -105,7 +104,6 @@ def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
         if config.emulation.enable:
             build = partial(build_emulated_pipeline, build)
         built = build(model, parallel_dims, config, device, *args)
-        greet_other_ranks_alone(stages_of(built[0]))
         autocast_stages(built[1], parallel_dims, config, device)
         evaluate_forwards_alone(built[0])
         return built

@@ -32,7 +32,7 @@ from tests.timelyfreeze.helpers.stages import (
     sum_loss,
 )
 from timelyfreeze import ActivationCache, TimelyFreeze
-from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone
+from timelyfreeze.runtime import FreezingStage
 
 N_RANKS = 2
 STEPS = 12
@@ -82,7 +82,6 @@ def build(name, modules, held, pipeline):
     kind = get_schedule_class(name)
     device = torch.device("cpu")
     stages = [PipelineStage(modules[s], s, len(modules), device, group=pipeline) for s in held]
-    greet_other_ranks_alone(stages)
     of_rank = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
     return kind(of_rank, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False), stages
 

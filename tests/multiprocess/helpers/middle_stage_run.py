@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from tests.timelyfreeze.helpers.stages import VOCABULARY, Block, Embedding, Head, expected, sum_loss
-from timelyfreeze.runtime import ActionRecorder, adopt_stages, clock_for, greet_other_ranks_alone
+from timelyfreeze.runtime import ActionRecorder, adopt_stages, clock_for
 
 N_RANKS = 3
 N_MICROBATCHES = 6  # DualPipeV needs one for each stage
@@ -70,7 +70,6 @@ def run(scenario, folder):
     of_rank = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
     schedule = kind(of_rank, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False)
     adopt_stages(stages)
-    greet_other_ranks_alone(stages)
     recorder = ActionRecorder(clock_for(torch.device("cpu")))
     for stage in stages:
         stage.attach(recorder)

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from timelyfreeze.runtime.recorder import ActionRecorder, HostClock
 from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 from timelyfreeze.schedule.order import Action, ActionKind
 
 VOCABULARY = 13
@@ -157,7 +156,6 @@ class Pipeline:
         ]
         for stage in self.stages:
             stage.attach(self.recorder, per_tensor=per_tensor, gradient_rank=gradient_rank)
-        greet_other_ranks_alone(self.stages)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(
             self.stages[0] if is_single else self.stages,

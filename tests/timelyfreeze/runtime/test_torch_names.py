@@ -84,7 +84,6 @@ NAMES: list[tuple[Callable[[], Any], str, tuple[int, int], tuple[int, int]]] = [
             "perform_reduce_grad",
         )
     ),
-    (stage, "_get_init_p2p_neighbors_ops", ALWAYS, (2, 15)),
     # It calls these in place of perform_reduce_grad, where nothing is left to do for us.
     (stage, "start_gradient_reduction", (2, 15), NEVER),
     *(
@@ -166,13 +165,12 @@ def test_the_backward_of_a_stage_gets_what_a_masked_one_reads(
 
 
 def test_the_state_of_a_sharded_module_has_the_parameters_of_its_groups() -> None:
-    """Guards the way to ``FSDPParam``: a list of groups since torch 2.13, one before."""
+    """Guards the way to ``FSDPParam``."""
     with process_group():
         module = Block()
         shard([module])
         states = fully_shard.state(module)._state_ctx.all_states
-        name = "_fsdp_param_groups" if VERSION >= (2, 13) else "_fsdp_param_group"
-        assert all(hasattr(state, name) for state in states), f"torch {torch.__version__}: {name}"
+        assert all(hasattr(state, "_fsdp_param_groups") for state in states)
 
 
 def test_a_received_message_tells_its_shape_after_a_batch() -> None:
@@ -181,5 +179,5 @@ def test_a_received_message_tells_its_shape_after_a_batch() -> None:
         pipeline = Pipeline(make_modules(), torch_schedules.ScheduleInterleaved1F1B)
         pipeline.run()
         (received,) = pipeline.stages[1].args_recv_info[0]
-    known = received.tensor_meta if VERSION >= (2, 13) else received.buffer
+    known = received.tensor_meta
     assert (tuple(known.shape), known.dtype) == ((2, 3, 5), torch.float32)

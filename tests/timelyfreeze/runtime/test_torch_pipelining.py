@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.timelyfreeze.helpers.pretended_ranks import build
@@ -33,7 +32,6 @@ from timelyfreeze.runtime.torch_pipelining import (
     run_in_order,
     split_batch,
 )
-from timelyfreeze.runtime.torch_stages import greet_other_ranks_alone
 from timelyfreeze.schedule.order import Action
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
@@ -193,22 +191,6 @@ def test_a_merged_order_evaluates(name: str) -> None:
         for module in modules:
             module.zero_grad()
         assert pipeline.run().executed == before.executed == list(actions)
-
-
-@pytest.mark.skipif(
-    not hasattr(PipelineStage, "_get_init_p2p_neighbors_ops"), reason="torch 2.15 greets nobody"
-)
-def test_stages_greet_their_neighbours_on_other_ranks_alone() -> None:
-    """Rank 1 of 2 in a V of four stages holds 1 and 2: they greet 0 and 3, and not each other."""
-    with process_group("fake", world_size=2, rank=1):
-        stages = [PipelineStage(nn.Linear(2, 2), i, 4, torch.device("cpu")) for i in (1, 2)]
-        for stage in stages:
-            stage.stage_index_to_group_rank = {0: 0, 1: 1, 2: 1, 3: 0}
-        peers = [{op.peer for op in stage._get_init_p2p_neighbors_ops()} for stage in stages]
-        assert peers == [{0, 1}, {0, 1}]
-        greet_other_ranks_alone(stages)
-        peers = [{op.peer for op in stage._get_init_p2p_neighbors_ops()} for stage in stages]
-        assert peers == [{0}, {0}]
 
 
 def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:

@@ -11,8 +11,8 @@ import torch
 from timelyfreeze.runtime.torch_releases import END, FIRST, UNTESTED, require_tested
 
 ROOT = Path(__file__).parents[3]
-TESTED = ["2.11.0", "2.13.0+cpu", "2.14.1+cu130", "2.15.0", "2.15.1", "2.15.0a0+git1234"]
-UNKNOWN = ["2.10.2", "1.15.0", "2.16.0", "2.16.0.dev20261101+cu130", "3.11.0"]
+TESTED = ["2.13.0+cpu", "2.14.1+cu130", "2.15.0", "2.15.1", "2.15.0a0+git1234"]
+UNKNOWN = ["2.12.1", "1.15.0", "2.16.0", "2.16.0.dev20261101+cu130", "3.11.0"]
 
 
 @pytest.mark.parametrize("version", TESTED)
@@ -26,7 +26,7 @@ def test_others_are_refused_by_name_unless_allowed_by_name(version: str) -> None
         require_tested(version, TESTED[0])
     said = str(error.value)
     assert said.startswith(f"torch {version} was not tested")
-    assert "install torch 2.11 to 2.15" in said
+    assert "install torch 2.13 to 2.15" in said
     assert said.endswith(f"{UNTESTED}={version}")
     require_tested(version, version)
 

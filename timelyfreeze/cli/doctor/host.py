@@ -19,7 +19,7 @@ from timelyfreeze.timing import usable_cores
 
 _GIB = 2**30
 # By package: the first release that works, and the first that need not.
-RELEASES = {"torch": ("2.11", "2.16"), "torchtitan": ("0.2.2", "0.2.3")}
+RELEASES = {"torch": ("2.13", "2.16"), "torchtitan": ("0.2.2", "0.2.3")}
 _SHARED_MEMORY = Path("/dev/shm")
 # What NCCL's documentation asks for.
 _LEAST_SHARED = _GIB

@@ -147,9 +147,8 @@ class FrontAhead:
         if self._stage.is_first:
             return None
         (received,) = self._stage.args_recv_info[0]
-        # torch 2.11 knows a buffer alone, and torch 2.15 has one only while a message is under way.
-        known = received.tensor_meta if hasattr(received, "tensor_meta") else received.buffer
-        return known.shape, known.dtype
+        # Since torch 2.15 there is a buffer only while a message is under way.
+        return received.tensor_meta.shape, received.tensor_meta.dtype
 
 
 class _Arriving(dict[int, Tensor]):

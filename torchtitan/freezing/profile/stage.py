@@ -24,7 +24,6 @@ from timelyfreeze.runtime import (
     Clock,
     FreezingStage,
     clock_for,
-    greet_other_ranks_alone,
     run_batches_in,
 )
 from timelyfreeze.schedule import ActionKind
@@ -95,7 +94,6 @@ class LoneStage:
             self.stage if other is module else PipelineStage(other, i, len(modules), device)
             for i, other in enumerate(modules)
         ]
-        greet_other_ranks_alone(self._stages)
         self._loss = PipelineLoss(loss_fn if is_last else _sum)
         self._schedules: dict[bool, Any] = {}
         self.table = self.attach(per_tensor=False)

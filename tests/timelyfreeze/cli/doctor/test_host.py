@@ -42,9 +42,9 @@ def test_a_wrong_line_is_followed_by_what_to_do() -> None:
     ("name", "found", "is_wrong", "said"),
     [
         ("torch", None, True, "not installed"),
-        ("torch", "2.10.1", True, "2.10.1"),
+        ("torch", "2.12.1", True, "2.12.1"),
         ("torch", "2.16.0", True, "2.16.0"),
-        ("torch", "2.11.0+cu130", False, "2.11.0+cu130"),
+        ("torch", "2.14.0+cu130", False, "2.14.0+cu130"),
         ("torch", "2.13.0+cu130", False, "2.13.0"),
         ("torchtitan", "0.3.0", True, "0.3.0"),
     ],

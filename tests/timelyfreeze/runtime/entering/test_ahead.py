@@ -75,11 +75,7 @@ class Ranks:
             self.forwarded.append(float(tokens))
             return tokens.expand(SHAPE) + 0.5
 
-        # As torch 2.11 has it on one rank, and torch 2.15 on the other.
-        if index % 2:
-            info = SimpleNamespace(buffer=torch.empty(SHAPE))
-        else:
-            info = SimpleNamespace(buffer=None, tensor_meta=torch.empty(SHAPE, device="meta"))
+        info = SimpleNamespace(buffer=None, tensor_meta=torch.empty(SHAPE, device="meta"))
         return SimpleNamespace(
             stage_index=index, num_stages=N_STAGES, is_first=index == 0, device="cpu",
             args_recv_info={0: (info,)}, forward_alone=forward_alone,
