@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from tests.test_api import SHORT, Loop, _one_process, plain_schedule  # noqa: F401 - a fixture
@@ -91,29 +90,3 @@ def test_names_that_a_policy_cannot_use_come_with_a_remedy() -> None:
     schedule = plain_schedule([nn.Sequential(module) for module in make_modules()])
     with pytest.raises(ValueError, match=r"is in the model twice; .* nn.ModuleDict\({'3': block"):
         TimelyFreeze(schedule, method="timelyfreeze+apf", **SHORT)
-
-
-def test_weights_learn_inside_until_the_freezer_is_closed() -> None:
-    modules = make_modules()
-    schedule = plain_schedule(modules)
-    optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], lr=0.01)
-    rank: Any = {"gradient_rank": 1, "subspace_rate": 0.1, "optimizer": optimizer}
-    tokens, labels = make_batch()
-    seen = []
-    with TimelyFreeze(schedule, **SHORT, **rank) as freezer:
-        for t in (1, 2):
-            with freezer.step(t):
-                schedule.step(tokens, target=labels)
-            optimizer.step()
-            seen.append(sum(p.grad is None for m in modules for p in m.parameters()))
-            optimizer.zero_grad()
-    schedule.step(tokens, target=labels)
-    optimizer.step()
-    seen.append(sum(p.grad is None for m in modules for p in m.parameters()))
-    assert seen[1] > seen[0] == seen[2], "gradients that the optimizer was not shown"
-
-
-def test_learning_inside_needs_the_optimizer() -> None:
-    schedule = plain_schedule(make_modules())
-    with pytest.raises(ValueError, match=r"optimizer is None and subspace_rate is 0.1, .* hand ov"):
-        TimelyFreeze(schedule, gradient_rank=1, subspace_rate=0.1, **SHORT)

@@ -75,9 +75,6 @@ class TimelyFreeze:
             or one for each stage; or "auto".
         gradient_rank: Directions in which a frozen weight of a linear layer still gets its
             gradient; nothing else is frozen then. 0: none.
-        subspace_rate: Learning rate in these directions, with moments of their own; 0: the
-            optimizer steps the weights. It needs the optimizer.
-        subspace_steps: Steps after which such directions are looked for anew.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
@@ -119,8 +116,6 @@ class TimelyFreeze:
         ramp: int = 200,
         max_freeze_ratio: float | Sequence[float] | str = AUTO,
         gradient_rank: int = 0,
-        subspace_rate: float = 0.0,
-        subspace_steps: int = 8,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
         monitoring: str = "halves",
@@ -149,7 +144,7 @@ class TimelyFreeze:
         if not isinstance(max_freeze_ratio, (int, float, str)):
             max_freeze_ratio = tuple(max_freeze_ratio)
         settings = FreezeSettings(
-            phases, max_freeze_ratio, gradient_rank, subspace_rate, subspace_steps, seed,
+            phases, max_freeze_ratio, gradient_rank, seed,
             first_stage, skip_input_grads, discard_batches, solver_time_limit_s, solver_delay_steps,
             replan_every, replan_threshold, min_gain, score_memory, score_dtype,
         )  # fmt: skip
@@ -157,7 +152,7 @@ class TimelyFreeze:
         optimizers = _listed(optimizer)
         errors = [
             *setting_errors(settings, plans=plans, n_stages=order.n_stages),
-            *([] if optimizers else optimizer_errors(settings, chosen)),
+            *([] if optimizers else optimizer_errors(chosen)),
         ]
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")

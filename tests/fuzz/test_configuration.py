@@ -75,8 +75,6 @@ RULES: dict[str, tuple[Any, Any]] = {
     ),
     "freezing.gradient_rank": _whole(0),
     # Alone, without directions, none has a rate.
-    "freezing.subspace_rate": _number(st.just(0.0), below=0.0, above=0.0),
-    "freezing.subspace_steps": _whole(1),
     "freezing.seed": _whole(0, HUGE - 1),
     "freezing.first_stage": _word("all_or_nothing", "per_tensor"),
     "freezing.skip_input_grads": _word("off", "use"),

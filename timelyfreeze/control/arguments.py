@@ -16,13 +16,8 @@ from timelyfreeze.settings import (
 from timelyfreeze.timing import discard_errors
 
 
-def optimizer_errors(settings: FreezeSettings, policy: FreezePolicy | None) -> Iterator[str]:
+def optimizer_errors(policy: FreezePolicy | None) -> Iterator[str]:
     """Yield what lacks an optimizer where none was handed over."""
-    if settings.subspace_rate > 0.0:
-        yield (
-            f"optimizer is None and subspace_rate is {settings.subspace_rate}, which steps weights "
-            "in the optimizer's place; hand over the optimizer"
-        )
     compares: object = policy
     if isinstance(compares, ComparesOutputs):
         yield (

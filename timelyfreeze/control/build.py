@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
@@ -27,12 +26,12 @@ from timelyfreeze.runtime import (
     clock_for,
     measure_transfers,
 )
-from timelyfreeze.runtime.low_rank import SubspaceAdam, Subspaces
+from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, key
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings
 from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -91,8 +90,7 @@ def build_controller(
         transfers: Times the links between ranks; None to do it by messages.
         measures_energy: Whether gradients are measured, for p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
-        optimizers: What steps the weights, for policies that look at the learning rate and for
-            weights that learn in subspaces.
+        optimizers: What steps the weights, for policies that look at the learning rate.
         store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
             it always.
         front_identity: What that depends on besides the front's weights and the tokens.
@@ -125,7 +123,7 @@ def build_controller(
         recorder,
         exchange,
         checks,
-        subspaces=_subspaces_for(stages, settings, optimizers),
+        subspaces=_subspaces_for(stages, settings),
         n_processors=n_processors,
         on_solved=on_solved,
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
@@ -142,21 +140,9 @@ def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:
     return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
 
 
-def _subspaces_for(
-    stages: Sequence[FreezingStage], settings: FreezeSettings, optimizers: Sequence[Optimizer]
-) -> Subspaces | None:
+def _subspaces_for(stages: Sequence[FreezingStage], settings: FreezeSettings) -> Subspaces | None:
     low_rank = [stage.low_rank for stage in stages if stage.low_rank is not None]
-    if not low_rank:
-        return None
-    if settings.subspace_rate == 0.0:
-        return Subspaces(low_rank, settings.seed)
-    if any(isinstance(weight, DTensor) for each in low_rank for weight in each.weights.values()):
-        raise ValueError(
-            f"{key('subspace_rate')} is {settings.subspace_rate}, and weights are shared by ranks; "
-            "each rank must have them whole, so set it to 0"
-        )
-    rate, every = settings.subspace_rate, settings.subspace_steps
-    return SubspaceAdam(low_rank, settings.seed, optimizers, rate=rate, every=every)
+    return Subspaces(low_rank, settings.seed) if low_rank else None
 
 
 def checks_for(

@@ -357,7 +357,7 @@ class FreezeController:
             is_exact = self.phase in (Phase.WARMUP, Phase.UPPER_BOUND)
             if self._planner is not None and is_exact and self._batch_index == 0:
                 self._planner.measured.energies = self._subspaces.energies()
-            self._subspaces.end_batch(self._batch_index, self._n_microbatches)
+            self._subspaces.end_batch(self._batch_index)
         self._updates.add_batch(set_up.masks)
         self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches
@@ -380,8 +380,6 @@ class FreezeController:
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
-        if self._subspaces is not None:
-            self._subspaces.end_step()
         if self.cache is not None:
             self.cache.end_step(self._drain)
         if self.checks is not None and self.phase is not Phase.OFF:
@@ -418,7 +416,7 @@ class FreezeController:
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        for part in (self._planner, self.checks, self.cache, self._subspaces):
+        for part in (self._planner, self.checks, self.cache):
             if part is not None:
                 part.close()
 

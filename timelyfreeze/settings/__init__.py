@@ -17,7 +17,6 @@ from timelyfreeze.settings.choices import (
     replanning_errors,
     seed_errors,
     skips_input_grads,
-    subspace_errors,
     unknown_words,
 )
 from timelyfreeze.settings.front import (
@@ -42,5 +41,5 @@ __all__ = [
     "ElasticSettings", "FreezeSettings", "PackingSettings", "Phase", "PhaseSchedule",
     "actual_freeze_ratio", "arguments_named", "first_stage_mode", "key", "name_arguments",
     "rank_errors", "ratio_errors", "replanning_errors", "seed_errors", "skips_input_grads",
-    "subspace_errors", "unknown_words",
+    "unknown_words",
 ]  # fmt: skip

@@ -40,9 +40,6 @@ class FreezeSettings:
         gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
             frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
             as in the paper.
-        subspace_rate: Learning rate of what is learned in these directions, if they have moments
-            of their own; 0: the optimizer has those of the weights, and nothing else changes.
-        subspace_steps: Steps after which such directions are looked for anew.
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
         skip_input_grads: What to do about backwards that nobody needs, one of
@@ -65,8 +62,6 @@ class FreezeSettings:
     phases: PhaseSchedule
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     gradient_rank: int = 0
-    subspace_rate: float = 0.0
-    subspace_steps: int = 8
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
     skip_input_grads: str = USE
@@ -96,7 +91,6 @@ class FreezeSettings:
                 min_gain=self.min_gain,
             ),
             *rank_errors(self.gradient_rank),
-            *subspace_errors(self.gradient_rank, self.subspace_rate, self.subspace_steps),
         ]
         if errors:
             raise ValueError("; ".join(errors))
@@ -124,17 +118,6 @@ def rank_errors(gradient_rank: int) -> Iterator[str]:
     name = key("gradient_rank")
     if not isinstance(gradient_rank, int) or isinstance(gradient_rank, bool) or gradient_rank < 0:
         yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
-
-
-def subspace_errors(gradient_rank: int, rate: float, steps: int) -> Iterator[str]:
-    """Yield what is wrong with learning in subspaces."""
-    name = key("subspace_rate")
-    if not 0.0 <= rate < math.inf:
-        yield f"{name} is {rate}; it must be a finite number, 0 or more"
-    elif rate > 0.0 and gradient_rank == 0:
-        yield f"{name} is {rate} and {key('gradient_rank')} is 0; it needs a rank of 1 or more"
-    if steps < 1:
-        yield f"{key('subspace_steps')} is {steps}; it must be 1 or more"
 
 
 def first_stage_mode(first_stage: str, gradient_rank: int) -> str:

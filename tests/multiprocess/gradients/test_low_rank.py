@@ -63,28 +63,6 @@ def runs(request, tmp_path_factory):
     return run_scenarios(folder, 1, scenarios, timeout_s=600)
 
 
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory):
-    """A run whose weights learn in their subspaces, and one that goes on in the ramp."""
-    folder, schedule = tmp_path_factory.mktemp("inside"), "ZBVZeroBubble"
-    more = {"freezing__subspace_rate": 1e-2, "freezing__subspace_steps": 3}
-    saved = folder / "whole" / "checkpoint" / "step-8"
-    going_on = {
-        "checkpoint__initial_load_path": saved,
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
-    scenarios = [
-        {**scenario("whole", schedule, **more), "save_at": [8]},
-        {
-            **scenario("resumed", schedule, **more, **going_on),
-            "fixed_weights": False,
-            "after": "whole",
-        },
-    ]
-    return run_scenarios(folder, 1, scenarios)
-
-
 def frozen_names(seen, step):
     """{microbatch: names of what it freezes}, of all passes of a step."""
     found = {}
@@ -123,17 +101,6 @@ def test_a_resumed_run_equals_the_undisturbed_one(runs, schedule, place):
     assert resumed["masks"] == [m for m in whole["masks"] if m[0] > place]
     left, right = resumed["weights"], whole["weights"]
     assert [name for name in right if not torch.equal(left[name], right[name])] == []
-
-
-def test_weights_that_learn_inside_go_on_when_resumed(inside):
-    (whole,), (resumed,) = inside["whole"], inside["resumed"]
-    assert whole["losses"][-1] < whole["losses"][0]
-    assert resumed["losses"] == whole["losses"][2 * 8 :]
-    left, right = resumed["weights"], whole["weights"]
-    assert [name for name in right if not torch.equal(left[name], right[name])] == []
-    # What the optimizer sees: norms, embeddings and the head.
-    seen = {name for name, gradient in whole["gradients"].items() if gradient is not None}
-    assert set(filter(is_linear, seen)) == {"output.weight"}
 
 
 def test_real_ranks_learn_the_same(runs, tmp_path):

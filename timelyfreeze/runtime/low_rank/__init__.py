@@ -9,13 +9,12 @@ from timelyfreeze.runtime.low_rank.captured import Energies
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.stage import LowRankStage
 from timelyfreeze.runtime.low_rank.subspace import energies, first_basis, next_basis
-from timelyfreeze.runtime.low_rank.subspaces import SubspaceAdam, Subspaces
+from timelyfreeze.runtime.low_rank.subspaces import Subspaces
 
 __all__ = [
     "Energies",
     "LowRankLayers",
     "LowRankStage",
-    "SubspaceAdam",
     "Subspaces",
     "energies",
     "first_basis",

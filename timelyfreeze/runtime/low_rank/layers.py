@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -31,8 +31,8 @@ class LowRankLayers:
     Attributes:
         rank: Directions wanted; a narrow layer has fewer.
         bases: Q of each weight, by name.
-        n_frozen: In how many microbatches of the step a weight was frozen, by name; whoever counts
-            a step's clears it.
+        turned_in: Makes what their subspaces are turned in, once a step, so that the time of it can
+            be told.
         without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
             output comes by: they stay exact.
     """
@@ -52,9 +52,9 @@ class LowRankLayers:
                 self._layers[names[id(layer.weight)]] = layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
         self._sums: dict[str, Tensor] = {}
-        self.n_frozen: dict[str, int] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
+        self.turned_in: Callable[[], AbstractContextManager[object]] = nullcontext
         self._frozen: Collection[str] = ()
         self._microbatch = -1
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
@@ -126,7 +126,6 @@ class LowRankLayers:
             product = kept.t() @ dy  # up to half the time of its transpose
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
-        self.n_frozen[name] = self.n_frozen.get(name, 0) + 1
         known = self._sums.get(name)
         self._sums[name] = product.float() if known is None else known.add_(product)
 

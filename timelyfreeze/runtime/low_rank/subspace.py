@@ -75,16 +75,6 @@ def next_basis(
     return turned
 
 
-def projected(gradient: Tensor, basis: Tensor) -> Tensor:
-    """Return G Q, shape [d_out, k], or Q^T G, shape [k, d_in]."""
-    return gradient @ basis if is_of_inputs(gradient) else basis.t() @ gradient
-
-
-def lifted(inside: Tensor, basis: Tensor, weight: Tensor) -> Tensor:
-    """Return what lies in the subspace as a part of the whole, shape [d_out, d_in]."""
-    return inside @ basis.t() if is_of_inputs(weight) else basis @ inside
-
-
 def energies(basis: Tensor, gradient: Tensor) -> Tensor:
     """Return |G Q|^2, the energy of the gradient that lies in Q, and |G|^2; float32, shape [2]."""
     g = gradient.float()

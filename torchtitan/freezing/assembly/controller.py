@@ -85,11 +85,15 @@ class Assembly:
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
         assert method is not None  # the caller saw to it
-        outside = None
+        stages, outside = stages_of(trainer.pp_schedule), None
         if self._optimizers is not None:
             outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
+            for stage in stages:
+                if stage.low_rank is not None:
+                    rank = self._order.stage_to_rank[stage.stage_index]
+                    stage.low_rank.turned_in = partial(self._optimizers.of_rank, rank)
         return build_controller(
-            stages_of(trainer.pp_schedule),
+            stages,
             self._order,
             freeze_settings(freezing),
             None if method.policy is None else policy_of(trainer, method.policy),

@@ -171,9 +171,6 @@ FEATURES = (
         "freezing.gradient_rank",
         "subspaces belong to whole eager layers that stay where they are",
         (needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)), _has_subspaces),
-    _if_frozen(
-        "freezing.subspace_rate", "ranks must not share weights that are learned in subspaces",
-        _LONE, lambda run: _has_subspaces(run) and run.freezing.subspace_rate > 0.0),
     Feature(
         _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
         (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),

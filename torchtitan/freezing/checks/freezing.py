@@ -14,7 +14,6 @@ from timelyfreeze.settings import (
     ratio_errors,
     replanning_errors,
     seed_errors,
-    subspace_errors,
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
@@ -36,7 +35,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
     method = parse_method(freezing.method)
     copied = {name: getattr(freezing, name) for name in _COPIED}
     if method is not None and not method.plans:
-        copied |= {"gradient_rank": 0, "subspace_rate": 0.0}  # they belong to a plan
+        copied |= {"gradient_rank": 0}  # it belongs to a plan
     return FreezeSettings(
         phases=_phases_of(freezing)
         if method is None or method.plans
@@ -84,9 +83,6 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_dtype=freezing.score_dtype,
     )
     yield from rank_errors(freezing.gradient_rank)
-    yield from subspace_errors(
-        freezing.gradient_rank, freezing.subspace_rate, freezing.subspace_steps
-    )
     yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
 

@@ -107,15 +107,6 @@ class Freezing:
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
     learning; nothing but those weights is frozen (see docs/low_rank.md)."""
 
-    subspace_rate: float = 0.0
-    """With a gradient_rank: the learning rate with which linear weights learn in their k directions
-    after the warm-up, with moments of their own, and in no others until these are looked for anew.
-    It follows the schedule of optimizer.lr, of which it should be several times. 0: the optimizer
-    steps the weights."""
-
-    subspace_steps: int = 8
-    """With a subspace_rate: steps after which directions are looked for anew."""
-
     seed: int = 42
     """Seed of the random choice of parameters or layers. The same masks come out on every
     data-parallel replica."""

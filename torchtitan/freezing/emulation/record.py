@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,13 @@ class OptimizerClock:
             self._marks.append((rank, self._began, self.clock.mark()))
 
         return end
+
+    @contextmanager
+    def of_rank(self, rank: int) -> Iterator[None]:
+        """Count what runs inside as part of the optimizer of a rank."""
+        began = self.clock.mark()
+        yield
+        self._marks.append((rank, began, self.clock.mark()))
 
     def take_marks(self) -> list[tuple[int, Any, Any]]:
         """Return the marks since the last call, for ``waited_ms``."""

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from timelyfreeze.runtime.low_rank.captured import CapturedMeter
-from timelyfreeze.runtime.low_rank.subspace import lifted, projected
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
 
@@ -18,7 +17,8 @@ class Layer:
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.basis = torch.linalg.qr(torch.randn(min(rows, columns), RANK)).Q
         whole = torch.randn(rows, columns)
-        inside = lifted(projected(whole, self.basis), self.basis, whole)
+        q = self.basis @ self.basis.t()
+        inside = whole @ q if columns <= rows else q @ whole
         outside = whole - inside
         self.mean = (
             PART**0.5 * inside / inside.norm() + (1 - PART) ** 0.5 * outside / outside.norm()

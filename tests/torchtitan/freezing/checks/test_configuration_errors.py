@@ -115,10 +115,6 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.gradient_rank is -1", "a whole number, 0 or more"],
     ),
     (
-        {"freezing__subspace_rate": 1e-3},
-        ["freezing.subspace_rate is 0.001 and freezing.gradient_rank is 0", "a rank of 1 or more"],
-    ),
-    (
         {"freezing__skip_input_grads": "all"},
         ["freezing.skip_input_grads is 'all'", "known: off, use"],
     ),

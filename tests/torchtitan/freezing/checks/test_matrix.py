@@ -62,7 +62,6 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "epochs": ("checks_per_epoch of the policy is set", None,
                {"freezing.method": "autofreeze", "freezing.autofreeze.checks_per_epoch": 5}),
     "rank": ("freezing.gradient_rank", 8, PLAN),
-    "rate": ("freezing.subspace_rate", 1e-3, {"freezing.gradient_rank": 8, **PLAN}),
     "lora": ("freezing.method", "lora", {}),
     "saved": ("checkpoint.last_save_in_hf", True, SAVES),
     "cache": ("freezing.cache.enable", True, {}),
@@ -206,7 +205,6 @@ GRID: dict[str, str] = {
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
     "rank": f"compile, {_LAYERS}, moves",
-    "rate": f"{_ALONE}, replicas",
     "lora": "peft, qwen3, tensor, converters, early",
     "saved": "adapters, saves all",
     "cache": f"planned, text, qwen3, packing, {_LAYERS}",
@@ -326,7 +324,7 @@ def test_every_need_of_every_feature_is_tried(machine: Machine) -> None:
     assert tried == {(feature, need) for feature in ALL for need in feature.needs}
 
 
-@pytest.mark.parametrize("name", ["cache", "elastic", "performance", "ahead", "rank", "rate"])
+@pytest.mark.parametrize("name", ["cache", "elastic", "performance", "ahead", "rank"])
 def test_a_run_that_freezes_nothing_does_not_look_at_its_front(name: str, machine: Machine) -> None:
     key, value, others = ON[name]
     text = {"training.dataset": "c4", "freezing.method": "none"}
