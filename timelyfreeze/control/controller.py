@@ -354,8 +354,11 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         if self._subspaces is not None:
-            is_exact = self.phase in (Phase.WARMUP, Phase.UPPER_BOUND)
-            if self._planner is not None and is_exact and self._batch_index == 0:
+            # It takes time, and so not while times are measured, unless there was no warm-up.
+            measures = self.phase is Phase.WARMUP or (
+                self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
+            )
+            if self._planner is not None and measures and self._batch_index == 0:
                 self._planner.measured.energies = self._subspaces.energies()
             self._subspaces.end_batch(self._batch_index)
         self._updates.add_batch(set_up.masks)

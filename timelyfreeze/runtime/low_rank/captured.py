@@ -53,6 +53,11 @@ class CapturedMeter:
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
         self._agreed, self._n_gradients = torch.zeros(2), 0
 
+    @property
+    def knows_enough(self) -> bool:
+        """Whether two gradients in a row were compared, with directions that are not random."""
+        return self._n_gradients > 2
+
     def measure(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> Energies:
         """Return what the gradients that are there have. Waits for devices.
 

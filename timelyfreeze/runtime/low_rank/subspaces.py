@@ -40,6 +40,11 @@ class Subspaces:
             self._captured.forget()
         self._is_measured = False
 
+    @property
+    def knows_energies(self) -> bool:
+        """Whether :meth:`energies` has seen enough gradients to know what they agree on."""
+        return self._captured.knows_enough
+
     def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
 

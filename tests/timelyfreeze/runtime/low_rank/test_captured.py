@@ -53,7 +53,9 @@ def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> No
         return meter.measure([("w", layer.weight, layer.basis)]).agreed
 
     assert [agreed(), agreed()] == [0.0, 0.0]
+    assert not meter.knows_enough
     third = agreed()
+    assert meter.knows_enough
     assert third != 0.0
     meter.forget()
     assert agreed() == pytest.approx(0.9 * third)
