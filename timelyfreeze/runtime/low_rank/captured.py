@@ -16,9 +16,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from timelyfreeze.runtime.low_rank.subspace import energies, is_of_inputs, random_columns
+from timelyfreeze.runtime.low_rank.subspace import (
+    beside,
+    energies,
+    is_of_inputs,
+    random_columns,
+    whole,
+)
 
 _ROWS = 32
 # Of the inner products so far, at each step: one pair of batches alone says little.
@@ -51,12 +56,13 @@ class CapturedMeter:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
-        self._agreed, self._n_gradients = torch.zeros(2), 0
+        # Of each weight: inner products inside and in all, faded, and how many gradients it had.
+        self._agreed: dict[str, Tensor] = {}
 
     @property
     def knows_enough(self) -> bool:
         """Whether two gradients in a row were compared, with directions that are not random."""
-        return self._n_gradients > 2
+        return any(seen[2] > 2 for seen in self._agreed.values())
 
     def measure(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> Energies:
         """Return what the gradients that are there have. Waits for devices.
@@ -69,27 +75,25 @@ class CapturedMeter:
             if weight.grad is None:
                 continue
             sums += energies(basis, weight.grad).cpu()
+            seen = self._agreed.setdefault(name, torch.zeros(3))
+            seen[:2] *= _FADE
             sketch = self._sketch(name, weight.grad)
-            if sketch is not None and name in self._former:
+            if name in self._former:
                 former, q = self._former[name]
                 inside = ((sketch @ q) * (former @ q)).sum()
-                agreed += torch.stack([inside, (sketch * former).sum()]).cpu()
+                seen[:2] += torch.stack([inside, (sketch * former).sum()]).cpu()
             # The first directions are random, and say nothing of those that follow.
-            if sketch is not None and self._n_gradients > 0:
+            if seen[2] > 0:
                 self._former[name] = sketch, basis
-        self._agreed = _FADE * self._agreed + agreed
-        self._n_gradients += 1
-        return Energies(*sums.tolist(), *self._agreed.tolist())
+            seen[2] += 1
+            agreed += seen[:2]
+        return Energies(*sums.tolist(), *agreed.tolist())
 
-    def _sketch(self, name: str, gradient: Tensor) -> Tensor | None:
-        """Return S G, shape [rows of S, d]; None where ranks share each line of G along Q."""
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        if not is_of_inputs(gradient):
-            if own is not gradient:
-                return None
-            own = own.t()
-        signs = random_columns(own.shape[0], _ROWS, self._seed, 0, name, place=1)
-        return signs.to(own.device).t() @ own.float()
+    def _sketch(self, name: str, gradient: Tensor) -> Tensor:
+        """Return S G, shape [rows of S, d]; ranks that share G call this together."""
+        g = gradient.float() if is_of_inputs(gradient) else gradient.float().t()
+        columns = random_columns(g.shape[0], _ROWS, self._seed, 0, name, place=1)
+        return whole(beside(columns.to(g.device), g).t() @ g)
 
     def forget(self) -> None:
         """Let go of the last gradients."""
@@ -97,15 +101,17 @@ class CapturedMeter:
 
     def tensors(self, bases: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what a checkpoint keeps; what is not known is 0, and agrees with nothing."""
-        kept = {"agreed": torch.tensor([*self._agreed.tolist(), float(self._n_gradients)])}
+        kept: dict[str, Tensor] = {}
         for name, basis in bases.items():
             nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
             sketch, directions = self._former.get(name, nothing)
-            kept |= {f"sketch.{name}": sketch.clone(), f"former.{name}": directions.clone()}
+            seen = self._agreed.get(name, torch.zeros(3))
+            found = {"sketch": sketch, "former": directions, "agreed": seen}
+            kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
         return kept
 
     def load(self, saved: Mapping[str, Tensor], names: Iterable[str]) -> None:
         """Go on with what :meth:`tensors` returned."""
-        *agreed, n_gradients = saved["agreed"].tolist()
-        self._agreed, self._n_gradients = torch.tensor(agreed), int(n_gradients)
-        self._former = {n: (saved[f"sketch.{n}"], saved[f"former.{n}"]) for n in names}
+        for name in names:
+            self._former[name] = saved[f"sketch.{name}"], saved[f"former.{name}"]
+            self._agreed[name] = saved[f"agreed.{name}"]

@@ -62,8 +62,8 @@ def next_basis(
         g = g.t()
     # Of products alone, which are small, the largest element is brought to 1: squares of 1e-25
     # would be 0, and a copy of G takes as long as all of this.
-    seen = _scaled(g @ _beside(basis, g))
-    product = None if seen is None else _scaled(_whole(g.t() @ seen))
+    seen = _scaled(g @ beside(basis, g))
+    product = None if seen is None else _scaled(whole(g.t() @ seen))
     if product is None:
         return basis
     turned = _orthonormal(product)
@@ -78,12 +78,12 @@ def next_basis(
 def energies(basis: Tensor, gradient: Tensor) -> Tensor:
     """Return |G Q|^2, the energy of the gradient that lies in Q, and |G|^2; float32, shape [2]."""
     g = gradient.float()
-    q = _beside(basis, g)
+    q = beside(basis, g)
     inside = g @ q if is_of_inputs(gradient) else g.t() @ q
-    return torch.stack([_whole(inside).square().sum(), _whole(g.square().sum())])
+    return torch.stack([whole(inside).square().sum(), whole(g.square().sum())])
 
 
-def _beside(basis: Tensor, gradient: Tensor) -> Tensor:
+def beside(basis: Tensor, gradient: Tensor) -> Tensor:
     """Return Q as a product with the gradient needs it: on each of the ranks that share that."""
     if not isinstance(gradient, DTensor):
         return basis
@@ -93,11 +93,11 @@ def _beside(basis: Tensor, gradient: Tensor) -> Tensor:
 
 def _scaled(tensor: Tensor) -> Tensor | None:
     """Return a tensor over its largest element; None if that is 0 or not finite."""
-    scale = _whole(tensor.abs().max())
+    scale = whole(tensor.abs().max())
     return tensor / scale if torch.isfinite(scale) and scale > 0.0 else None
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """Return a tensor that ranks may share, put together; they call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -84,6 +84,15 @@ def test_a_resumed_one_goes_on_to_the_last_bit(stopped_at: int) -> None:
     assert all(torch.equal(resumed.layers.bases[n], q) for n, q in whole.layers.bases.items())
 
 
+def test_what_is_saved_goes_by_weight_since_each_rank_saves_its_own() -> None:
+    run = Run()
+    kinds: dict[str, set[str]] = {}
+    for key in run.subspaces.tensors():
+        kind, _, weight = key.partition(".")
+        kinds.setdefault(kind, set()).add(weight)
+    assert all(weights == set(run.layers.names) for weights in kinds.values())
+
+
 def test_gradients_that_nobody_measures_are_let_go() -> None:
     run = Run()
     for step in range(1, 4):
