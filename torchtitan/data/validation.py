@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.validate import Validator
-from torchtitan.config import JobConfig
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
@@ -28,6 +27,7 @@ from torchtitan.data.loader import (
 from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit, validation_sources
 from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
+from torchtitan.freezing.config import JobConfig
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
@@ -40,7 +40,7 @@ class BatchValidator(Validator):
     Args:
         loader: With ``validation.steps`` set it is started over as needed; every validation begins
             with its first batch.
-        job_config: ``validation.steps``, ``validation.freq`` and ``training.steps`` are read.
+        job_config: Of ``[validation]``, ``[report]`` and ``[training]`` is read.
         metrics_processor: Gets what is found.
         **kwargs: What upstream's validator takes besides.
     """
@@ -61,6 +61,7 @@ class BatchValidator(Validator):
         self._loader = loader
         self._n_steps = job_config.validation.steps
         self._last_step = job_config.training.steps
+        self._counts_padding = job_config.report.count_padding
         self._metrics_processor = metrics_processor
 
     def should_validate(self, step: int) -> bool:
@@ -100,7 +101,9 @@ class InstructValidator(BatchValidator):
         loss_sum, n_targets = 0.0, 0.0
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
-                processor.ntokens_since_last_log += int(input_dict.pop("n_tokens").sum())
+                n_tokens = int(input_dict.pop("n_tokens").sum())
+                counted = labels.numel() if self._counts_padding else n_tokens
+                processor.ntokens_since_last_log += counted
                 del input_dict[ROWS]
                 loss = self._evaluate(model_parts, step, input_dict, labels)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())

@@ -152,7 +152,9 @@ def _done_run(job_config: JobConfig) -> str:
         f"This run is done at step {start.step} (training.steps is {job_config.training.steps}, "
         f"the checkpoint {str(start.folder)!r}); with more training.steps it goes on"
     )
-    return told if report is None else f"{told}\n\n{report.read_text()}\nreport: {report}"
+    if report is None:
+        return f"{told}; it ended before its report was written"
+    return f"{told}\n\n{report.read_text()}\nreport: {report}"
 
 
 def _leave_to_the_first(message: str) -> None:

@@ -285,7 +285,7 @@ def lines_count(unit: str, note: str = "") -> Iterator[None]:
 
     def say(record: logging.LogRecord) -> bool:
         told = re.sub(r" *mfu: nan%", "", str(record.msg))
-        record.msg = re.sub(r"\btps: +([\d,]+)", rf"{name}: \1{note}", told)
+        record.msg = re.sub(r"tps: +([\d,]+)", rf"{name}: \1{note}", told)
         return True
 
     logger.addFilter(say)

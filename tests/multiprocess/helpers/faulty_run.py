@@ -7,7 +7,8 @@ names alone, so that runs can be compared bit for bit; the fault happens; and a 
 its end writes its weights into the dump folder, ``weights_R.pt``. A fault is a JSON object:
 
     "at": "step", or "checkpoint": when half of that step's checkpoint is written; "hand_over" or
-        "take_over": in the midst of an elastic run's first move
+        "take_over": in the midst of an elastic run's first move; "report": in the midst of
+        writing the summary, for which there is no step
     "step", "rank": when and to whom
     "signal": sent to the process itself, or, with "to": "agent", to torchrun
     "max_bytes": no file of that rank may grow beyond it from then on
@@ -73,6 +74,19 @@ class Fault:
 
         FileSystemWriter.write_data = half
 
+    def spoil_report(self):
+        for name in ("write_text", "write_bytes"):
+            setattr(Path, name, self._half_of_summaries(getattr(Path, name)))
+
+    def _half_of_summaries(self, write):
+        def half(path, content, *args):
+            if path.name.startswith("summary.json") and self.is_due("report", None):
+                write(path, content[: len(content) // 2])
+                self.happen(None)
+            return write(path, content, *args)
+
+        return half
+
     def spoil_moving(self):
         from torchtitan.checkpoints.handover import MemoryCheckpoint
 
@@ -137,6 +151,7 @@ def main():
     fault, args = Fault(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2:]
     fault.spoil_solver()
     fault.spoil_moving()
+    fault.spoil_report()
     add_tiny_flavors()
     import torchtitan.train as titan_train
 

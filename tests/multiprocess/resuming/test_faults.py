@@ -106,6 +106,23 @@ def test_a_stopped_run_comes_to_the_same_weights(stopped, undisturbed):
     assert equal_weights(folder, undisturbed)
 
 
+def test_what_is_killed_while_it_reports_is_done_and_leaves_no_half(tmp_path):
+    run = run_with({"at": "report", "rank": 1, "signal": "SIGKILL"}, tmp_path)
+    assert (run.status, run.left) == (1, [])
+    (folder,) = (tmp_path / "tb").iterdir()
+    assert not [path for path in folder.iterdir() if path.name in ("summary.json", "report.txt")]
+    again = run_with({}, tmp_path)
+    assert again.status == 0
+    assert again.lines("This run is done at step 13", "it ended before its report was written")
+
+
+def test_a_signal_while_a_run_reports_does_not_keep_it_from_it(tmp_path):
+    fault = {"at": "report", "rank": 1, "signal": "SIGHUP", "to": "agent"}
+    assert run_with(fault, tmp_path).left == []
+    assert json.loads(last_run_file(tmp_path, "summary.json"))["ended_early"] is None
+    assert "with freezing" in last_run_file(tmp_path, "report.txt")
+
+
 def test_ranks_do_not_outlive_torchrun_nor_the_solver_them(tmp_path):
     """torchrun is killed while a plan is being solved; nothing is to be saved."""
     fault = {"step": 7, "rank": 0, "signal": "SIGKILL", "to": "agent", "solver": "hangs"}

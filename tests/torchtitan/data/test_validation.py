@@ -88,9 +88,11 @@ def build(
     processor: Any = None,
     split: ExampleSplit = ALL_EXAMPLES,
     n_steps: int = 100,
+    counts_padding: bool = False,
     **changes: Any,
 ) -> InstructValidator:
     config = JobConfig()
+    config.report.count_padding = counts_padding
     config.training.steps = n_steps
     settings = {"dataset": "alpaca", "dataset_path": examples, "seq_len": SEQ_LEN}
     for key, value in {**settings, "local_batch_size": 2, **changes}.items():
@@ -139,6 +141,16 @@ def test_the_loss_is_the_mean_over_all_target_tokens(examples: str) -> None:
     assert loss == pytest.approx(over_tokens, rel=1e-6)
     assert abs(over_tokens - over_batches) > 1e-3 * over_tokens, "or the test could not tell"
     assert len(model.batches) == 3, "the seventh example fills no batch"
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_padding_counts_where_it_counts_in_training(examples: str, counts: bool) -> None:
+    processor, model = Processor(), Model()
+    build(examples, processor, counts_padding=counts).validate([model], step=1)
+    read = torch.cat(model.batches)
+    n_padding = sum(len(row) - 1 - int(row.ne(row[-1]).nonzero().max()) for row in read)
+    assert n_padding > len(read), "the last tokens of a row are padding, of which one is none"
+    assert processor.logged[0][2] == read.numel() - (0 if counts else n_padding)
 
 
 def test_every_validation_reads_the_same_examples(examples: str) -> None:

@@ -48,6 +48,15 @@ def test_its_report_is_told_again_once(
     assert not dist.is_initialized()
 
 
+def test_a_run_that_was_killed_before_its_report_has_not_that_of_the_run_before(
+    run: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tb/mine/report.txt").unlink()
+    assert launch([*run, "--training.steps=4"], local_rank=0) == 0
+    said = capfd.readouterr().out
+    assert said.endswith("goes on; it ended before its report was written\n")
+
+
 def test_with_more_steps_it_is_not_done(run: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert launch([*run, "--training.steps=5"], local_rank=0) == 2
     assert "step-4' holds the model alone" in capfd.readouterr().out

@@ -123,7 +123,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
         for part in self._known.parts:
             part.log_validation(step, loss, extra_metrics or {})
-        with lines_count(self._unit):
+        with lines_count(self._unit, self._note):
             super().log_validation(loss, step, extra_metrics)
 
     def close(self) -> None:

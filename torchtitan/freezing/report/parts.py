@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
-from timelyfreeze.files import Table
+from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records import Move, RunSummary
 from timelyfreeze.runtime import Exchange
@@ -64,10 +64,10 @@ class Run:
         return self.n_held if self.emulation is None else self.emulation.n_replicas
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the folder, where this process writes."""
+        """Write a file of the folder, where this process writes; who is killed leaves no half."""
         if self.is_shown:
             with self.guard.writing():
-                (self.folder / name).write_text(text)
+                write_whole(self.folder / name, text.encode())
             logger.debug("Wrote %s", self.folder / name)
 
     def append(self, table: Table[Row], rows: Sequence[Row]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import Exchange
-from torchtitan.checkpoints.finished import read_run_settings
+from torchtitan.checkpoints.finished import SETTINGS_FILE, read_run_settings
 from torchtitan.freezing.config import JobConfig
 
 REPORT = "report.txt"
@@ -46,10 +46,15 @@ def free_name(name: str, place: Path) -> str:
 
 
 def last_report(job_config: JobConfig) -> Path | None:
-    """Return the newest short report of a run that saves its checkpoints where this one does."""
+    """Return the short report of the newest run that saves its checkpoints where this one does.
+
+    None if there is no such run, or if it was killed before it had one.
+    """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
-    reports = (path for path in place.glob(f"*/{REPORT}") if _saved_in(job_config, path.parent))
-    return max(reports, key=lambda path: path.stat().st_mtime, default=None)
+    runs = (file for file in place.glob(f"*/{SETTINGS_FILE}") if _saved_in(job_config, file.parent))
+    newest = max(runs, key=lambda file: file.stat().st_mtime, default=None)
+    report = None if newest is None else newest.with_name(REPORT)
+    return report if report is not None and report.exists() else None
 
 
 def _saved_in(job_config: JobConfig, run: Path) -> bool:
