@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
 from timelyfreeze.compare.groups import schedule_rank
 from timelyfreeze.compare.runs.jobs import DEGREE
 from timelyfreeze.compare.runs.run import FINISHED, SETTINGS, FoundRuns, Run
-from timelyfreeze.files import field_of, markdown_table, number_of, shown, whole_of
+from timelyfreeze.files import Count, Within, markdown_table, read_as, shown
 
 CAP = "freezing.max_freeze_ratio"
 SETTING = ["pipeline", "schedule", "max_freeze_ratio"]
@@ -79,10 +80,11 @@ def metrics_of(run: Run) -> dict[str, Any]:
 def _settings_of(run: Run) -> tuple[float, int]:
     """Return the cap of a run and its pipeline ranks."""
     try:
-        cap = field_of("", run.settings, CAP)
+        cap = run.settings.get(CAP)
         if isinstance(cap, list):
             raise ValueError(f"{CAP} is {shown(cap)}; the table has one for all stages")
-        return number_of(CAP, cap), whole_of(DEGREE, field_of("", run.settings, DEGREE))
+        degree = read_as(Count, run.settings.get(DEGREE), DEGREE)
+        return read_as(Annotated[float, Within(-math.inf)], cap, CAP), degree
     except ValueError as error:
         raise ValueError(f"{SETTINGS}: {error}") from None
 

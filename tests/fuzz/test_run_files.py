@@ -222,7 +222,7 @@ def test_a_cell_that_is_none_is_named_with_its_line(tmp_path: Path, whole: Path,
 
 @fuzzed(30)
 @given(
-    key=st.sampled_from(["rank", "start_ms", "end_ms", "freeze_ratio", "critical"]),
+    key=st.sampled_from(["rank", "start_ms", "end_ms", "freeze_ratio", "is_critical"]),
     value=SCALARS,
 )
 def test_a_number_of_a_timeline_that_is_none_is_named_by_its_key(
@@ -233,7 +233,7 @@ def test_a_number_of_a_timeline_that_is_none_is_named_by_its_key(
     message = message_of(lambda: timeline_from_json(json.dumps(data)))
     is_kind = {
         "rank": type(value) is int,
-        "critical": type(value) is bool,
+        "is_critical": type(value) is bool,
     }.get(key, type(value) in (int, float) and math.isfinite(min(value, 1e300)))  # type: ignore[type-var]
     assert is_kind or f"actions.1F0.{key} is " in str(message)
 

@@ -1,26 +1,27 @@
 """Files: JSON that anyone may have written, CSV tables, safe replacement, locks."""
 
 from timelyfreeze.files.lock import FileLock, is_held
-from timelyfreeze.files.plain_json import (
-    field_of,
-    keys_of,
-    list_of,
+from timelyfreeze.files.safe_write import write_obstacle, write_whole
+from timelyfreeze.files.schema import (
+    MOST,
+    WRITTEN,
+    Count,
+    Fraction,
+    Milliseconds,
+    Number,
+    OneOf,
+    Within,
+    json_lines,
     listed,
-    number_of,
     parse_json,
+    read_as,
     read_dataclass,
     read_object,
     shown,
-    truth_of,
-    whole_of,
+    to_plain,
 )
-from timelyfreeze.files.safe_write import write_obstacle, write_whole
 from timelyfreeze.files.table import (
     AnyFloat,
-    Count,
-    Fraction,
-    Number,
-    OneOf,
     Seconds,
     Table,
     markdown_lines,
@@ -31,8 +32,32 @@ from timelyfreeze.files.table import (
 )
 
 __all__ = [
-    "AnyFloat", "Count", "FileLock", "Fraction", "Number", "OneOf", "Seconds", "Table", "field_of",
-    "is_held", "keys_of", "list_of", "listed", "markdown_lines", "markdown_table",
-    "markdown_text", "number_of", "parse_json", "printable", "read_dataclass", "read_object",
-    "shown", "spreadsheet_cell", "truth_of", "whole_of", "write_obstacle", "write_whole",
+    "MOST",
+    "WRITTEN",
+    "AnyFloat",
+    "Count",
+    "FileLock",
+    "Fraction",
+    "Milliseconds",
+    "Number",
+    "OneOf",
+    "Seconds",
+    "Table",
+    "Within",
+    "is_held",
+    "json_lines",
+    "listed",
+    "markdown_lines",
+    "markdown_table",
+    "markdown_text",
+    "parse_json",
+    "printable",
+    "read_as",
+    "read_dataclass",
+    "read_object",
+    "shown",
+    "spreadsheet_cell",
+    "to_plain",
+    "write_obstacle",
+    "write_whole",
 ]  # fmt: skip

@@ -16,45 +16,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from timelyfreeze.files.plain_json import listed, shown
+from timelyfreeze.files.schema import MOST, OneOf, Within, listed, shown
 
 Row = TypeVar("Row")
 
-# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
-MOST = 1e15
-
-
-@dataclass(frozen=True)
-class Within:
-    """A rule: numbers from ``low`` to ``high``; NaN and infinity where ``or_odd`` says so."""
-
-    low: float
-    high: float
-    or_odd: bool = False
-
-    def error(self, value: float) -> str | None:
-        """Return what is wrong with a value."""
-        if self.low <= value <= self.high or (self.or_odd and not math.isfinite(value)):
-            return None
-        return f"it must lie in [{self.low:g}, {self.high:g}]"
-
-
-class OneOf:
-    """A rule: one of some words."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-
-    def error(self, value: str) -> str | None:
-        """Return what is wrong with a value."""
-        known = ", ".join(map(repr, sorted(self._words)))
-        return None if value in self._words else f"known: {known}"
-
-
-Count = Annotated[int, Within(0, MOST)]
-Number = Annotated[int, Within(1, MOST)]
 Seconds = Annotated[float, Within(0.0, MOST)]
-Fraction = Annotated[float, Within(0.0, 1.0)]
 AnyFloat = Annotated[float, Within(-math.inf, math.inf, or_odd=True)]
 
 

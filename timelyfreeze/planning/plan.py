@@ -5,17 +5,25 @@ Notation: A actions.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.files import field_of, number_of, parse_json, shown
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag, parse_action
+from timelyfreeze.files import (
+    Fraction,
+    Milliseconds,
+    Within,
+    json_lines,
+    parse_json,
+    read_dataclass,
+    to_plain,
+)
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.timing import DurationBounds, play_batch, receiving, validate_bounds
 
 
@@ -155,15 +163,33 @@ def plan_from_ratios(
     )
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """What a plan's file says of one action."""
+
+    ratio: Fraction
+    duration_ms: Milliseconds
+    start_ms: Milliseconds
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """A plan, action by action; as in ``FreezePlan``."""
+
+    batch_ms: Milliseconds
+    unfrozen_batch_ms: Milliseconds
+    frozen_batch_ms: Milliseconds
+    outside_ms: Milliseconds
+    steps_factor: Annotated[float, Within(1.0)] | None
+    actions: Mapping[Action, _Planned]
+
+
 def plan_to_json(plan: FreezePlan) -> str:
     """Write a plan as JSON, one line per action; undone exactly by ``plan_from_json``."""
-    head = "".join(f'  "{key}": {json.dumps(getattr(plan, key))},\n' for key in _HEAD)
-    columns = [getattr(plan, name).tolist() for name in _COLUMNS.values()]
-    rows = ",\n".join(
-        f'    "{action}": ' + json.dumps(dict(zip(_COLUMNS, values, strict=True)))
-        for action, *values in zip(plan.actions, *columns, strict=True)
-    )
-    return f'{{\n{head}  "actions": {{\n{rows}\n  }}\n}}\n'
+    columns = (plan.ratios.tolist(), plan.durations_ms.tolist(), plan.start_ms.tolist())
+    actions = dict(zip(plan.actions, map(_Planned, *columns), strict=True))
+    head = {field.name: getattr(plan, field.name) for field in fields(_PlanFile)[:-1]}
+    return json_lines(to_plain(_PlanFile(**head, actions=actions)), depth=2) + "\n"
 
 
 def plan_from_json(text: str) -> FreezePlan:
@@ -173,54 +199,15 @@ def plan_from_json(text: str) -> FreezePlan:
         ValueError: If the text has another form; the message names the key and its value.
     """
     try:
-        data = parse_json(text)
-        rows = field_of("", data, "actions")
-        if not isinstance(rows, dict):
-            raise ValueError(f"actions is {shown(rows)}; it must be an object")
-        actions = tuple(parse_action(key) for key in rows)
-        ratios, durations, start = (
-            np.array(
-                [
-                    number_of(
-                        f"actions.{action}.{key}",
-                        field_of(f"actions.{action}", row, key),
-                        least=0.0,
-                        most=1.0 if key == _RATIO else math.inf,
-                    )
-                    for action, row in rows.items()
-                ],
-                dtype=np.float64,
-            )
-            for key in _COLUMNS
-        )
-        batch_ms, unfrozen_batch_ms, frozen_batch_ms, outside_ms = (
-            number_of(key, field_of("", data, key), least=0.0) for key in _TIMES
-        )
-        steps_factor = field_of("", data, "steps_factor")
-        if steps_factor is not None:
-            steps_factor = number_of("steps_factor", steps_factor, least=1.0)
+        file = read_dataclass(_PlanFile, parse_json(text))
     except ValueError as error:
         raise ValueError(f"not the text of a freeze plan: {error}") from error
-    for array in (ratios, durations, start):
+    rows = [astuple(row) for row in file.actions.values()]
+    ratios, durations_ms, start_ms = np.array(rows, np.float64).reshape(-1, 3).T.copy()
+    for array in (ratios, durations_ms, start_ms):
         array.setflags(write=False)
-    return FreezePlan(
-        actions,
-        ratios,
-        durations,
-        start,
-        batch_ms,
-        unfrozen_batch_ms,
-        frozen_batch_ms,
-        steps_factor,
-        outside_ms,
-    )
-
-
-_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms", "outside_ms")
-_HEAD = (*_TIMES, "steps_factor")
-# Name in the text, which describes one action, to field of FreezePlan, which holds all of them.
-_RATIO = "ratio"
-_COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}
+    head = {field.name: getattr(file, field.name) for field in fields(file)[:-1]}
+    return FreezePlan(tuple(file.actions), ratios, durations_ms, start_ms, **head)
 
 
 def _gain(before_ms: float, after_ms: float) -> float:

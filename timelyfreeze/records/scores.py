@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from timelyfreeze.files import (
-    field_of,
-    keys_of,
-    listed,
+    Fraction,
+    OneOf,
+    Within,
     markdown_table,
     parse_json,
     read_dataclass,
-    shown,
 )
 
 SCORES = "scores.json"
@@ -26,10 +25,10 @@ HUB = "hub"
 class Score:
     """How one benchmark went."""
 
-    accuracy: float  # in [0, 1]
+    accuracy: Fraction
     # standard error of the accuracy over the questions, None if lm-eval gives none
     stderr: float | None
-    n_questions: int  # how many were asked
+    n_questions: Annotated[int, Within(1)]  # how many were asked
     questions: str  # where they are from: a split of the hub's data set, or the name of a file
     n_shots: int  # solved examples before each question
     metric: str  # lm-eval's name of the metric
@@ -49,7 +48,9 @@ class Scores:
     device: str  # where it computed
     versions: Mapping[str, str]  # of lm-eval, transformers and torch
     evaluated_at: str  # ISO 8601 time with offset
-    benchmarks: Mapping[str, Score]  # scores by the key of their benchmark
+    benchmarks: Mapping[
+        Annotated[str, OneOf(*BY_KEY)], Score
+    ]  # scores by the key of their benchmark
     # metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     options: str = ""  # further options that lm-eval was given
@@ -84,19 +85,11 @@ def scores_from_json(text: str) -> Scores:
             unknown benchmark, or holds an accuracy outside [0, 1] or of no questions.
     """
     values = parse_json(text)
-    found = field_of("scores", values, "benchmarks")
-    values.pop("average", None)
-    if unknown := sorted(set(keys_of("benchmarks", found)) - BY_KEY.keys()):
-        raise ValueError(f"unknown benchmarks {listed(unknown)}; known: {', '.join(BY_KEY)}")
-    for key, row in found.items():
-        if isinstance(row, dict) and "accuracy" in row and not _is_fraction(row["accuracy"]):
-            raise ValueError(f"{key}.accuracy is {shown(row['accuracy'])}; it must lie in [0, 1]")
-    ordered = {key: found[key] for key in BY_KEY if key in found}
-    scores = read_dataclass(Scores, {**values, "benchmarks": ordered}, "scores")
-    for key, score in scores.benchmarks.items():
-        if score.n_questions < 1:
-            raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
-    return scores
+    if isinstance(values, dict):
+        values.pop("average", None)
+    scores = read_dataclass(Scores, values, "scores")
+    ordered = {key: scores.benchmarks[key] for key in BY_KEY if key in scores.benchmarks}
+    return replace(scores, benchmarks=ordered)
 
 
 def read_scores(folder: Path) -> Scores | None:
@@ -143,11 +136,6 @@ def _further_rows(scores: Scores) -> Iterator[list[str]]:
             if "_stderr," not in name:
                 error = metrics.get(name.replace(",", "_stderr,", 1)) if "," in name else None
                 yield [task, name, f"{value:.4g}" + ("" if error is None else f" +- {error:.2g}")]
-
-
-def _is_fraction(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0.0 <= value <= 1.0
 
 
 @dataclass(frozen=True)

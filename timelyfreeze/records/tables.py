@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from timelyfreeze.files import (
+    MOST,
     AnyFloat,
     Count,
     Fraction,
@@ -17,14 +18,10 @@ from timelyfreeze.files import (
     OneOf,
     Seconds,
     Table,
-    field_of,
-    keys_of,
-    list_of,
-    number_of,
+    Within,
     parse_json,
-    whole_of,
+    read_dataclass,
 )
-from timelyfreeze.files.table import MOST, Within
 from timelyfreeze.settings import FIRST_STAGE_MODES, Phase
 
 # Logged losses that a running mean is taken over.
@@ -267,30 +264,43 @@ def read_responses(folder: Path) -> list[ResponseRow]:
         raise ValueError(f"{path} is not what a profile writes: {error}") from error
 
 
-def _of_profile(profile: Any) -> list[ResponseRow]:
+@dataclass(frozen=True)
+class _Point:
+    fraction: Fraction
+    median_ms: Annotated[float, Within(0.0, MOST)]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    points: tuple[_Point, ...]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    stage: Count
+    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] | None
+    curves: Mapping[Annotated[str, OneOf("B", "W")], _Curve]
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What is read of a profile."""
+
+    stages: tuple[_Stage, ...]
+
+
+def _of_profile(plain: Any) -> list[ResponseRow]:
     """Return the medians of a profile, of the first stage for each way of freezing it."""
-    rows = []
-    for i, stage in enumerate(list_of("stages", field_of("", profile, "stages"))):
-        where = f"stages.{i}"
-        number = whole_of(f"{where}.stage", field_of(where, stage, "stage"))
-        way = field_of(where, stage, "first_stage")
-        curves = field_of(where, stage, "curves")
-        for kind in keys_of(f"{where}.curves", curves):
-            there = f"{where}.curves.{kind[:60]}"
-            points = field_of(there, curves[kind], "points")
-            for j, point in enumerate(list_of(f"{there}.points", points)):
-                here = f"{there}.points.{j}"
-                row = ResponseRow(
-                    stage=number,
-                    kind=kind,
-                    phase=f"{_PROFILE} {way}" if way else _PROFILE,
-                    microbatch=-1,
-                    fraction=number_of(f"{here}.fraction", field_of(here, point, "fraction")),
-                    duration_ms=number_of(f"{here}.median_ms", field_of(here, point, "median_ms")),
-                )
-                try:
-                    RESPONSES.check(row)
-                except ValueError as error:
-                    raise ValueError(f"{here}: {error}") from error
-                rows.append(row)
-    return rows
+    return [
+        ResponseRow(
+            stage=stage.stage,
+            kind=kind,
+            phase=f"{_PROFILE} {stage.first_stage}" if stage.first_stage else _PROFILE,
+            microbatch=-1,
+            fraction=point.fraction,
+            duration_ms=point.median_ms,
+        )
+        for stage in read_dataclass(_Profile, plain, partly=True).stages
+        for kind, curve in stage.curves.items()
+        for point in curve.points
+    ]

@@ -6,17 +6,27 @@ bounds it was made from, or measured, from one batch as all ranks saw it.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.files import field_of, keys_of, number_of, parse_json, shown, truth_of, whole_of
+from timelyfreeze.files import (
+    MOST,
+    Count,
+    Fraction,
+    OneOf,
+    Within,
+    json_lines,
+    parse_json,
+    read_dataclass,
+    to_plain,
+)
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.schedule import (
     Action,
@@ -26,7 +36,6 @@ from timelyfreeze.schedule import (
     build_dag,
     build_order,
     check_delays,
-    parse_action,
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import (
@@ -36,7 +45,6 @@ from timelyfreeze.timing import (
 
 MEASURED = "measured"
 PREDICTED = "predicted"
-ORIGINS = (MEASURED, PREDICTED)
 # Phases whose batches are examples of training without freezing, and with; the best ones first.
 UNFROZEN = (Phase.UPPER_BOUND, Phase.WARMUP)
 FROZEN = (Phase.STABLE, Phase.OFF)
@@ -85,7 +93,7 @@ class Block:
 class Timeline:
     """One batch of a pipeline."""
 
-    origin: str  # one of ``ORIGINS``
+    origin: str  # ``MEASURED`` or ``PREDICTED``
     phase: Phase  # what the batch is an example of: UPPER_BOUND is without freezing, STABLE with
     blocks: tuple[Block, ...]  # every action once, rank by rank, in the order of execution
     step: int | None = None  # optimizer step that it was measured in; None if it was not
@@ -245,8 +253,29 @@ def critical_positions(
     return tuple(reversed(chain))
 
 
-# Ten thousand years: sums of such times are numbers, and can be drawn.
-_MOST_MS = 1e15
+_Time = Annotated[float, Within(0.0, MOST)]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a file says of one action; as in ``Block``."""
+
+    rank: Count
+    start_ms: _Time
+    end_ms: _Time
+    freeze_ratio: Fraction
+    is_critical: bool
+
+
+@dataclass(frozen=True)
+class _TimelineFile:
+    """A timeline, action by action; as in ``Timeline``."""
+
+    origin: Annotated[str, OneOf(MEASURED, PREDICTED)]
+    phase: Phase
+    step: Count | None
+    actions: Mapping[Action, _Row]
+    entry_stage: Count | None = None
 
 
 def timeline_to_json(timeline: Timeline) -> str:
@@ -254,48 +283,13 @@ def timeline_to_json(timeline: Timeline) -> str:
 
     Batch time and bubble shares are in it for readers, though they follow from the rest.
     """
-    head = {
-        "origin": timeline.origin,
-        "phase": timeline.phase.value,
-        "step": timeline.step,
-        "entry_stage": timeline.entry_stage,
-        "batch_ms": timeline.batch_ms,
-        "bubble": timeline.bubble,
-        "rank_bubbles": list(timeline.rank_bubbles),
+    names = [field.name for field in fields(_Row)]
+    plain = {
+        **{name: getattr(timeline, name) for name in ("origin", "phase", "step", "entry_stage")},
+        **{name: getattr(timeline, name) for name in ("batch_ms", "bubble", "rank_bubbles")},
+        "actions": {b.action: {name: getattr(b, name) for name in names} for b in timeline.blocks},
     }
-    rows = ",\n".join(
-        f'    "{block.action}": {json.dumps(_plain(block))}' for block in timeline.blocks
-    )
-    top = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in head.items())
-    return f'{{\n{top}  "actions": {{\n{rows}\n  }}\n}}\n'
-
-
-def _plain(block: Block) -> dict[str, Any]:
-    return {
-        "rank": block.rank,
-        "start_ms": block.start_ms,
-        "end_ms": block.end_ms,
-        "freeze_ratio": block.freeze_ratio,
-        "critical": block.is_critical,
-    }
-
-
-def _block(key: str, row: Any) -> Block:
-    """Return the block that ``_plain`` wrote."""
-    action = parse_action(key)
-    where = f"actions.{action}"
-
-    def number(name: str, most: float) -> float:
-        return number_of(f"{where}.{name}", field_of(where, row, name), least=0.0, most=most)
-
-    return Block(
-        action,
-        whole_of(f"{where}.rank", field_of(where, row, "rank")),
-        number("start_ms", _MOST_MS),
-        number("end_ms", _MOST_MS),
-        number("freeze_ratio", 1.0),
-        truth_of(f"{where}.critical", field_of(where, row, "critical")),
-    )
+    return json_lines(to_plain(plain), depth=2) + "\n"
 
 
 def timeline_file(run_folder: Path, phase: Phase) -> Path:
@@ -315,22 +309,11 @@ def timeline_from_json(text: str) -> Timeline:
         ValueError: If the text has another form, or its actions are no complete pipeline.
     """
     try:
-        data = parse_json(text)
-        rows = field_of("", data, "actions")
-        blocks = tuple(_block(key, rows[key]) for key in keys_of("actions", rows))
-        step = field_of("", data, "step")
-        step = None if step is None else whole_of("step", step)
-        entry = data.get("entry_stage")  # files of earlier versions have none
-        entry = None if entry is None else whole_of("entry_stage", entry)
-        origin, phase = field_of("", data, "origin"), field_of("", data, "phase")
-        known = [one.value for one in Phase]
-        if phase not in known:
-            raise ValueError(f"phase is {shown(phase)}; known: {', '.join(known)}")
-        if origin not in ORIGINS:
-            raise ValueError(f"origin is {shown(origin)}; known: {', '.join(ORIGINS)}")
+        file = read_dataclass(_TimelineFile, parse_json(text), partly=True)
     except ValueError as error:
         raise ValueError(f"not the text of a timeline: {error}") from error
-    timeline = Timeline(origin, Phase(phase), blocks, step, entry)
+    blocks = tuple(Block(action, *astuple(row)) for action, row in file.actions.items())
+    timeline = Timeline(file.origin, file.phase, blocks, file.step, file.entry_stage)
     if [lane[0].rank for lane in timeline.lanes] != list(range(timeline.n_ranks)):
         raise ValueError("the timeline's actions are not sorted by rank, or a rank has none")
     for block in blocks:
@@ -340,6 +323,6 @@ def timeline_from_json(text: str) -> Timeline:
                 "not end before it begins"
             )
     n_stages = timeline.order.n_stages  # refuses what is no complete pipeline
-    if entry is not None and entry >= n_stages:
-        raise ValueError(f"entry_stage is {entry}; the stages are 0 to {n_stages - 1}")
+    if file.entry_stage is not None and file.entry_stage >= n_stages:
+        raise ValueError(f"entry_stage is {file.entry_stage}; the stages are 0 to {n_stages - 1}")
     return timeline

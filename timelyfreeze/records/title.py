@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files import field_of, parse_json, shown, whole_of
+from timelyfreeze.files import Number, parse_json, read_as
 
 SETTINGS_FILE = "settings.json"
 _MOST_CHARACTERS = 80
+_OBJECT = Mapping[str, Any]
 _DEGREE, _SCHEDULE = "pipeline_parallel_degree", "pipeline_parallel_schedule"
 
 
@@ -35,7 +37,7 @@ def read_names(run_folder: Path) -> RunNames | None:
     if not path.exists():
         return None
     try:
-        settings = parse_json(path.read_bytes())
+        settings = read_as(_OBJECT, parse_json(path.read_bytes()), "the whole")
         sections = ("parallelism", "emulation", "training")
         parallelism, emulation, training = (_section(settings, name) for name in sections)
         csv = parallelism.get(f"{_SCHEDULE}_csv")
@@ -44,7 +46,7 @@ def read_names(run_folder: Path) -> RunNames | None:
         return RunNames(
             method=_word(settings, "freezing", "method"),
             schedule=Path(schedule).name if csv else schedule,
-            n_ranks=whole_of(f"parallelism.{_DEGREE}", degree, least=1),
+            n_ranks=read_as(Number, degree, f"parallelism.{_DEGREE}"),
             model=f"{_word(settings, 'model', 'name')} {_word(settings, 'model', 'flavor')}",
             is_emulated=emulation.get("enable") is True,
             unit="images" if training.get("dataset") == "images" else "tokens",
@@ -78,18 +80,12 @@ def as_drawn(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _section(settings: Any, name: str) -> dict[str, Any]:
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section, empty where it is missing: older runs have fewer of them."""
-    if not isinstance(settings, dict):
-        raise ValueError(f"the whole is {shown(settings)}; it must be an object")
-    section = settings.get(name, {})
-    if not isinstance(section, dict):
-        raise ValueError(f"{name} is {shown(section)}; it must be an object")
+    section: Mapping[str, Any] = read_as(_OBJECT, settings.get(name, {}), name)
     return section
 
 
-def _word(settings: Any, section: str, key: str) -> str:
-    value = field_of(section, field_of("", settings, section), key)
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(f"{section}.{key} is {shown(value)}; it must be a text of one line")
+def _word(settings: Mapping[str, Any], section: str, key: str) -> str:
+    value: str = read_as(str, _section(settings, section).get(key), f"{section}.{key}")
     return value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}..."

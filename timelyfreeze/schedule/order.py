@@ -52,6 +52,11 @@ class Action:
         """Text of the action, undone by ``parse_action``."""
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
+    @staticmethod
+    def parse(text: str) -> Action:
+        """Read an action as files have it; as ``parse_action``."""
+        return parse_action(text)
+
 
 # No pipeline has a billion stages; longer numbers are not worth reading.
 _ACTION_TEXT = re.compile(r"(0|[1-9][0-9]{0,8})([FBIW])(0|[1-9][0-9]{0,8})")

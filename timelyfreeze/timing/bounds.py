@@ -6,16 +6,24 @@ monitoring phase (Sec. 3.1). Notation: A actions.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import starmap
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files import field_of, keys_of, list_of, number_of, parse_json, shown
+from timelyfreeze.files import (
+    Milliseconds,
+    Within,
+    json_lines,
+    parse_json,
+    read_dataclass,
+    shown,
+    to_plain,
+)
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -23,7 +31,6 @@ from timelyfreeze.schedule import (
     check_delays,
     check_durations,
     edge_delays,
-    parse_action,
 )
 from timelyfreeze.settings import key
 
@@ -248,58 +255,71 @@ def less_noisy_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64
     return medians if kept == 1.0 else mean + kept * (medians - mean)
 
 
+class _Link(NamedTuple):
+    """Sending and receiving rank of messages."""
+
+    sender: int
+    receiver: int
+
+    def __str__(self) -> str:
+        return f"{self.sender}>{self.receiver}"
+
+    @staticmethod
+    def parse(text: str) -> _Link:
+        ranks = text.split(">")
+        if len(ranks) != 2 or not all(rank.isdecimal() and len(rank) < 10 for rank in ranks):
+            raise ValueError(f'{shown(text)} is no link; it must name two ranks, like "0>1"')
+        return _Link(*map(int, ranks))
+
+
+class _Pair(NamedTuple):
+    """Shortest and longest duration of an action."""
+
+    min_ms: Milliseconds
+    max_ms: Milliseconds
+
+
 @dataclass(frozen=True)
 class BoundsTable:
-    """Bounds as they stand in a file, which need not fit a schedule.
+    """Bounds as they stand in a file, which need not fit a schedule; as in ``DurationBounds``."""
 
-    Attributes:
-        pairs: (shortest, longest) duration of every action, milliseconds.
-        pinned: As in ``DurationBounds``.
-        p2p_overhead_ms: As in ``DurationBounds``.
-        p2p_latency_ms: As in ``DurationBounds``.
-        outside_ms: As in ``DurationBounds``.
-        interval_factor: As in ``DurationBounds``.
-        captured: As in ``DurationBounds``.
-        captured_mean: As in ``DurationBounds``.
-    """
-
-    pairs: Mapping[Action, tuple[float, float]]
-    pinned: tuple[Action, ...]
-    p2p_overhead_ms: float
-    p2p_latency_ms: Mapping[tuple[int, int], float]
-    outside_ms: float
-    interval_factor: float | None
-    captured: float
-    captured_mean: float
+    bounds: Mapping[Action, _Pair]
+    pinned: tuple[Action, ...] = ()
+    p2p_overhead_ms: Milliseconds = 0.0
+    p2p_latency_ms: Mapping[_Link, Milliseconds] = field(default_factory=dict)
+    outside_ms: Milliseconds = 0.0
+    interval_factor: Annotated[float, Within(1.0)] | None = None
+    captured: Milliseconds = 0.0
+    captured_mean: Milliseconds = 0.0
 
 
-def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
+def bounds_to_json(
+    dag: PipelineDag, bounds: DurationBounds, more: Mapping[str, Any] | None = None
+) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
-    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1), ``outside_ms``,
-    ``interval_factor``, ``captured`` and ``captured_mean``.
+    Args:
+        dag: Precedence graph of A actions.
+        bounds: Of them.
+        more: Plain data of other entries.
 
     Raises:
         ValueError: As ``validate_bounds``.
     """
     validate_bounds(dag, bounds)
-    rows = zip(dag.actions, bounds.min_ms.tolist(), bounds.max_ms.tolist(), strict=True)
-    table = ",\n".join(
-        f'    "{action}": {{"min_ms": {json.dumps(low)}, "max_ms": {json.dumps(high)}}}'
-        for action, low, high in rows
+    rows = zip(bounds.min_ms.tolist(), bounds.max_ms.tolist(), strict=True)
+    table = BoundsTable(
+        bounds=dict(zip(dag.actions, starmap(_Pair, rows), strict=True)),
+        p2p_latency_ms={_Link(*link): ms for link, ms in bounds.p2p_latency_ms.items()},
+        **{name: getattr(bounds, name) for name in _KEPT},
     )
-    pinned = json.dumps([str(action) for action in bounds.pinned])
-    latency = json.dumps({f"{a}>{b}": ms for (a, b), ms in bounds.p2p_latency_ms.items()})
-    return (
-        f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
-        f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
-        f'  "p2p_latency_ms": {latency},\n'
-        f'  "outside_ms": {json.dumps(bounds.outside_ms)},\n'
-        f'  "interval_factor": {json.dumps(bounds.interval_factor)},\n'
-        f'  "captured": {json.dumps(bounds.captured)},\n'
-        f'  "captured_mean": {json.dumps(bounds.captured_mean)}\n}}\n'
-    )
+    return json_lines({**to_plain(table), **(more or {})}, depth=2) + "\n"
+
+
+# What a file has of bounds besides their durations and links.
+_KEPT = (
+    "pinned", "p2p_overhead_ms", "outside_ms", "interval_factor", "captured", "captured_mean",
+)  # fmt: skip
 
 
 def parse_bounds(data: Any) -> BoundsTable:
@@ -308,30 +328,10 @@ def parse_bounds(data: Any) -> BoundsTable:
     Raises:
         ValueError: If it has another form. The message names the key and its value.
     """
-    pairs = {}
-    holder = field_of("", data, "bounds")
-    for action in keys_of("bounds", holder):
-        where, row = f"bounds.{action}", holder[action]
-        keys_of(where, row)
-        low, high = (
-            number_of(f"{where}.{name}", row.get(name), least=0.0) for name in ("min_ms", "max_ms")
-        )
-        pairs[parse_action(action)] = (low, high)
-    latency = data.get("p2p_latency_ms", {})
-    factor = data.get("interval_factor")
-    return BoundsTable(
-        pairs,
-        _pinned(data.get("pinned", []), pairs),
-        number_of("p2p_overhead_ms", data.get("p2p_overhead_ms", 0.0), least=0.0),
-        {
-            _link(key): number_of(f"p2p_latency_ms.{key}", latency[key], least=0.0)
-            for key in keys_of("p2p_latency_ms", latency)
-        },
-        number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
-        None if factor is None else number_of("interval_factor", factor, least=1.0),
-        number_of("captured", data.get("captured", 0.0), least=0.0),
-        number_of("captured_mean", data.get("captured_mean", 0.0), least=0.0),
-    )
+    table = read_dataclass(BoundsTable, data, partly=True)
+    if strange := [action for action in table.pinned if action not in table.bounds]:
+        raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
+    return table
 
 
 def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
@@ -345,38 +345,14 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         table = parse_bounds(parse_json(text))
     except ValueError as error:
         raise ValueError(f"not the text of duration bounds: {error}") from error
-    odd = sorted(map(str, set(table.pairs) ^ set(dag.actions)))
+    odd = sorted(map(str, set(table.bounds) ^ set(dag.actions)))
     if odd:
         raise ValueError(
             f"the bounds and the schedule do not have the same actions: {odd[0]} is in only one "
             f"of them ({len(odd)} such actions); measure the bounds with this schedule"
         )
-    low, high = zip(*(table.pairs[action] for action in dag.actions), strict=True)
-    bounds = replace(
-        make_bounds(low, high, table.pinned),
-        p2p_overhead_ms=table.p2p_overhead_ms,
-        p2p_latency_ms=table.p2p_latency_ms,
-        outside_ms=table.outside_ms,
-        interval_factor=table.interval_factor,
-        captured=table.captured,
-        captured_mean=table.captured_mean,
-    )
+    low, high = zip(*(table.bounds[action] for action in dag.actions), strict=True)
+    kept = {name: getattr(table, name) for name in ("p2p_latency_ms", *_KEPT)}
+    bounds = replace(make_bounds(low, high), **kept)
     validate_bounds(dag, bounds)
     return bounds
-
-
-def _pinned(names: Any, pairs: Mapping[Action, Any]) -> tuple[Action, ...]:
-    if not all(isinstance(name, str) for name in list_of("pinned", names)):
-        raise ValueError(f"pinned is {shown(names)}; it must be a list of actions")
-    pinned = tuple(map(parse_action, names))
-    if strange := [action for action in pinned if action not in pairs]:
-        raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
-    return pinned
-
-
-def _link(text: str) -> tuple[int, int]:
-    """Read a link between ranks, such as "0>1"."""
-    sender, _, receiver = text.partition(">")
-    if not all(rank.isdecimal() and len(rank) < 10 for rank in (sender, receiver)):
-        raise ValueError(f'p2p_latency_ms has {shown(text)}; it must name two ranks, like "0>1"')
-    return int(sender), int(receiver)

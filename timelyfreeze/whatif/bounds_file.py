@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from timelyfreeze.files import (
-    parse_json,
-)
+from timelyfreeze.files import parse_json, to_plain
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -27,7 +25,7 @@ from timelyfreeze.schedule import (
     order_from_csv,
 )
 from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch, receiving
-from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
+from timelyfreeze.whatif.notes import PipelineNotes, parse_notes
 from timelyfreeze.whatif.times import (
     Links,
     Pair,
@@ -39,7 +37,6 @@ from timelyfreeze.whatif.times import (
 
 PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
-_END = "\n}\n"
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,7 @@ def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNo
     Raises:
         ValueError: As ``bounds_to_json``.
     """
-    text = bounds_to_json(dag, bounds)
-    assert text.endswith(_END)  # as json.dumps ends an object that is indented
-    return f'{text.removesuffix(_END)},\n  "{PIPELINE}": {notes_to_json(notes)}{_END}'
+    return bounds_to_json(dag, bounds, {PIPELINE: to_plain(notes)})
 
 
 def read_bounds_file(path: Path) -> BoundsFile:
@@ -141,14 +136,16 @@ def read_bounds_file(path: Path) -> BoundsFile:
         table = parse_bounds(data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    bounds = table.pairs
+    bounds = table.bounds
     if not bounds:
         raise ValueError(f"{path}: bounds is empty")
     n_stages = 1 + max(action.stage for action in bounds)
     n_microbatches = 1 + max(action.microbatch for action in bounds)
     _check_bounds(path, bounds, n_stages, n_microbatches)
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
-    links = Links(table.p2p_overhead_ms, table.p2p_latency_ms)
+    links = Links(
+        table.p2p_overhead_ms, {(a, b): ms for (a, b), ms in table.p2p_latency_ms.items()}
+    )
     order = _order_beside(path, bounds)
     file = BoundsFile(
         path,

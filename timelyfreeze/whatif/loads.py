@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from timelyfreeze.files import Count
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
@@ -29,9 +30,9 @@ _NS_PER_MS = 1e6
 class PartParameters:
     """Numbers of parameters."""
 
-    first: int  # the embedding
-    layers: tuple[int, ...]  # each layer
-    last: int  # the last norm and the head
+    first: Count  # the embedding
+    layers: tuple[Count, ...]  # each layer
+    last: Count  # the last norm and the head
 
     @property
     def are_alike(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from timelyfreeze.files import Count
 from timelyfreeze.schedule import Action, ActionKind
 
 # Adam and AdamW, the optimizers that upstream has, keep two running means.
@@ -26,12 +27,12 @@ _NO_PARTS: Parts = {}
 class PartBytes:
     """Bytes that one part of a model takes wherever it is."""
 
-    weights: int
+    weights: Count
     # Weights in the type that autocast computes in; made once for all microbatches of a batch.
-    casts: int
-    kept: int  # what a forward leaves until its backward or weight backward is done
-    kept_between_halves: int  # what an input backward adds until then
-    largest_weight: int  # the largest weight that is trained
+    casts: Count
+    kept: Count  # what a forward leaves until its backward or weight backward is done
+    kept_between_halves: Count  # what an input backward adds until then
+    largest_weight: Count  # the largest weight that is trained
 
     @property
     def gradients(self) -> int:
@@ -43,7 +44,7 @@ class PartBytes:
 class PartlyTrained(PartBytes):
     """Bytes of a part some of whose weights are frozen for good."""
 
-    trained: int  # the others
+    trained: Count  # the others
 
     @property
     def gradients(self) -> int:
@@ -59,12 +60,14 @@ class ModelBytes:
     layer: PartBytes
     norm: PartBytes  # the last norm; what it keeps counts with the head
     head: PartBytes  # the output layer and the loss
-    message: int  # what a stage sends to the next for each microbatch
-    logits: int  # the logits, as the loss takes them
-    recomputed: int  # what a layer that runs again in the backward keeps meanwhile; 0 if none does
+    message: Count  # what a stage sends to the next for each microbatch
+    logits: Count  # the logits, as the loss takes them
+    recomputed: (
+        Count  # what a layer that runs again in the backward keeps meanwhile; 0 if none does
+    )
     # Copies of a stage's weights that its optimizer's update takes: 1 if it updates all of them at
     # once, 0 if one after the other.
-    update_copies: int
+    update_copies: Count
 
     def total(self, parts: Parts, name: str) -> int:
         """Return the sum of a field of ``PartBytes`` over parts."""
@@ -94,7 +97,7 @@ class BlockBytes(ModelBytes):
 
     blocks: tuple[PartBytes, ...]  # each layer; ``layer`` is the first
     # What the embedding puts out, and each layer; ``message`` is the first.
-    outputs: tuple[int, ...]
+    outputs: tuple[Count, ...]
 
     @property
     def are_alike(self) -> bool:
@@ -131,7 +134,7 @@ class RankMemory:
     optimizer: int  # the optimizer's state: two tensors for each of them with Adam and AdamW
     # Weights of linear layers in the type that autocast computes in; made once for all microbatches
     # of a batch.
-    casts: int
+    casts: Count
     activations: int  # what forwards have left for backwards that are still to come
     messages: int  # receive buffers, one for each microbatch and neighbour
     # The largest passing tensors: a weight gradient before it is added, and the logits' gradient.

@@ -12,17 +12,21 @@ there are and over which links they go.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.files import WRITTEN, Within
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
 from timelyfreeze.timing import DurationBounds, play_batch, receiving, with_messages
 
 Pair = tuple[float, float]
+Overhead = Annotated[float, Within(-math.inf), WRITTEN]  # may be below 0: a difference of times
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,12 @@ class StageTimes:
     need not be possible times, which ``errors`` tells.
     """
 
-    forward_ms: float = 0.0  # F
-    backward_ms: float = 0.0  # B with nothing frozen
-    frozen_backward_ms: float = 0.0  # B with everything frozen
-    input_ms: float = 0.0  # I
-    weight_ms: float = 0.0  # W with nothing frozen
-    frozen_weight_ms: float = 0.0  # W with everything frozen
+    forward_ms: Overhead = 0.0  # F
+    backward_ms: Overhead = 0.0  # B with nothing frozen
+    frozen_backward_ms: Overhead = 0.0  # B with everything frozen
+    input_ms: Overhead = 0.0  # I
+    weight_ms: Overhead = 0.0  # W with nothing frozen
+    frozen_weight_ms: Overhead = 0.0  # W with everything frozen
 
     def plus(self, other: StageTimes, times: float = 1.0) -> StageTimes:
         """Return the sum of these times and ``times`` times ``other``."""

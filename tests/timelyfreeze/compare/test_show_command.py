@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_compared(
     captured = capsys.readouterr()
     first, second = captured.err.splitlines()
     assert first == (f"not read: {few}/none/1: summary.json: the whole has unknown fields: some")
-    assert "stage_ratios is {'first': 1}; it must be an object of numbers by stage" in second
+    assert "a key of stage_ratios is 'first'; it must be a whole number" in second
     assert [row["runs"] for row in table_rows(captured.out)] == ["1", "1 failed", "1"]
     page = Page((out / "comparison.html").read_text())
     assert f"not read: {few}/none/1" in page.text

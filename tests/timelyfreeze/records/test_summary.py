@@ -63,7 +63,9 @@ def test_what_is_no_summary_is_refused() -> None:
     with pytest.raises(ValueError, match="steps is '10'; it must be a whole"):
         summary_from_json(json.dumps(values))
     values |= {"steps": 10, "stage_ratios": {"first": 0.5}}
-    with pytest.raises(ValueError, match=r"stage_ratios .* must be an object of numbers by stage"):
+    with pytest.raises(
+        ValueError, match="a key of stage_ratios is 'first'; it must be a whole number"
+    ):
         summary_from_json(json.dumps(values))
     with pytest.raises(ValueError, match="unknown fields: mood, speed"):
         summary_from_json('{"speed": 1, "mood": 2}')

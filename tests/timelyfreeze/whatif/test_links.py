@@ -179,7 +179,11 @@ def test_without_the_order_the_overhead_stays_where_it_is(tmp_path: Path) -> Non
             "bounds.0B0.min_ms is 2.5, less than the overhead of the message in it",
         ),
         ("p2p_latency_ms", [1.0], "p2p_latency_ms is [1.0]; it must be an object"),
-        ("p2p_latency_ms", {"0-1": 1.0}, "p2p_latency_ms has '0-1'; it must name two ranks"),
+        (
+            "p2p_latency_ms",
+            {"0-1": 1.0},
+            "a key of p2p_latency_ms: '0-1' is no link; it must name two ranks",
+        ),
         ("p2p_latency_ms", {"0>1": None}, "p2p_latency_ms.0>1 is None; it must be a number"),
     ],
 )

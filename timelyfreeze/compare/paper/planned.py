@@ -7,16 +7,18 @@ Splits other than the default are left out, and so are caps that the paper does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from timelyfreeze.compare.paper.show import UNKNOWN
 from timelyfreeze.compare.paper.studies import METHODS, SCHEDULES, Study, Values, measured
-from timelyfreeze.files import markdown_table, number_of, parse_json, shown
+from timelyfreeze.files import Within, markdown_table, parse_json, read_as, shown
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 NUMBERS = ("gain", "upper_bound_gain", "mean_ratio")
+_NUMBER = Annotated[float, Within(-math.inf)]
 # Title, whose value it is, its key and its format.
 _OURS, _PAPERS = 0, 1
 _COLUMNS = (
@@ -59,7 +61,7 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
 def _read(path: Path, max_freeze_ratio: float) -> list[tuple[str, Planned]]:
     try:
         plain = parse_json(path.read_text())
-        outside_ms = number_of("outside_ms", plain["outside_ms"])
+        outside_ms = read_as(_NUMBER, plain["outside_ms"], "outside_ms")
         return [
             (_schedule(case), {"outside_ms": outside_ms, **_numbers(case)})
             for case in plain["cases"]
@@ -83,7 +85,7 @@ def _schedule(case: Mapping[str, Any]) -> str:
 def _numbers(case: Mapping[str, Any]) -> dict[str, float]:
     speed = "tokens_per_second"
     known = NUMBERS if case[speed] is None else (*NUMBERS, speed)
-    return {key: number_of(key, case[key]) for key in known}
+    return {key: read_as(_NUMBER, case[key], key) for key in known}
 
 
 def plans_beside(study: Study, plans: Mapping[str, Planned]) -> str:

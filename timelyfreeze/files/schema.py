@@ -1,0 +1,287 @@
+"""Values in and out of JSON by type hints; every way in which a file is broken is a ValueError.
+
+A type hint says what a value may be: a dataclass or NamedTuple (an object), a mapping, tuples and
+lists, an enum (its value), a class with ``parse`` (its text), numbers, truth, text of one line,
+each with None where the hint has it. ``Annotated`` adds a rule: ``Within(0, 1)``,
+``OneOf("B", "W")``. Files may come from anywhere: key, value and rule are named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxdict = _SHORT.maxlist = 8
+_SHORT.maxlevel = 3
+_N_LISTED = 8
+_LARGEST = sys.float_info.max
+
+T = TypeVar("T")
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as a message shows it: as Python writes it, long ones in part."""
+    return _SHORT.repr(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a message lists them: the first few, and of long ones the beginning."""
+    names = list(names)
+    rest = len(names) - _N_LISTED
+    first = ", ".join(name[:60] for name in names[:_N_LISTED])
+    # Half a character, which JSON can hold, cannot be written.
+    first = first.encode(errors="backslashreplace").decode()
+    return first + (f" and {rest} more" if rest > 0 else "")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what the JSON ``text`` holds.
+
+    Raises:
+        ValueError: If it is no JSON, no UTF-8, or nested deeper than can be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it holds anything else, or texts that no table can hold; names the file.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written
+    except UnicodeEncodeError:
+        raise ValueError(f"{path.name} holds half a character, \\ud800 to \\udfff") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
+    return value
+
+
+@dataclass(frozen=True)
+class Within:
+    """A rule: numbers from ``low`` to ``high``; NaN and infinity where ``or_odd`` says so."""
+
+    low: float
+    high: float = math.inf
+    or_odd: bool = False
+    above: bool = False  # whether ``low`` itself is too small
+
+    def error(self, value: float) -> str | None:
+        """Return what is wrong with a value."""
+        if abs(value) <= _LARGEST:
+            fits = self.low < value if self.above else self.low <= value
+            return None if fits and value <= self.high else f"it must {self._words}"
+        if self.or_odd:
+            return None
+        return "it must be finite" if self.high == math.inf else f"it must {self._words}"
+
+    @property
+    def _words(self) -> str:
+        if self.high < math.inf:
+            return f"lie in [{self.low:g}, {self.high:g}]"
+        return f"be above {self.low:g}" if self.above else f"be {self.low:g} or more"
+
+
+class OneOf:
+    """A rule: one of some words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def error(self, value: str) -> str | None:
+        """Return what is wrong with a value."""
+        return None if value in self._words else f"known: {', '.join(self._words)}"
+
+
+# Beside a rule: no file may be without the field, even where it has a default.
+WRITTEN = "written"
+# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
+MOST = 1e15
+
+Count = Annotated[int, Within(0, MOST)]
+Number = Annotated[int, Within(1, MOST)]
+Milliseconds = Annotated[float, Within(0.0)]
+Fraction = Annotated[float, Within(0.0, 1.0)]
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text of one line",
+}
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as plain data for JSON; undone by :func:`read_as`."""
+    if hasattr(value, "parse"):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if _has_fields(type(value)):
+        return {name: to_plain(getattr(value, name)) for name in _fields(type(value))[0]}
+    if isinstance(value, Mapping):
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def json_lines(plain: Any, depth: int, indent: str = "") -> str:
+    """Return plain data as JSON whose objects have a line for each key, down to a depth."""
+    if not (depth and plain and isinstance(plain, dict)):
+        return json.dumps(plain)
+    deeper = indent + "  "
+    rows = [
+        f"{deeper}{json.dumps(str(k))}: {json_lines(v, depth - 1, deeper)}"
+        for k, v in plain.items()
+    ]
+    return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+
+
+def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool = False) -> T:
+    """Build a dataclass from an object that was read from JSON.
+
+    Args:
+        kind: The dataclass. Fields with a default may be missing in ``value``.
+        value: The object.
+        where: Its key, for messages; empty for the whole.
+        partly: Whether fields that the dataclass does not have are left out, here and deeper.
+
+    Raises:
+        ValueError: As :func:`read_as`, or if a field is unknown or missing.
+    """
+    name, prefix = where or "the whole", f"{where}." if where else ""
+    hints, required = _fields(kind)
+    given = _object(name, value)
+    if not partly and (unknown := sorted(given.keys() - hints.keys())):
+        raise ValueError(f"{name} has unknown fields: {listed(unknown)}")
+    read = {
+        key: read_as(hints[key], item, prefix + key, partly=partly)
+        for key, item in given.items()
+        if key in hints
+    }
+    if missing := [field for field in required if field not in read]:
+        raise ValueError(f"{name} lacks {listed(missing)}")
+    return kind(**read)
+
+
+def _find_fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the hints of a dataclass and the names of those that a file must have."""
+    hints = get_type_hints(kind, include_extras=True)
+    if issubclass(kind, tuple):
+        defaults = set(kind._field_defaults)
+    else:
+        defaults = {f.name for f in fields(kind) if not f.default is f.default_factory is MISSING}
+    return hints, [
+        key for key, hint in hints.items() if key not in defaults or WRITTEN in get_args(hint)
+    ]
+
+
+_fields: Callable[[Any], tuple[dict[str, Any], list[str]]] = cache(_find_fields)
+
+
+def _has_fields(kind: Any) -> bool:
+    return is_dataclass(kind) or hasattr(kind, "_field_defaults")
+
+
+def read_as(hint: Any, value: Any, where: str, *, partly: bool = False, more: str = "") -> Any:
+    """Return a value that was read from JSON at ``where`` as what its type hint says.
+
+    A number whose hint has no rule may be NaN or infinite, as a loss may be.
+
+    Args:
+        hint: As the module says.
+        value: What stands there.
+        where: Its key, for messages.
+        partly: As for :func:`read_dataclass`.
+        more: What else it may be, for messages.
+
+    Raises:
+        ValueError: If the value is of another type, or breaks a rule.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        found = read_as(inner[0], value, where, partly=partly, more=more)
+        if error := inner[1].error(found):
+            raise ValueError(f"{where} is {shown(value)}; {error}")
+        return found
+    if origin in (Union, UnionType):
+        kinds = [kind for kind in inner if kind is not NoneType]
+        if value is None and NoneType in inner:
+            return None
+        # Of several dataclasses the one that has all the fields.
+        given = value if isinstance(value, dict) else {}
+        fit = (k for k in kinds[1:] if _has_fields(k) and given.keys() == _fields(k)[0].keys())
+        more = " or null" if NoneType in inner else ""
+        return read_as(next(fit, kinds[0]), value, where, partly=partly, more=more)
+    if origin is tuple or origin is list:
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is {shown(value)}; it must be a list{more}")
+        kinds = list(inner) if origin is tuple and inner[-1] is not ... else [inner[0]] * len(value)
+        if len(value) != len(kinds):
+            raise ValueError(f"{where} is {shown(value)}; it must be a list of {len(kinds)}")
+        places = enumerate(zip(kinds, value, strict=True))
+        return origin(read_as(k, v, f"{where}[{i}]", partly=partly) for i, (k, v) in places)
+    if origin is Mapping or origin is dict:
+        return {
+            _key(inner[0], key, where): read_as(inner[1], item, f"{where}.{key}", partly=partly)
+            for key, item in _object(where, value, more).items()
+        }
+    if _has_fields(hint) and not hasattr(hint, "parse"):
+        return read_dataclass(hint, _object(where, value, more), where, partly=partly)
+    return value if hint is Any else _scalar(hint, value, where, more)
+
+
+def _scalar(kind: Any, value: Any, where: str, more: str) -> Any:
+    if hasattr(kind, "parse"):
+        try:
+            return kind.parse(_scalar(str, value, where, more))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    if issubclass(kind, Enum):
+        if value not in (known := [one.value for one in kind]):
+            raise ValueError(f"{where} is {shown(value)}; known: {', '.join(known)}")
+        return kind(value)
+    if kind is str:
+        # Half characters cannot be written, and tables have a line for each run.
+        fits = isinstance(value, str) and value.isprintable()
+    else:
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        fits = type(value) is kind or (kind is float and is_int)
+        fits = fits and not (is_int and abs(value) > _LARGEST)
+    if not fits:
+        raise ValueError(f"{where} is {shown(value)}; it must be {_WORDS[kind]}{more}")
+    return kind(value)
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    if kind is not int:
+        return read_as(kind, key, f"a key of {where}") if kind is not str else key
+    if not (key.isdecimal() and len(key) < 10):
+        raise ValueError(f"a key of {where} is {shown(key)}; it must be a whole number")
+    return int(key)
+
+
+def _object(where: str, value: Any, more: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {shown(value)}; it must be an object{more}")
+    return value
