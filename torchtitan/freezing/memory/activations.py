@@ -137,19 +137,20 @@ def kept_bytes(
     """
     _stand_in_for_kernels(module)
     known = {_key(p) for p in [*module.parameters(), *(buffers or [])]}
-    alive: dict[int, tuple[Tensor, int]] = {}
+    alive: dict[int, torch.UntypedStorage] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor: Tensor) -> int:
         if _key(tensor) not in known:
-            # The tensor is held so that its storage's number is not given to another.
-            alive[_key(tensor)] = (tensor, tensor.untyped_storage().nbytes())
-        return tensor
+            # The storage is held so that its number is not given to another. A tensor would hold
+            # the graph, which holds this function: a circle that is never given back.
+            alive[_key(tensor)] = tensor.untyped_storage()
+        return _key(tensor)
 
     def forward() -> Tensor:
         with casting:
             return module(*inputs)
 
-    with one_cast_for_all(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with one_cast_for_all(), torch.autograd.graph.saved_tensors_hooks(keep, lambda key: key):
         first = forward()
         of_first, alive = alive, {}
         out = forward()
@@ -160,7 +161,7 @@ def kept_bytes(
     own = {_key(t) for t in inputs if isinstance(t, Tensor)}
     casts = (of_first.keys() & alive.keys()) - own
     del first
-    return sum(n_bytes for key, (_, n_bytes) in alive.items() if key not in casts), out
+    return sum(kept.nbytes() for key, kept in alive.items() if key not in casts), out
 
 
 def _key(tensor: Tensor) -> int:

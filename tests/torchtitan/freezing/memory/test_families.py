@@ -1,10 +1,12 @@
 """Memory of folders with biases, norms of heads and heads of their own width, by hand."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.torchtitan.freezing.memory.test_estimate import config
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
@@ -52,3 +54,16 @@ def test_wider_heads_keep_more() -> None:
     """Attention keeps queries, keys, values and its output, which the last product keeps too."""
     kept = 4 * N_TOKENS * (4 + 2 + 2 + 4) * (24 - 16)
     assert block_bytes(head_dim=24) == block_bytes() + kept
+
+
+def test_what_is_counted_is_given_back() -> None:
+    """A run counts anew with each plan."""
+    block_bytes()
+    before = n_fakes()
+    block_bytes()
+    assert n_fakes() <= before
+
+
+def n_fakes() -> int:
+    gc.collect()
+    return sum(type(found) is FakeTensor for found in gc.get_objects())
