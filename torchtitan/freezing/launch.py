@@ -57,19 +57,20 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         end_with_parent(os.getppid(), signal.SIGTERM)
     said = io.StringIO()
     try:
-        # What parses the command line prints its errors, and --help, in every process.
+        # What parses the command line prints its errors, and --help, in every process, and so do
+        # checks that warn of something before there is a log.
         with contextlib.ExitStack() as quiet:
             if local_rank != 0:
                 quiet.enter_context(contextlib.redirect_stdout(said))
                 quiet.enter_context(contextlib.redirect_stderr(said))
             job_config = prepare(args)
-        check_examples(job_config)
-        if is_done(job_config):
-            if local_rank == 0:
-                print(_done_run(job_config), flush=True)
-            return 0
-        check_readers(job_config)
-        lock = hold_checkpoints(job_config)
+            check_examples(job_config)
+            if is_done(job_config):
+                if local_rank == 0:
+                    print(_done_run(job_config), flush=True)
+                return 0
+            check_readers(job_config)
+            lock = hold_checkpoints(job_config)
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)

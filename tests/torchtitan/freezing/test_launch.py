@@ -67,6 +67,32 @@ def test_under_torchrun_others_wait_for_the_first_and_tell_what_it_did_not(
     assert len(waits) == 1, "the first does not wait"
 
 
+@pytest.mark.parametrize(("local_rank", "count"), [(0, 1), (1, 0)])
+def test_what_checks_warn_of_is_told_by_the_first_process_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    waits: list[float],
+    local_rank: int,
+    count: int,
+) -> None:
+    """There is no log yet, so that warnings go to the error output of each process."""
+
+    def warns(job_config: JobConfig) -> None:
+        assert logging.lastResort is not None
+        logging.lastResort.handle(logging.makeLogRecord({"msg": "beware", "levelno": 30}))
+
+    def refuses(job_config: JobConfig) -> None:
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(launch_module, "prepare", lambda args: make_job_config())
+    monkeypatch.setattr(launch_module, "is_done", lambda job_config: False)
+    for name in ("check_examples", "check_readers"):
+        monkeypatch.setattr(launch_module, name, warns)
+    monkeypatch.setattr(launch_module, "hold_checkpoints", refuses)
+    assert launch([], local_rank=local_rank) == 2
+    assert capsys.readouterr().err.count("beware") == 2 * count
+
+
 def test_help_is_printed_once_and_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], waits: list[float]
 ) -> None:

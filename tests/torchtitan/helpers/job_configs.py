@@ -42,4 +42,5 @@ def errors(job_config: JobConfig) -> list[str]:
     count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
     assert first == f"The configuration has {count}:"
     assert all(line.startswith("  - ") for line in lines)
+    assert len(set(lines)) == len(lines), "told twice"
     return [line.removeprefix("  - ") for line in lines]

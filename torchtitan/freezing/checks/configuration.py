@@ -90,7 +90,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
                 *output_errors(job_config),
                 *cache_folder_errors(job_config),
             ]
-    return errors
+    return list(dict.fromkeys(errors))  # several may meet the same
 
 
 def check_examples(job_config: JobConfig) -> None:

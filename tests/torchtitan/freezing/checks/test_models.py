@@ -11,7 +11,7 @@ from torchtitan.models.llama3 import llama3_args
 from torchtitan.protocols.train_spec import get_train_spec
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.job_configs import config, errors
 from torchtitan.freezing.checks import ConfigError, check, models
 from torchtitan.freezing.checks.models import device_errors, model_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
@@ -203,6 +203,11 @@ def test_an_unknown_flavor_is_refused_with_those_there_are() -> None:
         chosen_args(job_config, llama3_args)
     assert "Llama-3.2-1B" in str(error.value)
     assert str(error.value).endswith(", hf")
+
+
+def test_what_several_checks_meet_is_told_once() -> None:
+    (error,) = errors(config(model__name="llama3", model__flavor="Llama-9"))
+    assert error.startswith("model.flavor is 'Llama-9', which llama3 does not have")
 
 
 def test_a_caller_gets_a_description_of_its_own() -> None:
