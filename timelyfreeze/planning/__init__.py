@@ -1,9 +1,11 @@
 """From times to freeze ratios: the linear program, its solvers, and the plan that comes out."""
 
 from timelyfreeze.planning.background import (
+    STOP_SIGNALS,
     AwaitedCall,
     BackgroundCall,
     BackgroundError,
+    deaf_children,
     end_with_parent,
 )
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
@@ -28,9 +30,9 @@ from timelyfreeze.planning.solution import (
 )
 
 __all__ = [
-    "AwaitedCall", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError",
-    "RankTimes", "Solution", "SolverChoices", "bounds_from_times", "build_lp",
-    "check_same_pipeline", "chosen_plan", "end_with_parent", "plan_from_json", "plan_from_ratios",
-    "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
+    "STOP_SIGNALS", "AwaitedCall", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan",
+    "LpError", "RankTimes", "Solution", "SolverChoices", "bounds_from_times", "build_lp",
+    "check_same_pipeline", "chosen_plan", "deaf_children", "end_with_parent", "plan_from_json",
+    "plan_from_ratios", "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
     "solve_freeze_ratios", "solve_from_bounds", "solve_from_times",
 ]  # fmt: skip

@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -31,6 +32,8 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NU
 # Not `-m`: the package imports this module before Python would run it.
 _START = f"from {__name__} import _answer_call; _answer_call()"
 
+# What asks a run to stop. torchrun and schedulers send it to all of a run's processes.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -48,12 +51,13 @@ class _Process:
         with tempfile.TemporaryFile() as stdin:
             stdin.write(question)
             stdin.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(os.getpid()), str(niceness)],
-                stdin=stdin,
-                stdout=self._answer,
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            with deaf_children():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, str(os.getpid()), str(niceness)],
+                    stdin=stdin,
+                    stdout=self._answer,
+                    env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
 
     @property
     def exit_status(self) -> int | None:
@@ -155,6 +159,20 @@ class AwaitedCall(BackgroundCall[_T]):
     """A call that this process does nothing but wait for: at its own priority."""
 
     niceness = 0
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Start processes inside that no signal to stop reaches: their parent decides when they end.
+
+    A run that is asked to stop still needs them, to come to a checkpoint from which it goes on as
+    if it had never stopped.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,29 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-# All that torchrun hands on to its ranks; SIGHUP comes from a terminal that is closed.
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from timelyfreeze.planning import STOP_SIGNALS
+
+_is_listening = False
+
+
+def _end_by_the_rank_alone() -> None:
+    """Have workers that read data end when their rank says so.
+
+    The signals that a rank is asked to stop by reach them too, and torch has a worker end by
+    SIGTERM, and then the rank with a stack trace.
+    """
+    if _is_listening:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        threading.Thread(target=_wait_for, args=(os.getppid(),), daemon=True).start()
+
+
+def _wait_for(rank: int) -> None:
+    while signal.sigwaitinfo(STOP_SIGNALS).si_pid != rank:
+        pass
+    os._exit(0)
+
+
+os.register_at_fork(after_in_child=_end_by_the_rank_alone)
 
 
 class StopRequest:
@@ -39,17 +61,20 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals instead of ending by them.
+        """Take note of signals instead of ending by them; none ends what is forked.
 
         Further ones change nothing: torchrun kills what has not ended some minutes after the first.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may handle signals
             return
-        former = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        global _is_listening
+        former = {number: signal.signal(number, self._hear) for number in STOP_SIGNALS}
+        _is_listening = True
         try:
             yield
         finally:
+            _is_listening = False
             for number, handler in former.items():
                 signal.signal(number, handler)
 

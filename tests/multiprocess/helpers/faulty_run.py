@@ -15,7 +15,7 @@ its end writes its weights into the dump folder, ``weights_R.pt``. A fault is a 
     "full": the losses of the run go to a disk that is full from then on
     "poison": a weight of that rank is not finite from then on
     "rows_end": all ranks run out of rows in that step
-    "solver": "absent" or "hangs"
+    "solver": "absent", "hangs" or "stopped", which asks the rank that solves to stop
 """
 
 import json
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from hanging_solver import hang
+from hanging_solver import hang, solve_while_stopped
 from run_scenarios import add_tiny_flavors, fix_weights, use_fake_clock, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -108,6 +108,8 @@ class Fault:
             sys.modules["highspy"] = None
         if self.settings.get("solver") == "hangs":
             timelyfreeze.control.plans.planner.solve_from_times = hang
+        if self.settings.get("solver") == "stopped":
+            timelyfreeze.control.plans.planner.solve_from_times = solve_while_stopped
 
 
 def faulty(base, fault):

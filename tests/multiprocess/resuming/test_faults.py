@@ -106,6 +106,17 @@ def test_a_stopped_run_comes_to_the_same_weights(stopped, undisturbed):
     assert equal_weights(folder, undisturbed)
 
 
+def test_a_signal_while_a_plan_is_solved_takes_no_plan_and_no_worker(tmp_path, undisturbed):
+    """torchrun sends it to all processes of a rank: the solver and who reads data are two."""
+    settings = {"training__dataloader.num_workers": 1, "checkpoint__interval": 99}
+    run = run_with({"solver": "stopped"}, tmp_path, **settings)
+    assert "stopped by SIGTERM after step 7 of 13; its checkpoint is saved" in run.output
+    assert (tmp_path / "checkpoint/step-7/.metadata").is_file()
+    assert run.left == []
+    assert run_with({}, tmp_path, **settings).status == 0
+    assert equal_weights(tmp_path, undisturbed)
+
+
 def test_what_is_killed_while_it_reports_is_done_and_leaves_no_half(tmp_path):
     run = run_with({"at": "report", "rank": 1, "signal": "SIGKILL"}, tmp_path)
     assert (run.status, run.left) == (1, [])

@@ -10,7 +10,12 @@ import pytest
 
 import timelyfreeze.planning.background
 from tests.timelyfreeze.helpers.pipelines import random_bounds
-from timelyfreeze.planning.background import AwaitedCall, BackgroundCall, BackgroundError
+from timelyfreeze.planning.background import (
+    STOP_SIGNALS,
+    AwaitedCall,
+    BackgroundCall,
+    BackgroundError,
+)
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.schedules import one_f_one_b_order
@@ -140,6 +145,15 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_to_stop_takes_no_answer_away(number: signal.Signals) -> None:
+    with BackgroundCall(time.sleep, 0.3) as call:
+        (process,) = call._tries
+        os.kill(process._process.pid, number)
+        assert call.result() is None
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "this process hears it"
+
+
 def test_it_ends_with_a_caller_that_is_killed() -> None:
     code = (
         "import os, signal, time; from timelyfreeze.planning.background import BackgroundCall; "

@@ -7,7 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.timelyfreeze.helpers.stages import process_group
-from torchtitan.freezing.stop_request import SIGNALS, StopRequest
+from timelyfreeze.planning import STOP_SIGNALS
+from torchtitan.freezing.stop_request import StopRequest
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def request_to_stop() -> Iterator[StopRequest]:
         yield StopRequest(timedelta(seconds=20))
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_agreed_on_one_step_later(
     number: signal.Signals, request_to_stop: StopRequest
 ) -> None:
@@ -29,13 +30,13 @@ def test_a_signal_is_agreed_on_one_step_later(
 
 
 def test_the_first_signal_counts_and_handlers_are_put_back(request_to_stop: StopRequest) -> None:
-    former = [signal.getsignal(number) for number in SIGNALS]
+    former = [signal.getsignal(number) for number in STOP_SIGNALS]
     with request_to_stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         request_to_stop.agreed()
         assert request_to_stop.settled() is signal.SIGINT
-    assert [signal.getsignal(number) for number in SIGNALS] == former
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == former
 
 
 def test_without_a_signal_nothing_is_settled(request_to_stop: StopRequest) -> None:

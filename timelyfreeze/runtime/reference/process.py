@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from torch import nn
 
+from timelyfreeze.planning import deaf_children
 from timelyfreeze.policies import Difference, ReferenceSettings
 from timelyfreeze.runtime.reference.model import CapturedBatch
 from timelyfreeze.runtime.reference.worker import (
@@ -97,12 +98,13 @@ class ReferenceProcess:
     def _begin(self) -> None:
         """Start a process with its two threads, and send it the blocks."""
         assert self._blocks is not None  # the caller saw to it
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        with deaf_children():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
         # Of its own: what an older process may still say is not mixed up with this one's.
         self._questions, self._answers = queue.SimpleQueue(), deque()
         self._n_waiting = 0

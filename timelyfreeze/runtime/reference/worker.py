@@ -85,7 +85,6 @@ def search_paths(blocks: nn.ModuleList) -> dict[str, list[str]]:
 def serve() -> None:
     """Answer until standard input ends; standard output is for answers alone."""
     end_with_parent(int(sys.argv[1]), signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(19)
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -119,8 +119,6 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until the input ends."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # the process that asks decides when this one ends
     for line in sys.stdin.buffer:
         asked = json.loads(line.decode("utf-8", "surrogatepass"))
         resource.setrlimit(resource.RLIMIT_AS, (asked["bytes"],) * 2)

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from timelyfreeze.planning import deaf_children
+
 _WORKER = Path(__file__).with_name("render_worker.py")
 # Of an example, as a text for the tokenizer, which takes some 240 bytes for each character of it.
 MOST_CHARACTERS = 2_000_000
@@ -106,13 +108,13 @@ class _Worker:
 
     def _exchange(self, line: bytes) -> dict[str, Any]:
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what a terminal sends is not for it
-            )
+            with deaf_children():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", str(_WORKER)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
