@@ -1,0 +1,23 @@
+"""The rules of settings, which stand in the types of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from timelyfreeze.files import broken_rule
+from timelyfreeze.settings.names import key
+
+
+def rule_errors(settings: Any, section: str = "") -> Iterator[str]:
+    """Yield which fields of a dataclass break the rule of their type: key, value and rule.
+
+    Args:
+        settings: The dataclass.
+        section: What its keys begin with, such as ``apf``.
+    """
+    prefix = f"{section}." if section else ""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if rule := broken_rule(hint, value):
+            yield f"{key(prefix + name)} is {value!r}; {rule}"
