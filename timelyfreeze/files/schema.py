@@ -78,10 +78,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
-MOST = 1e15
-
-
 @dataclass(frozen=True)
 class Within:
     """A rule: numbers from ``low`` to ``high``; NaN and infinity where ``or_odd`` says so."""
@@ -90,26 +86,21 @@ class Within:
     high: float = math.inf
     or_odd: bool = False
     above: bool = False  # whether ``low`` itself is too small
-    below: bool = False  # whether ``high`` itself is too large
 
     def error(self, value: float) -> str | None:
         """Return what is wrong with a value."""
-        is_low = value <= self.low if self.above else value < self.low
-        is_high = value >= self.high if self.below else value > self.high
-        if not (is_low or is_high) and abs(value) <= _LARGEST:
+        if abs(value) <= _LARGEST:
+            fits = self.low < value if self.above else self.low <= value
+            return None if fits and value <= self.high else f"it must {self._words}"
+        if self.or_odd:
             return None
-        if self.or_odd and not math.isfinite(value):
-            return None
-        if self.low == -math.inf:
-            return "it must be finite"
-        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
-        if self.high == math.inf:
-            return f"it must be {low}" + (" and finite" if isinstance(value, float) else "")
-        if self.high == MOST and not is_high:
-            return f"it must be {low}"
-        if not (self.above or self.below):
-            return f"it must lie in [{self.low:g}, {self.high:g}]"
-        return f"it must be {low} and {'below' if self.below else 'at most'} {self.high:g}"
+        return "it must be finite" if self.high == math.inf else f"it must {self._words}"
+
+    @property
+    def _words(self) -> str:
+        if self.high < math.inf:
+            return f"lie in [{self.low:g}, {self.high:g}]"
+        return f"be above {self.low:g}" if self.above else f"be {self.low:g} or more"
 
 
 class OneOf:
@@ -125,6 +116,8 @@ class OneOf:
 
 # Beside a rule: no file may be without the field, even where it has a default.
 WRITTEN = "written"
+# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
+MOST = 1e15
 
 Count = Annotated[int, Within(0, MOST)]
 Number = Annotated[int, Within(1, MOST)]
@@ -137,16 +130,6 @@ _WORDS = {
     float: "a number",
     str: "a text of one line",
 }
-
-
-def broken_rule(hint: Any, value: Any) -> str | None:
-    """Return which rule of its type a value breaks, None if it breaks none."""
-    if get_origin(hint) is Annotated:
-        rule: Within | OneOf = get_args(hint)[1]
-        return rule.error(value)
-    is_optional = get_origin(hint) in (Union, UnionType) and value is not None
-    rules = (broken_rule(kind, value) for kind in get_args(hint)) if is_optional else ()
-    return next(filter(None, rules), None)
 
 
 def to_plain(value: Any) -> Any:

@@ -24,9 +24,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
-from timelyfreeze.files import Count, Number, OneOf, Within
 from timelyfreeze.policies.layout import ModelLayout
 from timelyfreeze.policies.plasticity import History, history_from_plain
 from timelyfreeze.policies.policy import (
@@ -42,7 +41,7 @@ from timelyfreeze.policies.policy import (
     ReferenceSettings,
     register_policy,
 )
-from timelyfreeze.settings import key, rule_errors
+from timelyfreeze.settings import key
 
 NORM = "norm"
 SQUARE = "square"
@@ -57,27 +56,27 @@ class Egeria:
     The paper gives no values for n, W and T and calls W = 5 too small; n, W and T are ours.
     """
 
-    check_interval: Number = 50
+    check_interval: int = 50
     """n: steps from one evaluation of the frontmost live module to the next, and from one look at
     the training loss to the next."""
 
-    window: Annotated[int, Within(2)] = 10
+    window: int = 10
     """W, at least 2: evaluations that plasticity is averaged over and a line is fitted to. After as
     many there is a new snapshot for the reference."""
 
-    stale: Number = 10
+    stale: int = 10
     """S, at least 1: evaluations in a row with a small slope after which a module is frozen. The
     paper sets S = W."""
 
-    tolerance: Annotated[float, Within(0.0, above=True)] = 0.01
+    tolerance: float = 0.01
     """T, above 0: a slope is small if it is at most this fraction of the range of the module's
     plasticity so far, an evaluation."""
 
-    bootstrap_change: Annotated[float, Within(0.0, above=True)] = 0.1
+    bootstrap_change: float = 0.1
     """Nothing is frozen until the mean loss of n steps differs from that of the n before by less
     than this fraction of it; above 0."""
 
-    unfreeze_at: Annotated[float, Within(0.0, 1.0, below=True)] = 0.1
+    unfreeze_at: float = 0.1
     """Everything is live again, and W and S are halved, once the learning rate is at or below this
     fraction of what it was when the first module was frozen; in [0, 1), 0 for never."""
 
@@ -90,21 +89,21 @@ class Egeria:
     of its parameters. Empty: neighbours on a stage are put together as long as a module has no more
     parameters than the largest block."""
 
-    rows: Annotated[str, OneOf(NORM, SQUARE)] = NORM
+    rows: str = NORM
     """What rows of similarities are divided by: their "norm", or its "square", as it is printed."""
 
-    max_tokens: Count = 256
+    max_tokens: int = 256
     """Tokens of a microbatch that are compared; padding is left out where it is known. 0: whole
     examples are compared, as pictures always are."""
 
-    reference: Annotated[str, OneOf(*PLACES)] = BACKGROUND
+    reference: str = BACKGROUND
     """Where the reference runs: "background", in a process of its own that training never waits
     for, or "inline", in the training process, so that a run can be repeated exactly."""
 
-    precision: Annotated[str, OneOf(*PRECISIONS)] = INT8
+    precision: str = INT8
     """What linear layers of the reference compute in: "int8" or "float32"."""
 
-    queue_length: Number = 2
+    queue_length: int = 2
     """Evaluations that may wait for the process, at least 1. More are dropped and counted."""
 
     max_cpu_load: float = 0.5
@@ -127,12 +126,26 @@ class Egeria:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "egeria")
+        lowest = {"check_interval": 1, "window": 2, "stale": 1, "max_tokens": 0, "queue_length": 1}
+        for name, least in lowest.items():
+            if not getattr(self, name) >= least:
+                where = key(f"egeria.{name}")
+                yield f"{where} is {getattr(self, name)}; it must be {least} or more"
+        for name in ("tolerance", "bootstrap_change"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                where = key(f"egeria.{name}")
+                yield f"{where} is {getattr(self, name)}; it must be above 0 and finite"
         if not self.max_cpu_load > 0.0:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
+        if not 0.0 <= self.unfreeze_at < 1.0:
+            yield f"{key('egeria.unfreeze_at')} is {self.unfreeze_at}; it must lie in [0, 1)"
         if any(step < 1 for step in self.unfreeze_steps):
             where = key("egeria.unfreeze_steps")
             yield f"{where} is {self.unfreeze_steps}; each step must be 1 or more"
+        words = {"rows": (NORM, SQUARE), "reference": PLACES, "precision": PRECISIONS}
+        for name, known in words.items():
+            if (word := getattr(self, name)) not in known:
+                yield f"{key(f'egeria.{name}')} is {word!r}; known: {', '.join(known)}"
         for pattern in self.modules:
             try:
                 re.compile(pattern)

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from timelyfreeze.files import Count
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key, rule_errors
+from timelyfreeze.settings import key
 
 
 @register_policy("fixed", whole_layers=True)
@@ -16,7 +15,7 @@ from timelyfreeze.settings import key, rule_errors
 class Fixed:
     """Freeze the first layers, the embedding with them, from the end of warm-up on."""
 
-    layers: Count = 1
+    layers: int = 1
     """How many transformer blocks from the front are frozen."""
 
     check_interval = sys.maxsize  # never: there is nothing to decide anew
@@ -24,7 +23,8 @@ class Fixed:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "fixed")
+        if not self.layers >= 0:
+            yield f"{key('fixed.layers')} is {self.layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Freeze the prefix.

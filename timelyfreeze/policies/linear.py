@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from timelyfreeze.files import Count, Number
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key, rule_errors
+from timelyfreeze.settings import key
 
 
 @register_policy("linear", whole_layers=True)
@@ -18,20 +17,27 @@ from timelyfreeze.settings import key, rule_errors
 class Linear:
     """Freeze a number of further front blocks at every check, the embedding with the first."""
 
-    check_interval: Number = 50
+    check_interval: int = 50
     """Steps from one check to the next."""
 
-    layers_per_check: Number = 1
+    layers_per_check: int = 1
     """How many more transformer blocks are frozen at each check."""
 
-    max_layers: Count | None = None
+    max_layers: int | None = None
     """Stop at this many blocks, 0 or more; unset: all but the last."""
 
     measurement = None
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "linear")
+        if not self.check_interval >= 1:
+            yield f"{key('linear.check_interval')} is {self.check_interval}; it must be 1 or more"
+        if not self.layers_per_check >= 1:
+            yield (
+                f"{key('linear.layers_per_check')} is {self.layers_per_check}; it must be 1 or more"
+            )
+        if self.max_layers is not None and not self.max_layers >= 0:
+            yield f"{key('linear.max_layers')} is {self.max_layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing yet.

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.files import Count, Number
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key, rule_errors
+from timelyfreeze.settings import key
 
 
 @register_policy("lisa", whole_layers=True)
@@ -22,17 +21,20 @@ from timelyfreeze.settings import key, rule_errors
 class Lisa:
     """Freeze all transformer blocks but a few random ones."""
 
-    check_interval: Number = 20
+    check_interval: int = 20
     """Steps for which the drawn blocks are trained."""
 
-    active_layers: Count = 2
+    active_layers: int = 2
     """gamma: how many transformer blocks are trained at a time, 0 or more."""
 
     measurement = None
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "lisa")
+        if not self.check_interval >= 1:
+            yield f"{key('lisa.check_interval')} is {self.check_interval}; it must be 1 or more"
+        if not self.active_layers >= 0:
+            yield f"{key('lisa.active_layers')} is {self.active_layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Draw the first blocks.

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from timelyfreeze.files import Number, Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
@@ -30,7 +28,7 @@ from timelyfreeze.policies.policy import (
     register_policy,
 )
 from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
-from timelyfreeze.settings import rule_errors
+from timelyfreeze.settings import key
 
 
 @register_policy("pipetransformer", whole_layers=True)
@@ -42,10 +40,10 @@ class PipeTransformer:
     without freezing or better; 2/5 and 1/2 were faster and lost a little.
     """
 
-    check_interval: Number = 100
+    check_interval: int = 100
     """Steps from one check to the next. The paper leaves it open."""
 
-    alpha: Annotated[float, Within(0.0, 1.0, above=True, below=True)] = 1 / 3
+    alpha: float = 1 / 3
     """Fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
     @property
@@ -55,7 +53,15 @@ class PipeTransformer:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "pipetransformer")
+        if not self.check_interval >= 1:
+            yield (
+                f"{key('pipetransformer.check_interval')} is {self.check_interval}; "
+                "it must be 1 or more"
+            )
+        if not 0.0 < self.alpha < 1.0:
+            yield (
+                f"{key('pipetransformer.alpha')} is {self.alpha}; it must be above 0 and below 1"
+            )
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing: L^(0) is 0."""
