@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -209,6 +210,7 @@ def export_run(
         settings = form.settings(dtype)
         form.write_companions(part, settings)
         (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+        _drop_code(part)
     part.rename(folder)
     return folder
 
@@ -308,6 +310,15 @@ _COPIED = (
     *(TEMPLATE_FILE, "chat_template.json", GENERATION_FILE),
 )
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def _drop_code(folder: Path) -> None:
+    """Leave out what names files of Python: they stay behind, and would be missed."""
+    for file in folder.glob("*config.json"):
+        with suppress(ValueError):  # what cannot be read goes along as it is
+            settings = read_object(file)
+            if settings.pop("auto_map", None) is not None:
+                file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def copy_companions(places: Iterable[Path], folder: Path) -> FolderTokenizer | None:

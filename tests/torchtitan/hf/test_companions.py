@@ -48,6 +48,19 @@ def test_settings_of_generation_go_along_as_they_are(tmp_path: Path) -> None:
     assert generation_of(exported(tmp_path, source_folder(tmp_path, given))) == given
 
 
+def test_code_that_stays_behind_is_not_named(tmp_path: Path) -> None:
+    """Whoever trusts remote code would miss its file; others would not be asked."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    source = source_folder(tmp_path, auto_map={"AutoTokenizer": ["own.Tokenizer", None]})
+    config = json.loads((source / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "own.py").write_text("raise SystemError('executed')")
+    folder = exported(tmp_path, source)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        auto.from_pretrained(folder, trust_remote_code=True)
+
+
 def test_without_any_they_have_the_ids_of_the_model(tmp_path: Path) -> None:
     folder = exported(tmp_path, source_folder(tmp_path))
     assert generation_of(folder) == {"bos_token_id": 0, "eos_token_id": 1}
