@@ -94,9 +94,7 @@ class TimedTrainer:
 
         from torchtitan.freezing.launch import prepare
 
-        many = 1_000_000
-        endless = {"metrics.log_freq": many, "training.steps": many}
-        keys = {**endless, "lr_scheduler.total_steps": 10_000, **keys}
+        keys = {"metrics.log_freq": 1_000_000, "training.steps": 10_000, **keys}
         config = prepare([*(f"--{key}={value}" for key, value in keys.items()), *arguments])
         if upstream:
             from torchtitan.train import Trainer as Chosen

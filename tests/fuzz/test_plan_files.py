@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from timelyfreeze.cli.main import main as program
 from timelyfreeze.cli.plan import main
+from timelyfreeze.files import MOST
 from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
@@ -60,6 +61,7 @@ def test_a_broken_bounds_file_is_named(tmp_path: Path, data: bytes) -> None:
 
 @fuzzed(25)
 @given(action=st.sampled_from(list(json.loads(BOUNDS_TEXT)["bounds"])), value=VALUES)
+@example(action="1B0", value=1.1e15)
 def test_a_time_that_is_none_is_named_by_its_key(
     tmp_path: Path, action: str, value: object
 ) -> None:
@@ -67,7 +69,7 @@ def test_a_time_that_is_none_is_named_by_its_key(
     data["bounds"][action]["max_ms"] = value
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(data))
-    is_time = type(value) in (int, float) and 0.0 <= value <= 1.7e308  # type: ignore[operator]
+    is_time = type(value) in (int, float) and 0.0 <= value <= MOST  # type: ignore[operator]
     message = message_of(lambda: read_bounds_file(path))
     assert is_time or f"bounds.{action}.max_ms is " in str(message)
     message = message_of(lambda: bounds_from_json(DAG, json.dumps(data)))
@@ -106,7 +108,7 @@ def test_a_number_of_a_plan_that_is_none_is_named_by_its_key(
 ) -> None:
     data = json.loads(PLAN_TEXT)
     data["actions"][action][key] = value
-    most = 1.0 if key == "ratio" else 1.7e308
+    most = 1.0 if key == "ratio" else MOST
     is_right = type(value) in (int, float) and 0.0 <= value <= most  # type: ignore[operator]
     message = message_of(lambda: plan_from_json(json.dumps(data)))
     assert (message is None) == is_right

@@ -91,14 +91,13 @@ class Within:
         """Return what is wrong with a value."""
         if abs(value) <= _LARGEST:
             fits = self.low < value if self.above else self.low <= value
-            return None if fits and value <= self.high else f"it must {self._words}"
+            return None if fits and value <= self.high else f"it must {self._words(value)}"
         if self.or_odd:
             return None
-        return "it must be finite" if self.high == math.inf else f"it must {self._words}"
+        return "it must be finite" if self.high >= MOST else f"it must {self._words(value)}"
 
-    @property
-    def _words(self) -> str:
-        if self.high < math.inf:
+    def _words(self, value: float) -> str:
+        if self.high < value or self.high < MOST:
             return f"lie in [{self.low:g}, {self.high:g}]"
         return f"be above {self.low:g}" if self.above else f"be {self.low:g} or more"
 
@@ -121,7 +120,7 @@ MOST = 1e15
 
 Count = Annotated[int, Within(0, MOST)]
 Number = Annotated[int, Within(1, MOST)]
-Milliseconds = Annotated[float, Within(0.0)]
+Milliseconds = Annotated[float, Within(0.0, MOST)]
 Fraction = Annotated[float, Within(0.0, 1.0)]
 
 _WORDS = {

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import (
+    MOST,
     Fraction,
     Milliseconds,
     Within,
@@ -180,7 +181,7 @@ class _PlanFile:
     unfrozen_batch_ms: Milliseconds
     frozen_batch_ms: Milliseconds
     outside_ms: Milliseconds
-    steps_factor: Annotated[float, Within(1.0)] | None
+    steps_factor: Annotated[float, Within(1.0, MOST)] | None
     actions: Mapping[Action, _Planned]
 
 

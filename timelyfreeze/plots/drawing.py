@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files import write_whole
+from timelyfreeze.files import write_obstacle, write_whole
 
 PLOTS_FOLDER = "plots"
 
@@ -45,6 +45,8 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
     output = run_folder / PLOTS_FOLDER if output is None else output
+    if obstacle := write_obstacle(output):
+        raise ValueError(f"plots go to {output}, but {obstacle}; name another with --output")
     files: list[Path] = []
     missing: dict[str, str] = {}
     broken: dict[str, str] = {}

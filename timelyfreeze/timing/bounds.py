@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.files import (
+    MOST,
     Milliseconds,
     Within,
     json_lines,
@@ -288,9 +289,9 @@ class BoundsTable:
     p2p_overhead_ms: Milliseconds = 0.0
     p2p_latency_ms: Mapping[_Link, Milliseconds] = field(default_factory=dict)
     outside_ms: Milliseconds = 0.0
-    interval_factor: Annotated[float, Within(1.0)] | None = None
-    captured: Milliseconds = 0.0
-    captured_mean: Milliseconds = 0.0
+    interval_factor: Annotated[float, Within(1.0, MOST)] | None = None
+    captured: Annotated[float, Within(0.0, MOST)] = 0.0
+    captured_mean: Annotated[float, Within(0.0, MOST)] = 0.0
 
 
 def bounds_to_json(

@@ -12,7 +12,6 @@ there are and over which links they go.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
@@ -21,12 +20,12 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files import WRITTEN, Within
+from timelyfreeze.files import MOST, WRITTEN, Within
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
 from timelyfreeze.timing import DurationBounds, play_batch, receiving, with_messages
 
 Pair = tuple[float, float]
-Overhead = Annotated[float, Within(-math.inf), WRITTEN]  # may be below 0: a difference of times
+Overhead = Annotated[float, Within(-MOST, MOST), WRITTEN]  # may be below 0: a difference of times
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.files import read_object
+from timelyfreeze.files import read_object, write_obstacle
 from torchtitan.checkpoints.finished import (
     METADATA,
     checkpoint_folder,
@@ -190,6 +190,8 @@ def export_run(
     folder = output or run / f"{kind}_{exportable.checkpoint.name}"
     if folder.exists():
         raise ExportError(f"{str(folder)!r} is there already; remove it or name another folder")
+    if obstacle := write_obstacle(folder):
+        raise ExportError(f"the weights go to {folder}, but {obstacle}; name another with --output")
     lora = exportable.job_config.lora
     weights = StoredWeights(exportable.checkpoint, lora.scale)
     if adapter and not weights.has_adapters:

@@ -74,6 +74,14 @@ def test_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "nowhere is no folder" in capsys.readouterr().err
 
 
+def test_where_plots_cannot_go_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["draw", str(tmp_path), "--output", str(tmp_path / "file" / "plots")]) == 2
+    told = capsys.readouterr().err
+    assert "file' is no folder; name another with --output" in told
+    assert "Errno" not in told
+
+
 def test_matplotlib_is_loaded_only_to_draw() -> None:
     """A training process imports the caller of this, and must not pay for it."""
     code = (

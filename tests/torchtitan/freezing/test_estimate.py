@@ -46,7 +46,7 @@ def test_what_is_not_covered_is_an_error(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_an_emulation_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([CONFIG, "--device-gib", "1", "48", "--", "--emulation.enable"]) == 1
+    assert main([CONFIG, "--device-gib", "1", "48", "--emulation.enable"]) == 1  # no -- needed
     text = capsys.readouterr().out
     assert "1F1B over 4 ranks, emulated in one process" in text
     assert text.count("| all ranks |") == 1

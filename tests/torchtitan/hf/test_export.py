@@ -212,6 +212,8 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
     export_run(run)
     with pytest.raises(ExportError, match="is there already"):
         export_run(run)
+    with pytest.raises(ExportError, match="is no folder; name another with --output"):
+        export_run(run, output=run / "settings.json" / "hf")
     settings = json.loads((run / "settings.json").read_text())
     settings["model"]["name"] = "qwen3"
     (run / "settings.json").write_text(json.dumps(settings))

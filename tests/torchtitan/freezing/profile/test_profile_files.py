@@ -156,7 +156,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ),
         (["--", "--model.flavor=nosuch"], "model.flavor is 'nosuch'"),
         (["--", "--model.flavor=debugmodel_flex_attn"], "has flex attention"),
-        (["--", "--data.packing"], "data.packing is true"),
+        (["--data.packing"], "data.packing is true"),
         (["--", "--freezing.first_stage=odd"], "freezing.first_stage is 'odd'"),
     ],
 )
