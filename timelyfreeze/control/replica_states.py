@@ -13,9 +13,10 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
 from timelyfreeze.settings import key
-from timelyfreeze.timing import Samples, median_of_each, samples_from_plain, slowest
+from timelyfreeze.timing import Samples, median_of_each, slowest
 
 RANK_KEY = "rank_"
 
@@ -164,7 +165,7 @@ def merge_each_phase(
     """
     merged = {}
     for phase in states[0]["planner"]["samples"]:
-        processes = [samples_from_plain(s["planner"]["samples"][phase]) for s in states]
+        processes = [read_dataclass(Samples, s["planner"]["samples"][phase], phase) for s in states]
         for half in ("warm", "cold"):
             counts = [len(getattr(samples, half)) for samples in processes]
             if len(set(counts)) > 1:
@@ -172,7 +173,7 @@ def merge_each_phase(
                     f"processes of the checkpoint that ran the same batches have measured {counts} "
                     f"{half} batches, and must have measured equally many; {begin_anew()}"
                 )
-        merged[phase] = merge(processes).to_plain()
+        merged[phase] = to_plain(merge(processes))
     return merged
 
 

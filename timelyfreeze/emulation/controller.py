@@ -20,9 +20,10 @@ from timelyfreeze.control import (
     state_of,
 )
 from timelyfreeze.emulation.turns import VirtualBatch, virtual_batch
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.runtime import ActionRecorder, Clock
 from timelyfreeze.schedule import Action, ScheduleOrder, build_dag
-from timelyfreeze.timing import BatchRecord, Samples, samples_from_plain
+from timelyfreeze.timing import BatchRecord, Samples
 
 # Parts of a state that have an entry for each stage of the rank.
 _BY_STAGE = {"tally", "energy", "losses"}
@@ -46,11 +47,11 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
             part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
     if "planner" in state:
         phases = {
-            phase: _split_samples(order, samples_from_plain(samples))
+            phase: _split_samples(order, read_dataclass(Samples, samples, phase))
             for phase, samples in state["planner"]["samples"].items()
         }
         for rank, part in enumerate(parts):
-            mine = {phase: ranks[rank].to_plain() for phase, ranks in phases.items()}
+            mine = {phase: to_plain(ranks[rank]) for phase, ranks in phases.items()}
             part["planner"] = {**state["planner"], "samples": mine}
     return parts
 

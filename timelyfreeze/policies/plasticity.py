@@ -73,15 +73,13 @@ class History:
     Attributes:
         values: P of the last evaluations, W at most, oldest first.
         smoothed: Their moving means (Eq. 2), W at most, oldest first.
-        lowest: Smallest P since the history began.
-        highest: Largest.
+        range: Smallest and largest P since the history began; empty before the first.
         stale: Evaluations in a row, up to the last, in which the slope was small.
     """
 
     values: tuple[float, ...] = ()
     smoothed: tuple[float, ...] = ()
-    lowest: float = np.inf
-    highest: float = -np.inf
+    range: tuple[float, ...] = ()
     stale: int = 0
 
     @property
@@ -103,27 +101,8 @@ class History:
         """
         values = (*self.values, value)[-window:]
         smoothed = (*self.smoothed, sum(values) / len(values))[-window:]
-        lowest, highest = min(self.lowest, value), max(self.highest, value)
+        lowest, highest = min((*self.range, value)), max((*self.range, value))
         has_line = len(smoothed) > 1
         is_stale = has_line and abs(slope(smoothed)) <= tolerance * (highest - lowest)
         stale = self.stale + 1 if is_stale else 0
-        return History(values, smoothed, lowest, highest, stale)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as numbers and lists."""
-        return {
-            "values": list(self.values),
-            "smoothed": list(self.smoothed),
-            "range": [self.lowest, self.highest] if self.values else [],
-            "stale": self.stale,
-        }
-
-
-def history_from_plain(plain: dict[str, Any]) -> History:
-    """Return what :meth:`History.to_plain` was called of."""
-    if not plain["values"]:
-        return History()
-    lowest, highest = plain["range"]
-    return History(
-        tuple(plain["values"]), tuple(plain["smoothed"]), lowest, highest, plain["stale"]
-    )
+        return History(values, smoothed, (lowest, highest), stale)

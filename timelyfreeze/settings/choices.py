@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
+from timelyfreeze.files import OneOf, broken_rule
 from timelyfreeze.settings.names import key
 from timelyfreeze.settings.phases import PhaseSchedule
+from timelyfreeze.settings.rules import rule_errors
 
 ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"
@@ -21,8 +24,6 @@ SKIP_INPUT_GRADS = (OFF, USE)
 
 DEVICE = "device"
 HOST = "host"
-SCORE_MEMORIES = (DEVICE, HOST)
-SCORE_DTYPES = ("float32", "bfloat16")
 
 # Seeds are words of 64 bits.
 N_SEEDS = 2**64
@@ -52,8 +53,8 @@ class FreezeSettings:
             again and again; 0 for never.
         replan_threshold: Fraction by which times must have moved for the plan to be solved anew.
         min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
-        score_memory: Where policies' vectors live, one of ``SCORE_MEMORIES``.
-        score_dtype: What they are kept in, one of ``SCORE_DTYPES``.
+        score_memory: Where policies' vectors live.
+        score_dtype: What they are kept in.
 
     Raises:
         ValueError: If a word is unknown or a number makes no sense.
@@ -63,26 +64,21 @@ class FreezeSettings:
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     gradient_rank: int = 0
     seed: int = 42
-    first_stage: str = ALL_OR_NOTHING
-    skip_input_grads: str = USE
+    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] = ALL_OR_NOTHING
+    skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] = USE
     discard_batches: int = 2
     solver_time_limit_s: float = 60.0
     solver_delay_steps: int | None = None
     replan_every: int = 100
     replan_threshold: float = 0.1
     min_gain: float = 0.02
-    score_memory: str = DEVICE
-    score_dtype: str = SCORE_DTYPES[0]
+    score_memory: Annotated[str, OneOf(DEVICE, HOST)] = DEVICE
+    score_dtype: Annotated[str, OneOf("float32", "bfloat16")] = "float32"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
-            *unknown_words(
-                first_stage=self.first_stage,
-                skip_input_grads=self.skip_input_grads,
-                score_memory=self.score_memory,
-                score_dtype=self.score_dtype,
-            ),
+            *rule_errors(self),
             *replanning_errors(
                 phases=self.phases,
                 solver_delay_steps=self.solver_delay_steps,
@@ -137,15 +133,10 @@ def unknown_words(**words: str) -> Iterator[str]:
         **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and
             ``score_dtype``.
     """
-    known = {
-        "first_stage": FIRST_STAGE_MODES,
-        "skip_input_grads": SKIP_INPUT_GRADS,
-        "score_memory": SCORE_MEMORIES,
-        "score_dtype": SCORE_DTYPES,
-    }
+    hints = get_type_hints(FreezeSettings, include_extras=True)
     for name, word in words.items():
-        if word not in known[name]:
-            yield f"{key(name)} is {word!r}; known: {', '.join(known[name])}"
+        if rule := broken_rule(hints[name], word):
+            yield f"{key(name)} is {word!r}; {rule}"
 
 
 def ratio_errors(

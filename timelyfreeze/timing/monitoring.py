@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.schedule import Action, ScheduleOrder, build_order, parse_action
+from timelyfreeze.files import read_dataclass, to_plain
+from timelyfreeze.schedule import Action, ScheduleOrder, build_order
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 
 Times = Mapping[Action, Sequence[float]]
@@ -71,23 +72,6 @@ class Samples:
         """
         return _by_action(self.warm or self.cold)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the samples as plain data for a checkpoint."""
-        return {
-            "warm": [_plain(times) for times in self.warm],
-            "cold": [_plain(times) for times in self.cold],
-            "spans_ms": list(self.spans_ms),
-        }
-
-
-def samples_from_plain(plain: Mapping[str, Any]) -> Samples:
-    """Return what ``to_plain`` was called on."""
-    return Samples(
-        warm=[_from_plain(times) for times in plain["warm"]],
-        cold=[_from_plain(times) for times in plain["cold"]],
-        spans_ms=list(plain["spans_ms"]),
-    )
-
 
 def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
     """Merge the times of all ranks, ms; of replicas the one whose median is highest counts.
@@ -133,14 +117,6 @@ def _by_action(batches: Sequence[Mapping[Action, float]]) -> dict[Action, list[f
         for action, time_ms in times_ms.items():
             together.setdefault(action, []).append(time_ms)
     return together
-
-
-def _plain(durations_ms: Mapping[Action, float]) -> dict[str, float]:
-    return {str(action): duration_ms for action, duration_ms in durations_ms.items()}
-
-
-def _from_plain(times: Mapping[str, float]) -> dict[Action, float]:
-    return {parse_action(text): duration_ms for text, duration_ms in times.items()}
 
 
 # A stage's first live backward of a batch writes gradients that the later ones add to, which takes
@@ -282,12 +258,15 @@ class Monitoring:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the times as plain data for a checkpoint, by the name of the pattern."""
-        return {name: samples.to_plain() for name, samples in self._samples.items()}
+        plain: dict[str, Any] = to_plain(self._samples)
+        return plain
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
         """Restore what :meth:`to_plain` returned; unknown names are left to others."""
         self._samples = {
-            name: samples_from_plain(entry) for name, entry in plain.items() if name in PATTERNS
+            name: read_dataclass(Samples, entry, name)
+            for name, entry in plain.items()
+            if name in PATTERNS
         }
 
 

@@ -330,7 +330,7 @@ def test_a_model_of_one_module_is_refused() -> None:
         ({"tolerance": 0.0}, "egeria.tolerance is 0.0; it must be above 0 and finite"),
         ({"bootstrap_change": float("nan")}, "egeria.bootstrap_change is nan; it must be above"),
         ({"max_cpu_load": 0.0}, "egeria.max_cpu_load is 0.0; it must be above 0"),
-        ({"unfreeze_at": 1.0}, r"egeria.unfreeze_at is 1.0; it must lie in \[0, 1\)"),
+        ({"unfreeze_at": 1.0}, r"egeria.unfreeze_at is 1.0; it must be 0 or more and below 1"),
         ({"unfreeze_steps": [9, 0]}, r"egeria.unfreeze_steps is \[9, 0\]; each step must be 1 or"),
         ({"rows": "cube"}, "egeria.rows is 'cube'; known: norm, square"),
         ({"reference": "gpu"}, "egeria.reference is 'gpu'; known: background, inline"),

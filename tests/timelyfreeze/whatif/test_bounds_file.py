@@ -196,7 +196,7 @@ def test_missing_rows_are_named(
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("ranks", 0, "pipeline.ranks is 0; it must lie in [1, 1e+15]"),
+        ("ranks", 0, "pipeline.ranks is 0; it must be 1 or more"),
         ("ranks", 2.0, "pipeline.ranks is 2.0"),
         ("processors", 0, "pipeline.processors is 0; it must be above 0"),
         ("first_stage", "odd", "pipeline.first_stage is 'odd'; known: all_or_nothing, per_tensor"),
@@ -235,9 +235,7 @@ def test_broken_notes_are_named(
 
 def test_bytes_below_0_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:
     plain["pipeline"]["memory"]["head"]["kept"] = -1
-    assert "pipeline.memory.head.kept is -1; it must lie in [0, 1e+15]" in message(
-        save(tmp_path, plain)
-    )
+    assert "pipeline.memory.head.kept is -1; it must be 0 or more" in message(save(tmp_path, plain))
 
 
 def test_impossible_times_of_a_stage_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
@@ -27,7 +28,6 @@ from timelyfreeze.timing import (
     play_batch,
     rank_batches,
     receiving,
-    samples_from_plain,
     slowest_durations,
 )
 
@@ -273,11 +273,12 @@ class Replanning:
 
     def to_plain(self) -> dict[str, Any]:
         """Return batches as plain data for a checkpoint."""
-        return self._recent.to_plain()
+        plain: dict[str, Any] = to_plain(self._recent)
+        return plain
 
     def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
         """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
-        self._recent = samples_from_plain(batches)
+        self._recent = read_dataclass(Samples, batches, "samples")
         self.n_low = n_low
 
 
