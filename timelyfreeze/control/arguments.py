@@ -51,14 +51,8 @@ def check_alike(
 ) -> None:
     """Compare arguments across ranks, each of which plans and draws by its own.
 
-    Args:
-        exchange: Of all ranks, which call this together.
-        settings: Compared field by field.
-        given: Words, and objects that are compared as they are written, or by their kind.
-        whether: What must be given on all ranks or on none.
-
-    Raises:
-        ValueError: Naming what differs, and how.
+    All ranks call this together. Objects of ``given`` are compared as they are written, or by their
+    kind; what ``whether`` names must be given on all ranks or on none.
     """
     values = {
         **{field.name: repr(getattr(settings, field.name)) for field in fields(settings)},

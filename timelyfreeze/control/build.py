@@ -76,29 +76,9 @@ def build_controller(
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
 
-    Args:
-        stages: This rank's, clocks attached.
-        order: Declared order of the whole pipeline.
-        settings: The user's choices; with monitoring steps if a plan is to be made.
-        policy: Says which tensors to freeze; None to draw at random.
-        recorder: What the stages' times go to.
-        device: Where they compute.
-        exchange: Talks to the other ranks; None for the default group.
-        n_processors: How many of a pipeline's ranks compute at once; None if each has a device of
-            its own.
-        on_solved: Called on every rank with each new plan and its bounds.
-        transfers: Times the links between ranks; None to do it by messages.
-        measures_energy: Whether gradients are measured, for p_eff.
-        outside: Times what steps do besides their batches; None for a clock like the recorder's.
-        optimizers: What steps the weights, for policies that look at the learning rate.
-        store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
-            it always.
-        front_identity: What that depends on besides the front's weights and the tokens.
-        controller: What to build.
-
-    Raises:
-        ValueError: If the policy's settings are wrong or it refuses the model, or a front of the
-            model cannot be cut off.
+    Without a policy tensors are drawn at random; without ``transfers`` links between ranks are
+    timed by messages. A ``store`` keeps what a frozen front puts out, for a policy that decides
+    alone; ``front_identity`` is what that depends on besides the front's weights and the tokens.
     """
     if any(stage.frozen_together for stage in stages):
         logger.info(
@@ -159,9 +139,6 @@ def checks_for(
 
     Everyone's names and sizes are exchanged once here; ``clock`` times the scoring. A policy that
     compares outputs does so by ``make_reference``, at the learning rate of the step to come.
-
-    Raises:
-        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.policy.build_layout`.
     """
     mine = {
         stage.stage_index: list(

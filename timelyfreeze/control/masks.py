@@ -32,15 +32,11 @@ from timelyfreeze.timing import Pattern, pattern_of
 
 
 class SetUp(NamedTuple):
-    """What a batch runs under, by stage of this rank.
+    """What a batch runs under, by stage of this rank."""
 
-    Attributes:
-        masks: By microbatch, of the backwards that freeze something.
-        cut: Microbatches for which the stage computes no input gradient.
-    """
-
+    # by microbatch, of the backwards that freeze something
     masks: dict[int, Mapping[int, NDArray[np.bool_]]]
-    cut: dict[int, Collection[int]]
+    cut: dict[int, Collection[int]]  # microbatches for which the stage computes no input gradient
 
 
 @dataclass(frozen=True)

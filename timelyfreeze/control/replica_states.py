@@ -33,11 +33,7 @@ def rank_keys(keys: Collection[str]) -> list[str]:
 
 
 def saved_states(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the states of all processes, in their order.
-
-    Raises:
-        ValueError: If one is missing.
-    """
+    """Return the states of all processes, in their order."""
     keys = rank_keys(state_dict)
     if not keys or keys != [f"{RANK_KEY}{number}" for number in range(len(keys))]:
         raise ValueError(
@@ -74,11 +70,7 @@ def pipeline_error(
 
 
 def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> None:
-    """Refuse states of all processes of a pipeline with other stages, or of other microbatches.
-
-    Raises:
-        ValueError: Naming what differs from the declared order.
-    """
+    """Refuse states of all processes of a pipeline with other stages, or of other microbatches."""
     error = pipeline_error(states, order.n_ranks, order.n_microbatches)
     if error is not None:
         raise ValueError(error)
@@ -118,18 +110,7 @@ def stages_of_ranks(order: ScheduleOrder) -> list[tuple[int, ...]]:
 def state_of(
     states: Sequence[Mapping[str, Any]], stages: tuple[int, ...], number: int, n_processes: int
 ) -> Mapping[str, Any]:
-    """Return the state that a process goes on from.
-
-    Args:
-        states: Of all processes that have saved one, checked.
-        stages: What the process holds, ascending.
-        number: Its own.
-        n_processes: How many there are now.
-
-    Raises:
-        ValueError: If processes that hold the same stages have measured different numbers of
-            batches.
-    """
+    """Return the state that a process goes on from."""
     held = held_stages(states)
     if len(states) == n_processes and held[number] == stages:
         return states[number]
@@ -137,11 +118,7 @@ def state_of(
 
 
 def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return one state for all processes that hold the same stages, of which there is one at least.
-
-    Raises:
-        ValueError: If they have measured different numbers of batches.
-    """
+    """Return one state for all processes, one or more, that hold the same stages."""
     merged = states[0]
     if len(states) == 1 or "planner" not in merged:
         return merged
@@ -158,11 +135,7 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def merge_each_phase(
     states: Sequence[Mapping[str, Any]], merge: Callable[[Sequence[Samples]], Samples]
 ) -> dict[str, Any]:
-    """Return the times of several processes, by phase, as ``merge`` makes those of one of them.
-
-    Raises:
-        ValueError: If they have measured different numbers of batches.
-    """
+    """Return the times of several processes, by phase, as ``merge`` makes those of one of them."""
     merged = {}
     for phase in states[0]["planner"]["samples"]:
         processes = [read_dataclass(Samples, s["planner"]["samples"][phase], phase) for s in states]

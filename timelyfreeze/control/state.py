@@ -39,28 +39,21 @@ _SUBSPACE = "subspace."
 
 @dataclass
 class FreezingState:
-    """Saves and restores what a rank knows.
+    """Saves and restores what a rank knows."""
 
-    Attributes:
-        declared: Order of the whole pipeline, as declared.
-        stages: Indexes of the stages that this process holds.
-        exchange: Says which process this is.
-        planner: Times and plan; None if the method does not plan. Set another where it plans anew.
-        checks: The policy's decision; None if there is no policy.
-        updates: Counts of what was frozen, sums of the average freeze ratio, gradient energies.
-        elsewhere: States of all processes of another pipeline, whose times and plan are of no use
-            here. They are saved as they are until the planner takes a step: the run may only have
-            been resumed here, to go on there.
-        subspaces: Those of this process's weights; None where frozen means nothing.
-    """
-
-    declared: ScheduleOrder
-    stages: tuple[int, ...]
-    exchange: Exchange
+    declared: ScheduleOrder  # order of the whole pipeline, as declared
+    stages: tuple[int, ...]  # indexes of the stages that this process holds
+    exchange: Exchange  # says which process this is
+    # times and plan; None if the method does not plan. Set another where it plans anew
     planner: Planner | None
-    checks: PolicyChecks | None
+    checks: PolicyChecks | None  # the policy's decision; None if there is no policy
+    # counts of what was frozen, sums of the average freeze ratio, gradient energies
     updates: UpdateMeter
+    # states of all processes of another pipeline, whose times and plan are of no use here. They are
+    # saved as they are until the planner takes a step: the run may only have been resumed here, to
+    # go on there
     elsewhere: Sequence[Mapping[str, Any]] | None = None
+    # those of this process's weights; None where frozen means nothing
     subspaces: Subspaces | None = None
 
     def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,11 +62,8 @@ class FreezingState:
         The text is JSON with the planner's state, the policy's decision, sums of the average freeze
         ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
         since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
-        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"``
-        for each subspace.
-
-        Args:
-            kept: What the controller itself wants to keep.
+        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"`` for
+        each subspace. ``kept`` is what the controller itself wants to keep.
         """
         state: dict[str, Any] = {
             "applied": list(self.updates.total),
@@ -107,14 +97,8 @@ class FreezingState:
     def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
 
-        Args:
-            state_dict: What a checkpoint has.
-            moves: Whether a plan of another pipeline may be left behind; a policy without a plan
-                goes on with any pipeline anyway.
-
-        Raises:
-            ValueError: If the checkpoint is one of another method, or has a plan for another
-                pipeline.
+        With ``moves`` a plan of another pipeline may be left behind; a policy without a plan goes
+        on with any pipeline anyway.
         """
         states = saved_states(state_dict)
         found = {"policy"} & set(states[0])
@@ -213,16 +197,6 @@ def recut(
 
     Counts of frozen tensors and gradient energies go where the tensors are: what stays frozen can
     not be measured anew. The sums of the average freeze ratio are handed out evenly.
-
-    Args:
-        states: Of all processes that have saved one, by a method with a policy.
-        layout: The tensors, cut as they are now.
-        stages: What the process holds.
-        number: Its own.
-        n_processes: How many there are now.
-
-    Raises:
-        ValueError: If the model has another number of tensors.
     """
     tallies = _tallies(states)
     # Stage after stage is the order of the model, wherever it is cut.

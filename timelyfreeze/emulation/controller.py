@@ -61,9 +61,6 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
 
     Times of all ranks are put together batch by batch; a batch lasts what the virtual clock says,
     whether messages were measured or not.
-
-    Raises:
-        ValueError: If ranks have measured different numbers of batches, or not all actions.
     """
     state = dict(parts[0])
     state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
@@ -138,15 +135,10 @@ class EmulatedController(FreezeController):
 
 @dataclass(frozen=True)
 class EmulatedBatch:
-    """What one batch took; milliseconds.
+    """What one batch took; milliseconds."""
 
-    Attributes:
-        virtual_ms: With a device for each rank, by the virtual clock.
-        real_ms: Here, one action after the other.
-    """
-
-    virtual_ms: float
-    real_ms: float
+    virtual_ms: float  # with a device for each rank, by the virtual clock
+    real_ms: float  # here, one action after the other
 
 
 class EmulatedRecorder(ActionRecorder):
@@ -154,10 +146,6 @@ class EmulatedRecorder(ActionRecorder):
 
     A record's span and intervals are the virtual clock's: since the batch's first action, as on
     devices of their own. What the batch really took is kept beside it.
-
-    Args:
-        clock: Takes the marks.
-        order: Declared order of the pipeline.
     """
 
     def __init__(self, clock: Clock, order: ScheduleOrder) -> None:

@@ -36,9 +36,6 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
     Actions come in the order in which they would start if forward, input gradient and weight
     gradient took equally long, so activations of about as many microbatches are alive at once as in
     the pipeline itself. No action takes no time, so none starts before, or as, one that it needs.
-
-    Raises:
-        ScheduleError: If the schedule would hang.
     """
     dag = build_dag(order)
     start = start_times(dag, [_UNITS[action.kind] for action in dag.actions])
@@ -48,16 +45,11 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
 
 @dataclass(frozen=True)
 class VirtualBatch:
-    """One batch as the ranks' own devices would have run it.
+    """One batch as the ranks' own devices would have run it."""
 
-    Attributes:
-        batch_ms: From the start of the first action to the end of the last, milliseconds.
-        spans_ms: The same for each of the N ranks alone, waiting included.
-        intervals_ms: When each action began and ended, since the first one began.
-    """
-
-    batch_ms: float
-    spans_ms: tuple[float, ...]
+    batch_ms: float  # from the start of the first action to the end of the last, milliseconds
+    spans_ms: tuple[float, ...]  # the same for each of the N ranks alone, waiting included
+    # when each action began and ended, since the first one began
     intervals_ms: dict[Action, tuple[float, float]]
 
 
@@ -65,9 +57,6 @@ def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Vir
     """Play a batch through on a clock that all ranks share, each action lasting as measured, ms.
 
     An action starts once all that it waits for has ended; passing results on takes no time.
-
-    Raises:
-        ValueError: If an action was not measured, or a duration is negative or not finite.
     """
     missing = [str(action) for action in dag.actions if action not in durations_ms]
     if missing:

@@ -80,11 +80,6 @@ class _Process:
 class BackgroundCall(Generic[_T]):
     """One call of a function, begun at once.
 
-    Args:
-        function: A function of a module.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-
     Example:
         >>> from math import hypot
         >>> with BackgroundCall(hypot, 3.0, 4.0) as call:
@@ -114,12 +109,8 @@ class BackgroundCall(Generic[_T]):
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
 
-        Args:
-            timeout_s: How long to wait, seconds; None for as long as it takes.
-
-        Raises:
-            BackgroundError: If the process ended without one, or has none in time.
-            Exception: What the function raised, with its traceback in the process as a note.
+        Raises what the function raised, with its traceback in the process as a note;
+        BackgroundError if the process ended without an answer, or has none in time.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.done:

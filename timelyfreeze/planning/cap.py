@@ -25,21 +25,14 @@ _GIVEN_UP = 0.25
 
 @dataclass(frozen=True)
 class SolverChoices:
-    """What a plan is solved under; most as for ``solve_freeze_ratios``.
+    """What a plan is solved under; most as for ``solve_freeze_ratios``."""
 
-    Attributes:
-        max_freeze_ratio: Cap r_max, one number or one per stage; or ``settings.AUTO``.
-        whole_stages: Stages that are frozen whole or not at all.
-        n_processors: How many ranks of the pipeline can compute at once, or None.
-        time_limit_s: Limit on the solver's time, seconds.
-        skips_grads: Whether backwards that nobody needs are left out.
-    """
-
+    # cap r_max, one number or one per stage; or ``settings.AUTO``
     max_freeze_ratio: float | tuple[float, ...] | str
-    whole_stages: tuple[int, ...] = ()
-    n_processors: float | None = None
-    time_limit_s: float = 60.0
-    skips_grads: bool = False
+    whole_stages: tuple[int, ...] = ()  # stages that are frozen whole or not at all
+    n_processors: float | None = None  # how many ranks of the pipeline can compute at once, or None
+    time_limit_s: float = 60.0  # limit on the solver's time, seconds
+    skips_grads: bool = False  # whether backwards that nobody needs are left out
 
 
 def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices) -> FreezePlan:
@@ -48,15 +41,6 @@ def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices
     The best is the one that reaches a loss soonest: with the smallest product of batch time and
     estimated number of steps (``progress``); a smaller one that gains nearly as much is preferred.
     Where no freezing pays, the plan's ``time_to_loss`` says so.
-
-    Args:
-        dag: Precedence graph.
-        bounds: Bounds that fit it.
-        choices: What is solved under.
-
-    Raises:
-        ValueError: As ``solve_freeze_ratios``.
-        LpError: As ``solve_freeze_ratios``.
     """
     if choices.max_freeze_ratio != AUTO:
         return _plan(dag, bounds, choices, choices.max_freeze_ratio)
@@ -104,12 +88,7 @@ def steps_factor(
     A batch's gradient has 1 - r (1 - c) of its energy, nearly all of it noise, and 1 - r (1 - m) of
     the mean gradient. A step that is divided by the root of that energy then moves (1 - r (1 - m))
     / sqrt(1 - r (1 - c)) as far as without freezing; V follows from that, and is never below 0.
-
-    Args:
-        dag: Precedence graph of A actions.
-        ratios: Shape [A].
-        captured: c, in [0, 1].
-        captured_mean: m, in [0, 1].
+    ``captured`` is c, ``captured_mean`` m, both in [0, 1].
     """
     means = [
         float(ratios[(dag.stages == stage) & dag.freezable].mean()) for stage in range(dag.n_stages)

@@ -33,33 +33,20 @@ _NEARLY_ONE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class CertifiedRatios:
-    """Freeze ratios, and how good they are at least.
+    """Freeze ratios, and how good they are at least."""
 
-    Attributes:
-        ratios: Shape [R].
-        end: P_d with these ratios, in the program's unit.
-        bound: A P_d that no ratios can beat.
-        n_steps: Steps of the solver.
-        status: The solver's word for how it ended.
-    """
-
-    ratios: Floats
-    end: float
-    bound: float
-    n_steps: int
-    status: str
+    ratios: Floats  # shape [R]
+    end: float  # P_d with these ratios, in the program's unit
+    bound: float  # a P_d that no ratios can beat
+    n_steps: int  # steps of the solver
+    status: str  # the solver's word for how it ended
 
 
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
     """Minimise P_d plus a small cost of freezing; return the R ratios.
 
-    Args:
-        lp: The program.
-        time_limit_s: Limit on the solver's time, seconds. What it has by then counts.
-
-    Raises:
-        ImportError: If clarabel, or scipy, cannot be imported.
-        LpError: If P_d is not within 0.1% of the optimum, certified.
+    What the solver has by the time limit counts. If P_d is not within 0.1% of the optimum,
+    certified, that is an LpError.
     """
     found = solve_certified(lp, time_limit_s)
     if not found.end <= found.bound * (1.0 + _MAX_ABOVE):
@@ -71,10 +58,6 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     """Minimise P_d as :func:`solve_by_interior_point` does, as far as it gets by the time limit.
 
     The ratios are within all constraints, and there is a lower bound on P_d.
-
-    Raises:
-        ImportError: If clarabel, or scipy, cannot be imported.
-        LpError: If the solver has no numbers at all.
     """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
@@ -94,9 +77,7 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
 def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
     """Return the cost of each column: P_d, and a little for freezing.
 
-    Args:
-        lp: The program.
-        unfrozen: P_d without freezing.
+    ``unfrozen`` is P_d without freezing.
     """
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0

@@ -17,11 +17,9 @@ Floats = NDArray[np.float64]
 def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
     """Return what P_d cannot fall below: the optimum if ``duals`` are those of an optimum.
 
-    Args:
-        lp: The program.
-        duals: Shape [rows]; above 0 for a lower bound of a row, below 0 for an upper one. Those of
-            the other sign count for nothing.
-        latest: A time that no start time needs to exceed; P_d without freezing.
+    Duals, shape [rows], are above 0 for a lower bound of a row, below 0 for an upper one; those of
+    the other sign count for nothing. ``latest`` is a time that no start time needs to exceed; P_d
+    without freezing.
     """
     has_lower = np.isfinite(lp.row_lower)
     used = np.where(has_lower, np.maximum(duals, 0.0), np.minimum(duals, 0.0))

@@ -56,14 +56,7 @@ def solve_from_times(
 ) -> Solution:
     """Plan for what the ranks measured.
 
-    Args:
-        ranks: Times of every process; data-parallel replicas may repeat actions.
-        declared: What the schedule says it runs. If something else ran, that counts.
-        choices: What the plan is solved under.
-
-    Raises:
-        ValueError: If times are missing or make no sense.
-        LpError: If the solver ends without an optimum.
+    Replicas may repeat actions. If something else ran than was ``declared``, that counts.
     """
     order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
@@ -99,11 +92,7 @@ def solution_to_plain(solution: Solution) -> dict[str, str]:
 
 
 def solution_from_plain(plain: Mapping[str, str]) -> Solution:
-    """Return what ``solution_to_plain`` was given.
-
-    Raises:
-        ValueError: If a text has another form.
-    """
+    """Return what ``solution_to_plain`` was given."""
     order = order_from_csv(plain["order"])
     dag = build_dag(order)
     bounds = bounds_from_json(dag, plain["bounds"])
@@ -111,11 +100,7 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
 
 
 def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:
-    """Refuse a saved plan that was made for another pipeline; another order of its actions will do.
-
-    Raises:
-        ValueError: If their actions differ.
-    """
+    """Refuse a saved plan of another pipeline; another order of the same actions will do."""
     theirs = {action for rank in planned.ranks for action in rank}
     ours = {action for rank in declared.ranks for action in rank}
     if theirs != ours:
@@ -131,23 +116,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one process measured while monitoring.
+    """What one process measured while monitoring."""
 
-    Attributes:
-        patterns: Times of actions and batches, by what the batches froze.
-        p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
-            receiver, milliseconds, as far as this process knows.
-        outside_ms: What steps took besides their batches, for each of them; in this process, which
-            may have waited for others.
-        warmup: Times of the batches before, which nothing is planned from.
-        energies: What the gradients of linear weights had inside of their subspaces, and in all,
-            and what those of batches in a row agreed on, inside and in all.
-    """
-
-    patterns: tuple[PatternTimes, ...]
+    patterns: tuple[PatternTimes, ...]  # times of actions and batches, by what the batches froze
+    # what a message from one pipeline rank to another takes, by sender and receiver, milliseconds,
+    # as far as this process knows
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # what steps took besides their batches, for each of them; in this process, which may have
+    # waited for others
     outside_ms: tuple[float, ...] = ()
+    # times of the batches before, which nothing is planned from
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
+    # what the gradients of linear weights had inside of their subspaces, and in all, and what those
+    # of batches in a row agreed on, inside and in all
     energies: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
 
@@ -158,13 +139,7 @@ def bounds_from_times(
 ) -> tuple[ScheduleOrder, DurationBounds]:
     """Return the order that ran, and its bounds with what messages take.
 
-    Args:
-        ranks: Times of every process; data-parallel replicas may repeat actions.
-        declared: What the schedule says it runs. If something else ran, that counts.
-        n_processors: How many ranks compute at once; None if each has a device of its own.
-
-    Raises:
-        ValueError: If times are missing or make no sense.
+    Arguments as for :func:`solve_from_times`.
     """
     order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
     if order != declared:

@@ -185,11 +185,8 @@ def _next_periods(
 
     As in the original, a tensor found unstable is frozen too, for the halved period: it takes as
     many unstable checks as its period has binary digits until it is trained at every check again.
-
-    Args:
-        stable: Whether the score is below the threshold, shape [n].
-        periods: For how many checks a tensor was last frozen, shape [n].
-        left: For how many more checks it stays frozen, 0 for live ones, shape [n].
+    ``periods`` says for how many checks a tensor was last frozen, ``left`` for how many more it
+    stays so, 0 for live ones; shape [n] all.
     """
     judged = left == 0
     periods = np.where(judged, np.where(stable, periods + 1, periods // 2), periods)

@@ -72,11 +72,7 @@ class AutoFreeze:
         return Measurement(Source(self.delta), (Metric.SQUARE_SUM,))
 
     def in_epochs_of(self, n_steps: float) -> AutoFreeze:
-        """Return the rule with the interval that ``checks_per_epoch`` gives for epochs that long.
-
-        Args:
-            n_steps: Optimizer steps of an epoch, above 0.
-        """
+        """Return the rule with the interval that ``checks_per_epoch`` gives for such epochs."""
         if self.checks_per_epoch == 0:
             return self
         return replace(self, check_interval=max(1, round(n_steps / self.checks_per_epoch)))

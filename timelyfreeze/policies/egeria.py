@@ -144,11 +144,7 @@ class Egeria:
         return block_groups(layout, self.modules, _MODULES)
 
     def start(self, check: Check) -> Decision:
-        """Freeze nothing while bootstrapping.
-
-        Raises:
-            ValueError: If the patterns do not fit the model, or there is one module only.
-        """
+        """Freeze nothing while bootstrapping."""
         if len(self.groups(check.layout)) < 2:
             raise ValueError(
                 f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
@@ -236,33 +232,20 @@ class Egeria:
 
 @dataclass(frozen=True)
 class EgeriaState:
-    """Where Algorithm 1 stands.
+    """Where Algorithm 1 stands."""
 
-    Attributes:
-        window: W as it is now.
-        stale: S as it is now.
-        step: Optimizer step of the last check.
-        front: Number of the frontmost live module, l.
-        is_guided: Whether bootstrapping has ended.
-        loss: Mean loss of the interval before; None before there was one.
-        frozen_rate: Learning rate when module 0 was frozen; None while it is live or unknown.
-        copy: Number of the copy that l is compared with.
-        copy_age: Evaluations with it.
-        dropped: Comparisons that were left out so far.
-        history: Plasticity of l.
-    """
-
-    window: int
-    stale: int
-    step: int = 0
-    front: int = 0
-    is_guided: bool = False
-    loss: float | None = None
+    window: int  # W as it is now
+    stale: int  # S as it is now
+    step: int = 0  # optimizer step of the last check
+    front: int = 0  # number of the frontmost live module, l
+    is_guided: bool = False  # whether bootstrapping has ended
+    loss: float | None = None  # mean loss of the interval before; None before there was one
+    # learning rate when module 0 was frozen; None while it is live or unknown
     frozen_rate: float | None = None
-    copy: int = 0
-    copy_age: int = 0
-    dropped: int = 0
-    history: History = field(default_factory=History)
+    copy: int = 0  # number of the copy that l is compared with
+    copy_age: int = 0  # evaluations with it
+    dropped: int = 0  # comparisons that were left out so far
+    history: History = field(default_factory=History)  # plasticity of l
 
     def renewed(self, **changes: Any) -> EgeriaState:
         """Return the state with a new copy, and whatever else changes."""
@@ -290,16 +273,9 @@ class BlockGroup:
 def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> list[BlockGroup]:
     """Divide the blocks of a model into groups, from front to back.
 
-    Args:
-        layout: The model.
-        patterns: Regular expressions, one for each group: a block belongs to the one that is found
-            in a name of its parameters. None at all: neighbours of a stage are put together as long
-            as a group has no more parameters than the largest block.
-        name: Key of the patterns, for errors.
-
-    Raises:
-        ValueError: If a block belongs to no pattern or to several, blocks of a group are no
-            neighbours, or a group lies on two stages.
+    A block belongs to the group whose pattern is found in a name of its parameters. Without
+    patterns neighbours of a stage are put together as long as a group has no more parameters than
+    the largest block. ``name`` is the key of the patterns, for errors.
     """
     stages = _stages(layout)
     if patterns:

@@ -26,11 +26,7 @@ class Fixed:
         yield from rule_errors(self, "fixed")
 
     def start(self, check: Check) -> Decision:
-        """Freeze the prefix.
-
-        Raises:
-            ValueError: If the model has fewer layers.
-        """
+        """Freeze the prefix."""
         if self.layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('fixed.layers')} is {self.layers}; the model has {check.layout.n_layers}"

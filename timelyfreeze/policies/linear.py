@@ -33,11 +33,7 @@ class Linear:
         yield from rule_errors(self, "linear")
 
     def start(self, check: Check) -> Decision:
-        """Freeze nothing yet.
-
-        Raises:
-            ValueError: If the model has fewer layers than ``max_layers``.
-        """
+        """Freeze nothing yet."""
         if self.max_layers is not None and self.max_layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('linear.max_layers')} is {self.max_layers}; "

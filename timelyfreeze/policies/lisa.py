@@ -34,11 +34,7 @@ class Lisa:
         yield from rule_errors(self, "lisa")
 
     def start(self, check: Check) -> Decision:
-        """Draw the first blocks.
-
-        Raises:
-            ValueError: If the model has fewer blocks than are to be trained.
-        """
+        """Draw the first blocks."""
         if self.active_layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('lisa.active_layers')} is {self.active_layers}; "

@@ -34,10 +34,6 @@ def read_order(schedule: Any) -> ScheduleOrder:
     GPipe and 1F1B run hand-written loops beside which torch keeps an order for drawing; in 2.13 the
     one of 1F1B differs on the last rank from what the loop does, so for these two the order comes
     from our own generators, which follow the loops.
-
-    Raises:
-        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
-            valid.
     """
     if isinstance(schedule, torch_schedules.ScheduleGPipe):
         return gpipe_order(schedule._num_stages, schedule._n_microbatches)
@@ -58,14 +54,8 @@ def named_order(
 ) -> ScheduleOrder:
     """Return the order of a schedule by its name, without processes or stages.
 
-    Args:
-        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-        n_ranks: Pipeline ranks, 1 or more.
-        n_microbatches: Microbatches of a batch.
-        stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
-
-    Raises:
-        ValueError: If torch or our generators cannot build the schedule from these numbers.
+    The name is as in ``parallelism.pipeline_parallel_schedule``, in any case; ``stages_per_rank``
+    is 1 for GPipe and 1F1B, 2 or more for the others.
     """
     schedule_class = torch_schedules.get_schedule_class(schedule_name)
     if schedule_class is torch_schedules.ScheduleGPipe:
@@ -105,11 +95,7 @@ def known_schedules() -> tuple[str, ...]:
 
 
 def stages_per_rank(schedule_name: str) -> int | None:
-    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown.
-
-    Args:
-        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-    """
+    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown."""
     if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
         return None
     schedule_class = torch_schedules.get_schedule_class(schedule_name)
@@ -148,13 +134,7 @@ def has_loss(schedule: Any) -> bool:
 def split_batch(
     schedule: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Return what a schedule hands to its stage for each microbatch when it runs a batch.
-
-    Args:
-        schedule: A schedule object of ``torch.distributed.pipelining``.
-        args: Positional arguments of its ``step``.
-        kwargs: Arguments of its ``step`` that are for the stages.
-    """
+    """Return what a schedule hands to its stage for each microbatch when it runs a batch."""
     return list(zip(*schedule._split_inputs(args, dict(kwargs)), strict=True))
 
 
@@ -190,14 +170,7 @@ def run_batches_in(
 def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     """Make a schedule that drives all stages of a pipeline run ``actions``, one after the other.
 
-    Args:
-        schedule: A multi-stage schedule object of ``torch.distributed.pipelining`` that was built
-            in a group of one rank.
-        actions: Every action of a batch, each after all that it needs.
-
-    Raises:
-        ValueError: If the schedule's stages are not those of ``actions``, or it is of a kind that
-            has no order to set.
+    The schedule was built in a group of one rank; each action comes after all that it needs.
     """
     held = sorted(stage.stage_index for stage in stages_of(schedule))
     wanted = sorted({action.stage for action in actions})

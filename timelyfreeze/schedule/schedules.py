@@ -13,15 +13,7 @@ from timelyfreeze.settings import key
 def gpipe_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
     """All forwards, then all backwards, on every stage.
 
-    Args:
-        n_stages: S >= 1, one per rank.
-        n_microbatches: M >= 1.
-
-    Returns:
-        ScheduleOrder: Row s is F0 .. F(M-1) B0 .. B(M-1) of stage s.
-
-    Raises:
-        ValueError: If a count is below 1.
+    Row s is F0 .. F(M-1) B0 .. B(M-1) of stage s.
     """
     _check_counts(n_stages, n_microbatches, min_microbatches=1)
     return build_order(
@@ -40,17 +32,8 @@ def one_f_one_b_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
     """1F1B: fill the pipeline, then one backward for every forward, then drain.
 
     Stage s runs S - s forwards first, so that its first backward is due just as the gradient of
-    microbatch 0 arrives, and never holds the activations of more than S - s microbatches.
-
-    Args:
-        n_stages: S >= 1, one per rank.
-        n_microbatches: M >= S.
-
-    Returns:
-        ScheduleOrder: Row s is F0 .. F(S-s-1), then B0 F(S-s) B1 F(S-s+1) .., then the last Bs.
-
-    Raises:
-        ValueError: If a count is below 1 or M < S.
+    microbatch 0 arrives, and never holds the activations of more than S - s microbatches. M is S or
+    more. Row s is F0 .. F(S-s-1), then B0 F(S-s) B1 F(S-s+1) .., then the last Bs.
     """
     _check_counts(n_stages, n_microbatches, min_microbatches=n_stages)
     rows = []

@@ -33,31 +33,7 @@ N_SEEDS = 2**64
 class FreezeSettings:
     """What a user chooses; ``docs/library.md`` explains each value.
 
-    Attributes:
-        phases: Last steps of warm-up, monitoring and ramp.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each: a cap on the mean
-            of a stage's backwards; or ``AUTO``, to take the one with which a loss is reached
-            soonest.
-        gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
-            frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
-            as in the paper.
-        seed: Seed of the masks, at least 0.
-        first_stage: One of ``FIRST_STAGE_MODES``.
-        skip_input_grads: What to do about backwards that nobody needs, one of
-            ``SKIP_INPUT_GRADS``: run them or leave them out.
-        discard_batches: Batches left out of all measurements after each change of phase.
-        solver_time_limit_s: Seconds after which the solver gives up.
-        solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
-            size of the pipeline decide.
-        replan_every: Steps of the stable phase after which times are compared with the plan's,
-            again and again; 0 for never.
-        replan_threshold: Fraction by which times must have moved for the plan to be solved anew.
-        min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
-        score_memory: Where policies' vectors live.
-        score_dtype: What they are kept in.
-
-    Raises:
-        ValueError: If a word is unknown or a number makes no sense.
+    Most are arguments of :class:`timelyfreeze.TimelyFreeze`, which says what they mean.
     """
 
     phases: PhaseSchedule
@@ -127,12 +103,7 @@ def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
 
 
 def unknown_words(**words: str) -> Iterator[str]:
-    """Yield what is wrong with settings that have a fixed choice of words.
-
-    Args:
-        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and
-            ``score_dtype``.
-    """
+    """Yield what is wrong with settings that have a fixed choice of words."""
     hints = get_type_hints(FreezeSettings, include_extras=True)
     for name, word in words.items():
         if rule := broken_rule(hints[name], word):
@@ -142,12 +113,7 @@ def unknown_words(**words: str) -> Iterator[str]:
 def ratio_errors(
     max_freeze_ratio: float | Sequence[float] | str, n_stages: int | None
 ) -> Iterator[str]:
-    """Yield what is wrong with r_max.
-
-    Args:
-        max_freeze_ratio: One value, or one for each stage, or ``AUTO``.
-        n_stages: Of the pipeline; None where that is not known yet.
-    """
+    """Yield what is wrong with r_max. ``n_stages`` is None where that is not known yet."""
     name = key("max_freeze_ratio")
     if isinstance(max_freeze_ratio, str):
         if max_freeze_ratio != AUTO:

@@ -119,11 +119,7 @@ class PackingSettings:
         return self.mode == EFFICIENCY
 
     def rate_factor(self, growth: int) -> float:
-        """Return what the learning rate is multiplied with where steps have more rows.
-
-        Args:
-            growth: Rows of a step, over those at the start.
-        """
+        """Return what the learning rate is multiplied with where steps have more rows."""
         if self.learning_rate == NONE:
             return 1.0
         return float(growth) if self.learning_rate == LINEAR else math.sqrt(growth)

@@ -30,9 +30,8 @@ _naming: list[Naming] = [_as_the_library_does]
 def key(argument: str) -> str:
     """Return what the reader of a message calls ``argument``.
 
-    Args:
-        argument: An argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a
-            policy, as in ``apf.threshold``; or one of the few words for what is not ours.
+    It is an argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a policy, as
+    in ``apf.threshold``; or one of the few words for what is not ours.
     """
     return _naming[-1](argument)
 

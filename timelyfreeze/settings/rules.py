@@ -16,9 +16,7 @@ AtLeast1 = Annotated[int, Within(1, whole=True)]
 def rule_errors(settings: Any, section: str = "") -> Iterator[str]:
     """Yield which fields of a dataclass break the rule of their type: key, value and rule.
 
-    Args:
-        settings: The dataclass.
-        section: What its keys begin with, such as ``apf``.
+    Keys begin with ``section``, such as ``apf``.
     """
     prefix = f"{section}." if section else ""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():

@@ -35,20 +35,8 @@ def message_time(
 ) -> float:
     """Find what each message costs: the lead of receiving actions that explains a measured batch.
 
-    Messages of a pipeline all have one size, so they get one number.
-
-    Args:
-        dag: Precedence graph of A actions.
-        durations_ms: Measured duration of each action, shape [A], milliseconds.
-        measured_ms: Measured time of the batch that consists of them, milliseconds.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-        delays_ms: Latency of messages, shape [E], milliseconds; None for nothing.
-
-    Returns:
-        float: Milliseconds. 0 if the actions explain the batch, or if no message crosses ranks.
-
-    Raises:
-        ValueError: If ``measured_ms`` is not finite.
+    Messages of a pipeline all have one size, so they get one number. It is 0 if the actions explain
+    the batch, or if no message crosses ranks.
     """
     if not np.isfinite(measured_ms):
         raise ValueError(f"the measured batch time is {measured_ms}; it must be finite")

@@ -22,11 +22,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
-    """Return ``n_processors`` if ranks have to share them, or None if each has one of its own.
-
-    Raises:
-        ValueError: If ``n_processors`` is not above 0.
-    """
+    """Return ``n_processors`` if ranks have to share them, or None if each has one of its own."""
     if n_processors is None:
         return None
     if not n_processors > 0.0:

@@ -8,26 +8,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Counts since the run began or was resumed.
+    """Counts since the run began or was resumed."""
 
-    Attributes:
-        batches: Batches with a frozen front.
-        entered: Those of them that began behind it.
-        memory_bytes: Rows in memory, now.
-        disk_bytes: Rows on the disk, now.
-        spent_ms: What reading, copying and digests of weights took of the training's time.
-        saved_ms: What the batches that began behind the front were shorter by, estimated from
-            measured times; None before any could be compared.
-        read_ahead: Rows of the disk that were in memory when they were needed.
-    """
-
-    batches: int
-    entered: int
-    memory_bytes: int
-    disk_bytes: int
-    spent_ms: float
+    batches: int  # batches with a frozen front
+    entered: int  # those of them that began behind it
+    memory_bytes: int  # rows in memory, now
+    disk_bytes: int  # rows on the disk, now
+    spent_ms: float  # what reading, copying and digests of weights took of the training's time
+    # what the batches that began behind the front were shorter by, estimated from measured times;
+    # None before any could be compared
     saved_ms: float | None
-    read_ahead: int = 0
+    read_ahead: int = 0  # rows of the disk that were in memory when they were needed
 
 
 def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:

@@ -17,17 +17,14 @@ Times = dict[Action, float]
 
 @dataclass
 class FrontTimes:
-    """What a rank has measured of its batches at one depth; milliseconds.
+    """What a rank has measured of its batches at one depth; milliseconds."""
 
-    Attributes:
-        computed: Times of each action in batches that ran through the front.
-        entered: The same in batches that began behind it.
-        read_ms: How long the training waited for the rows of each batch that began behind it, from
-            the second step with such batches on; empty on ranks that do not read.
-    """
-
+    # times of each action in batches that ran through the front
     computed: list[Mapping[Action, float]] = field(default_factory=list)
+    # the same in batches that began behind it
     entered: list[Mapping[Action, float]] = field(default_factory=list)
+    # how long the training waited for the rows of each batch that began behind it, from the second
+    # step with such batches on; empty on ranks that do not read
     read_ms: list[float] = field(default_factory=list)
 
     def summary(self) -> tuple[Times, Times, float | None]:
@@ -38,15 +35,10 @@ class FrontTimes:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a batch saves and costs.
+    """What a batch saves and costs."""
 
-    Attributes:
-        saved_ms: By how much it is shorter if it begins behind the front.
-        read_ms: How long the training waits until its rows are read.
-    """
-
-    saved_ms: float
-    read_ms: float
+    saved_ms: float  # by how much it is shorter if it begins behind the front
+    read_ms: float  # how long the training waits until its rows are read
 
     @property
     def pays(self) -> bool:
@@ -60,15 +52,8 @@ def verdict(
     """Compare a batch that is played through from measured times with and without the front.
 
     All but the forwards up to the first live block take the same time in both, so that a machine
-    that was busy meanwhile does not count. Of replicas the slowest one's times count.
-
-    Args:
-        dag: The pipeline's graph.
-        ranks: What each rank's :meth:`FrontTimes.summary` returned.
-        stage: The stage of the first live block.
-
-    Returns:
-        None if an action was not measured.
+    that was busy meanwhile does not count. Of replicas the slowest one's times count. ``stage`` is
+    that of the first live block. None if an action was not measured.
     """
     computed = _slowest([times for times, _, _ in ranks])
     entered = _slowest([times for _, times, _ in ranks])

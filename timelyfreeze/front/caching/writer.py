@@ -13,11 +13,7 @@ Job = Callable[[], None]
 
 
 class BehindWriter:
-    """A thread that runs one job after the other.
-
-    Args:
-        n_waiting: How many droppable jobs may wait.
-    """
+    """A thread that runs one job after the other."""
 
     def __init__(self, n_waiting: int) -> None:
         self._jobs: SimpleQueue[tuple[Job, bool] | None] = SimpleQueue()

@@ -40,21 +40,14 @@ def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
 
 @dataclass(frozen=True)
 class RunAhead:
-    """Several batches in a row; microbatches are numbered on through all of them.
+    """Several batches in a row; microbatches are numbered on through all of them."""
 
-    Attributes:
-        dag: The graph of all of them.
-        n_front: Stages that run ahead.
-        n_microbatches: Microbatches of a batch.
-        n_batches: Number of batches.
-        within_batch: bool, shape [E]. Which edges connect actions of one batch; the others stand
-            for the end of a step and carry no message.
-    """
-
-    dag: PipelineDag
-    n_front: int
-    n_microbatches: int
-    n_batches: int
+    dag: PipelineDag  # the graph of all of them
+    n_front: int  # stages that run ahead
+    n_microbatches: int  # microbatches of a batch
+    n_batches: int  # number of batches
+    # bool, shape [E]. Which edges connect actions of one batch; the others stand for the end of a
+    # step and carry no message
     within_batch: NDArray[np.bool_]
 
     def batch_ends_ms(
@@ -87,12 +80,8 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
     One batch ahead at most: the front begins with a batch when live stages begin with the one
     before it, so it needs room for the messages of one batch. A step ends, and the next one begins
     on live stages, when all of these are done. A rank that holds stages of both kinds runs them in
-    the order of the schedule, those of the front for the batch to come.
-
-    Args:
-        order: The schedule of one batch.
-        n_front: How many stages in front run ahead, from 0 to all but the last.
-        n_batches: How many batches; 6 or more for ``RunAhead.batch_ms``.
+    the order of the schedule, those of the front for the batch to come. All stages but the last may
+    run ahead; ``RunAhead.batch_ms`` needs 6 batches or more.
     """
     n = order.n_microbatches
 
@@ -145,15 +134,8 @@ def communication_ms(
 ) -> float:
     """Return T_comm = k (a (p - 1) + 2 b (p - 1) / (p BW)): gradients of a step, summed by a ring.
 
-    Args:
-        n_buckets: Buckets of gradients, k; those of frozen layers are not sent.
-        bucket_bytes: Size of each, b; of a last, smaller one the whole size counts.
-        n_workers: Replicas, p, at least 1.
-        bytes_per_ms: Bandwidth of a link, BW, above 0.
-        latency_ms: Of a message, a.
-
-    Raises:
-        ValueError: If a number is out of range.
+    There are k buckets of b bytes, those of frozen layers left out and a last, smaller one counted
+    whole, p replicas, a bandwidth BW and a latency a of messages.
     """
     if n_workers < 1:
         raise ValueError(f"n_workers is {n_workers}; it must be 1 or more")
@@ -175,14 +157,7 @@ def communication_ms(
 def epoch_ms(n_rows: int, batch_rows: int, compute_ms: float, communicate_ms: float) -> float:
     """Return N / BS max(T_comp, T_comm): a pass over the rows, gradients sent meanwhile.
 
-    Args:
-        n_rows: Rows of the data, N.
-        batch_rows: Rows of a step on all workers together, BS, above 0.
-        compute_ms: A step's computation on a worker, T_comp.
-        communicate_ms: A step's communication, T_comm.
-
-    Raises:
-        ValueError: If ``batch_rows`` is below 1.
+    There are N rows, BS of them in a step on all workers together.
     """
     if batch_rows < 1:
         raise ValueError(f"batch_rows is {batch_rows}; it must be 1 or more")

@@ -22,33 +22,22 @@ Tap = Callable[[int, Tensor], None]
 
 
 class BlockPlace(NamedTuple):
-    """A place in front of a block.
+    """A place in front of a block."""
 
-    Attributes:
-        stage: The stage that holds the block.
-        n_blocks: How many of the stage's blocks lie in front of it.
-    """
-
-    stage: int
-    n_blocks: int
+    stage: int  # the stage that holds the block
+    n_blocks: int  # how many of the stage's blocks lie in front of it
 
 
 @dataclass(frozen=True)
 class BatchEntry:
-    """How the coming batch runs through a pipeline whose front is frozen.
+    """How the coming batch runs through a pipeline whose front is frozen."""
 
-    Attributes:
-        start: Where it begins; None for the front.
-        inputs: By microbatch, what the block at ``start`` gets, shape [rows, T, d]; empty on
-            processes that do not hold its stage. Looking one up may wait for it.
-        tapped: Where ``tap`` listens, not before ``start``.
-        tap: Told what comes by there; None for nobody.
-    """
-
-    start: BlockPlace | None = None
+    start: BlockPlace | None = None  # where it begins; None for the front
+    # by microbatch, what the block at ``start`` gets, shape [rows, T, d]; empty on processes that
+    # do not hold its stage. Looking one up may wait for it
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
-    tapped: BlockPlace | None = None
-    tap: Tap | None = None
+    tapped: BlockPlace | None = None  # where ``tap`` listens, not before ``start``
+    tap: Tap | None = None  # told what comes by there; None for nobody
 
     def passes_by(self, stage: int) -> bool:
         """Return whether the batch begins behind ``stage``."""
@@ -72,14 +61,6 @@ class StageBlocks:
     TorchTitan's models run through the blocks in ``layers``, and look up tokens where
     ``tok_embeddings`` is not None: that is how it cuts them into stages, and how a stage is cut
     here for the length of a forward.
-
-    Args:
-        module: The stage's module.
-        layers: What it calls its blocks.
-        embedding: What it calls its embedding, which it may lack.
-
-    Raises:
-        ValueError: If it has no such blocks.
     """
 
     def __init__(self, module: nn.Module, layers: str = LAYERS, embedding: str = EMBEDDING) -> None:
@@ -114,12 +95,8 @@ class StageBlocks:
     ) -> Iterator[None]:
         """Run the module without what comes before a block, and listen in front of another.
 
-        Args:
-            start: Number of blocks to leave out, the embedding with them; None to leave out
-                nothing.
-            tapped: Number of blocks in front of the place where ``tell`` listens, at least
-                ``start``; None for nowhere.
-            tell: Called with what comes by there.
+        ``start`` blocks are left out, the embedding with them, and ``tell`` hears what comes by
+        behind ``tapped`` blocks, not fewer; None for nothing, and for nowhere.
         """
         blocks: list[tuple[str, nn.Module]] = list(self._layers.items())
         if tapped is not None:
@@ -153,9 +130,7 @@ class _Tap(nn.Module):
 class FrozenBlocks:
     """The blocks of a stage's module, of which the first ones may be frozen.
 
-    Args:
-        module: The stage's module; without blocks in ``layers`` nothing is ever run otherwise.
-        names: Of its parameters, in the order of masks.
+    In a module without blocks in ``layers`` nothing is ever run otherwise.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -171,11 +146,7 @@ class FrozenBlocks:
             self._blocks.append((part, own))
 
     def first(self, mask: NDArray[np.bool_]) -> list[nn.Module]:
-        """Return the embedding and the blocks in front of the first live tensor of them.
-
-        Args:
-            mask: What is frozen, shape [n_parameters].
-        """
+        """Return the embedding and the blocks in front of the first live tensor of them."""
         found = []
         for block, own in self._blocks:
             if not mask[own].all():

@@ -40,11 +40,7 @@ class EnteringStage(PipelineStage):
     _forwarded = -1
 
     def enter(self, entry: BatchEntry) -> None:
-        """Set where the coming batch enters the model, whose front it would be otherwise.
-
-        Raises:
-            ValueError: If the stage's module cannot begin at one of its blocks.
-        """
+        """Set where the coming batch enters the model, whose front it would be otherwise."""
         self._entry = entry
         self._front = self.blocks
 
@@ -54,15 +50,7 @@ class EnteringStage(PipelineStage):
         return self._front or self.find_blocks()
 
     def find_blocks(self, layers: str = LAYERS, embedding: str = EMBEDDING) -> StageBlocks:
-        """Look up where the stage's module can begin, and return it.
-
-        Args:
-            layers: What the module calls its blocks.
-            embedding: What that of a first stage calls its embedding.
-
-        Raises:
-            ValueError: If it cannot begin at one of its blocks.
-        """
+        """Look up where the stage's module can begin, and return it."""
         front = StageBlocks(self.submod, layers, embedding)
         if self.is_first and front.embedding is None:
             raise ValueError(

@@ -31,27 +31,16 @@ _FADE = 0.9
 
 
 class Energies(NamedTuple):
-    """Sums over the linear weights of a process.
+    """Sums over the linear weights of a process."""
 
-    Attributes:
-        inside: Energy of a gradient in the subspaces.
-        whole: All of it.
-        agreed_inside: Inner products of gradients of batches in a row, in the subspaces.
-        agreed: The same of whole gradients; 0 where nothing is known yet.
-    """
-
-    inside: float = 0.0
-    whole: float = 0.0
-    agreed_inside: float = 0.0
-    agreed: float = 0.0
+    inside: float = 0.0  # energy of a gradient in the subspaces
+    whole: float = 0.0  # all of it
+    agreed_inside: float = 0.0  # inner products of gradients of batches in a row, in the subspaces
+    agreed: float = 0.0  # the same of whole gradients; 0 where nothing is known yet
 
 
 class CapturedMeter:
-    """Measures the energies of one exact gradient after the other.
-
-    Args:
-        seed: Of the sketches.
-    """
+    """Measures the energies of one exact gradient after the other."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -67,8 +56,7 @@ class CapturedMeter:
     def measure(self, weights: Iterable[tuple[str, Tensor, Tensor]]) -> Energies:
         """Return what the gradients that are there have. Waits for devices.
 
-        Args:
-            weights: Name, weight, and Q as it was before it followed these gradients.
+        ``weights`` has names, weights, and Q as it was before it followed these gradients.
         """
         sums, agreed = torch.zeros(2), torch.zeros(2)
         for name, weight, basis in weights:

@@ -20,21 +20,10 @@ class LowRankLayers:
     """What the linear layers of a stage share: who is frozen now, and what lies in each subspace.
 
     One thread runs one action of a stage at a time, so layers read here what the stage has set.
-    Sums are float32, over the frozen microbatches of a batch.
-
-    Args:
-        named: Weights of all linear layers of the stage, by their names in the model.
-        module: The stage's, parallelisms applied; its layers are adopted.
-        rank: Directions of each subspace, 1 or more.
-        seed: Of the first directions.
-
-    Attributes:
-        rank: Directions wanted; a narrow layer has fewer.
-        bases: Q of each weight, by name.
-        turned_in: Makes what their subspaces are turned in, once a step, so that the time of it can
-            be told.
-        without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
-            output comes by: they stay exact.
+    Sums are float32, over the frozen microbatches of a batch. ``turned_in`` makes what their
+    subspaces are turned in, once a step, so that the time of it can be told. ``without_chain`` are
+    weights of layers whose input needs no gradient, so that no gradient of their output comes by:
+    they stay exact.
     """
 
     def __init__(
@@ -71,11 +60,7 @@ class LowRankLayers:
         return self._weights.keys()
 
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
-        """Go on with the subspaces of a checkpoint, by name.
-
-        Raises:
-            ValueError: If it has none for a weight, or one of another rank.
-        """
+        """Go on with the subspaces of a checkpoint, by name."""
         for name, basis in bases.items():
             rank, saved = self.bases[name].shape[1], 0 if basis is None else basis.shape[1]
             if basis is None or saved != rank:

@@ -24,14 +24,8 @@ def is_of_inputs(weight: Tensor) -> bool:
 def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
     """Return k random directions; the same on every process that holds the weight.
 
-    Args:
-        weight: W.
-        rank: Directions wanted; there are no more than the shorter side has.
-        seed: That of the masks.
-        name: The weight's, so that layers begin apart.
-
-    Returns:
-        Shape [d, k], orthonormal columns.
+    Columns are orthonormal, shape [d, k], no more than the shorter side has; by their names layers
+    begin apart.
     """
     d = min(weight.shape)
     return _orthonormal(random_columns(d, min(rank, d), seed, 0, name)).to(weight.device)
@@ -44,18 +38,9 @@ def next_basis(
 
     Power iteration turns the basis towards the directions in which gradients are large, over many
     steps. It only ever turns within what G shows, and G may lie in the basis where every microbatch
-    was frozen; so the weakest direction is given up for a random one, new in each step.
-
-    Args:
-        basis: Q, shape [d, k].
-        gradient: G; ranks that share it call this together.
-        seed: That of the masks.
-        step: The training step.
-        name: The weight's.
-        place: Counts the turns of a step.
-
-    Returns:
-        The next Q; the one that there was if G is 0 or not finite.
+    was frozen; so the weakest direction is given up for a random one, new in each step. Ranks that
+    share G call this together; ``place`` counts the turns of a step. Q stays where G is 0 or not
+    finite.
     """
     g = gradient.float()
     if not is_of_inputs(gradient):

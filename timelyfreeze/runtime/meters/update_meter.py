@@ -19,14 +19,10 @@ from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """Backwards of a stage and which tensors they left out.
+    """Backwards of a stage and which tensors they left out."""
 
-    Attributes:
-        backwards: Number of backwards that compute weight gradients.
-        frozen: How many of them each of the n tensors was frozen in, int64, shape [n].
-    """
-
-    backwards: int
+    backwards: int  # number of backwards that compute weight gradients
+    # how many of them each of the n tensors was frozen in, int64, shape [n]
     frozen: NDArray[np.int64]
 
     def __add__(self, other: Count) -> Count:
@@ -43,28 +39,15 @@ class Count:
 
 @dataclass(frozen=True)
 class StepFreezing:
-    """What a step froze on one rank.
+    """What a step froze on one rank."""
 
-    Attributes:
-        step: Number of the step.
-        frozen: Frozen elements, added up over its backwards.
-        elements: Elements that they could have updated.
-    """
-
-    step: int
-    frozen: int
-    elements: int
+    step: int  # number of the step
+    frozen: int  # frozen elements, added up over its backwards
+    elements: int  # elements that they could have updated
 
 
 class FreezeTally:
-    """Counts along the steps, on one rank.
-
-    Attributes:
-        step: Counts of the current step, by stage.
-        recent: Counts since the last :meth:`take_recent`, or since a later change of phase.
-        since_freezing: Counts since freezing began, in the phases ``FREEZING_PHASES``.
-        total: Frozen elements, and elements, of all steps that have ended.
-    """
+    """Counts along the steps, on one rank."""
 
     def __init__(self, tables: Mapping[int, ParameterTable], n_microbatches: int) -> None:
         self._tables = tables
@@ -72,9 +55,12 @@ class FreezeTally:
         self._number = 0
         self._phase: Phase | None = None
         self._steps: list[StepFreezing] = []
+        # frozen elements, and elements, of all steps that have ended
         self.total: tuple[int, int] = (0, 0)
-        self.step = self._nothing()
+        self.step = self._nothing()  # counts of the current step, by stage
+        # counts since the last :meth:`take_recent`, or since a later change of phase
         self.recent = self._nothing()
+        # counts since freezing began, in the phases ``FREEZING_PHASES``
         self.since_freezing = self._nothing()
 
     def begin_step(self, step: int, phase: Phase) -> None:
@@ -88,9 +74,7 @@ class FreezeTally:
     def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of a batch.
 
-        Args:
-            masks: What it froze, by stage and microbatch; microbatches that are missing froze
-                nothing.
+        Masks are by stage and microbatch; microbatches that are missing froze nothing.
         """
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
@@ -158,8 +142,7 @@ class FreezeTally:
 def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
     """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
 
-    Args:
-        ranks: What each rank noted; a step that a rank has noted twice counts as noted last.
+    A step that a rank has noted twice counts as noted last.
     """
     frozen: dict[int, float] = {}
     elements: dict[int, int] = {}
@@ -172,16 +155,11 @@ def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class RankUpdates:
-    """What a rank tells the others where metrics are logged.
+    """What a rank tells the others where metrics are logged."""
 
-    Attributes:
-        steps: What each step since the last time froze.
-        total: Frozen elements, and elements, of all steps that have ended.
-        energy: Gradient energy of its tensors and what is let through; None if not measured.
-    """
-
-    steps: list[StepFreezing]
-    total: tuple[int, int]
+    steps: list[StepFreezing]  # what each step since the last time froze
+    total: tuple[int, int]  # frozen elements, and elements, of all steps that have ended
+    # gradient energy of its tensors and what is let through; None if not measured
     energy: PassedEnergy | None
 
 
@@ -194,13 +172,7 @@ class StageCount:
 
 
 class UpdateMeter(FreezeTally):
-    """Follows the updates of a rank's tensors along the steps: their counts, and gradient energy.
-
-    Args:
-        tables: Tensors of the rank's stages.
-        n_microbatches: Of a batch.
-        energy: Measures their gradients; None to do without p_eff.
-    """
+    """Follows the updates of a rank's tensors along the steps: counts and gradient energy."""
 
     def __init__(
         self,
@@ -216,11 +188,9 @@ class UpdateMeter(FreezeTally):
     ) -> RankUpdates:
         """Return what there is since the last call.
 
-        Args:
-            gradient_scale: What the gradients of the current step have to be multiplied with to
-                undo clipping; None to measure none. The same on every rank.
-            drawn_ratio: Gives the probability that the current step's masks freeze a tensor of a
-                stage, mean over its backwards; None where masks are not drawn evenly.
+        ``gradient_scale`` undoes the clipping of the current step's gradients; None to measure
+        none; the same on every rank. ``drawn_ratio`` gives the probability that the step's masks
+        freeze a tensor of a stage, mean over its backwards; None where masks are not drawn evenly.
         """
         return RankUpdates(self.take_steps(), self.total, self._passed(gradient_scale, drawn_ratio))
 
@@ -275,12 +245,7 @@ class UpdateMeter(FreezeTally):
 def frozen_counts(
     ranks: Sequence[Mapping[int, StageCount]], stage_to_rank: Sequence[int]
 ) -> list[FrozenCount]:
-    """Put the counts of all ranks together, by stage; replicas have the same.
-
-    Args:
-        ranks: What each rank counted.
-        stage_to_rank: Pipeline rank of each stage.
-    """
+    """Put the counts of all ranks together, by stage; replicas have the same."""
     by_stage = {stage: counted for rank in ranks for stage, counted in rank.items()}
     return [
         FrozenCount(stage_to_rank[stage], stage, name, size, counted.count.backwards, frozen)
@@ -295,17 +260,11 @@ def frozen_counts(
 
 
 class GradientEnergy:
-    """Keeps the squared gradient norm of each tensor of a rank.
-
-    Args:
-        parameters: The tensors of each stage, in the order of its masks.
-
-    Attributes:
-        energy: By stage, float64, shape [n]; NaN until a tensor was first measured.
-    """
+    """Keeps the squared gradient norm of each tensor of a rank."""
 
     def __init__(self, parameters: Mapping[int, Sequence[Tensor]]) -> None:
         self._parameters = parameters
+        # by stage, float64, shape [n]; NaN until a tensor was first measured
         self.energy: dict[int, NDArray[np.float64]] = {
             stage: np.full(len(tensors), np.nan) for stage, tensors in parameters.items()
         }
@@ -318,9 +277,7 @@ class GradientEnergy:
     def measure(self, step: Mapping[int, Count], scale: float = 1.0) -> None:
         """Measure the gradients that there are; every rank must call this together.
 
-        Args:
-            step: What was frozen while they were made, by stage.
-            scale: What gradients have to be multiplied with to undo clipping.
+        ``step`` says what was frozen while they were made, ``scale`` undoes clipping.
         """
         tensors = [p for stage in self._parameters.values() for p in stage]
         squares = iter(_squared_norms(tensors))

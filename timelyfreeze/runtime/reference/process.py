@@ -41,11 +41,7 @@ _ENDED = object()
 
 
 class ReferenceProcess:
-    """Compares in another process; see :class:`timelyfreeze.runtime.reference.model.Reference`.
-
-    Args:
-        settings: How the reference is made and run.
-    """
+    """Compares in another process; see :class:`timelyfreeze.runtime.reference.model.Reference`."""
 
     def __init__(self, settings: ReferenceSettings) -> None:
         self._settings = settings

@@ -30,15 +30,10 @@ _LENGTH = struct.Struct(">Q")
 
 @dataclass(frozen=True)
 class Told:
-    """Something to log.
+    """Something to log."""
 
-    Attributes:
-        text: What to say.
-        is_failure: Whether a batch that was sent has no difference because of it.
-    """
-
-    text: str
-    is_failure: bool
+    text: str  # what to say
+    is_failure: bool  # whether a batch that was sent has no difference because of it
 
 
 def pickled(value: Any) -> bytes:
