@@ -26,6 +26,8 @@ from timelyfreeze.timing import (
     rank_batches,
 )
 
+logger = logging.getLogger(__name__)
+
 # What masks really froze of each backward, as a fraction of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
@@ -160,9 +162,6 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
                     "tensors of it since metrics were logged last; their weights are no longer "
                     "the same. Resume from the last checkpoint, and report this: it is a defect"
                 )
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.control.replica_states import begin_anew
 from timelyfreeze.policies import (
     Check,
     Compared,
@@ -30,7 +29,7 @@ from timelyfreeze.policies import (
 from timelyfreeze.runtime import Clock, Exchange
 from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.runtime.reference.watch import OutputWatch
-from timelyfreeze.settings import Phase, PhaseSchedule, key
+from timelyfreeze.settings import Phase, PhaseSchedule, begin_anew, key
 
 logger = logging.getLogger(__name__)
 

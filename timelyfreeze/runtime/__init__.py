@@ -3,7 +3,7 @@
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
 from timelyfreeze.runtime.entering.ahead import FrontAhead
-from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
+from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import (
     Exchange,
     GridExchange,

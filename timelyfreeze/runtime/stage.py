@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING, FrozenBlocks
-from timelyfreeze.runtime.low_rank.stage import LowRankStage
+from timelyfreeze.runtime.entering.stage import AT_THE_FRONT, EMBEDDING, FrozenBlocks
+from timelyfreeze.runtime.low_rank.layers import LowRankStage
 from timelyfreeze.runtime.masked_backward import (
     CompiledBlocks,
     accumulation_nodes,

@@ -36,6 +36,11 @@ def key(argument: str) -> str:
     return _naming[-1](argument)
 
 
+def begin_anew() -> str:
+    """Return how a run goes on without the state of a checkpoint, the end of an error."""
+    return f"to begin freezing anew, {key('begin_anew')}"
+
+
 def name_arguments(naming: Naming) -> None:
     """Have messages call arguments what ``naming`` returns, from now on."""
     _naming[-1] = naming

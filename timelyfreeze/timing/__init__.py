@@ -37,13 +37,15 @@ from timelyfreeze.timing.monitoring import (
     pattern_of,
     slowest_replica,
 )
-from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
 from timelyfreeze.timing.processors import (
+    message_time,
     play_actions,
     play_batch,
+    receiving,
     shared_cores,
     shared_processors,
     usable_cores,
+    with_messages,
 )
 
 __all__ = [

@@ -22,8 +22,7 @@ from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.policies.policy import Check
 from timelyfreeze.runtime import BatchEntry, BlockPlace
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 ORDER = one_f_one_b_order(2, 4)

@@ -29,13 +29,12 @@ from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.emulation.controller import (
     EmulatedController,
     EmulatedRecorder,
+    merge_ranks,
     merge_states,
     split_state,
 )
-from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.policies.policy import FreezePolicy
-from timelyfreeze.schedule.order import Action, ScheduleOrder, parse_action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, one_f_one_b_order, parse_action
 from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from timelyfreeze.planning import FreezePlan, SolverChoices, solve_freeze_ratios
-from timelyfreeze.planning import cap as cap_module
-from timelyfreeze.planning.cap import chosen_plan
+from timelyfreeze.planning import solution as solution_module
+from timelyfreeze.planning.solution import chosen_plan
 from timelyfreeze.schedule import build_dag, one_f_one_b_order
 from timelyfreeze.settings import AUTO
 from timelyfreeze.timing import uniform_bounds
@@ -78,10 +78,10 @@ def test_all_caps_together_have_the_time_of_one_plan(monkeypatch: pytest.MonkeyP
         limits.append(time_limit_s)
         return solve_freeze_ratios(*args, time_limit_s=time_limit_s, **kwargs)
 
-    monkeypatch.setattr(cap_module, "solve_freeze_ratios", noted)
+    monkeypatch.setattr(solution_module, "solve_freeze_ratios", noted)
     for most_actions, n_caps in ((1024, 13), (10, 4)):
         limits.clear()
-        monkeypatch.setattr(cap_module, "MAX_ACTIONS_BY_SIMPLEX", most_actions)
+        monkeypatch.setattr(solution_module, "MAX_ACTIONS_BY_SIMPLEX", most_actions)
         chosen_plan(DAG, BOUNDS, SolverChoices(AUTO, time_limit_s=26.0))
         assert len(limits) == n_caps
         assert sum(limits) == pytest.approx(26.0)

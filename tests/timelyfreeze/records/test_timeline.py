@@ -19,8 +19,7 @@ from timelyfreeze.records.timeline import (
     timeline_to_json,
 )
 from timelyfreeze.schedule.dag import build_dag, critical_path
-from timelyfreeze.schedule.order import parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 

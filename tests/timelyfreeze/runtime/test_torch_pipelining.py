@@ -24,7 +24,7 @@ from tests.timelyfreeze.helpers.stages import (
     random_masks,
     sum_loss,
 )
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation.controller import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     named_order,
@@ -32,8 +32,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     run_in_order,
     split_batch,
 )
-from timelyfreeze.schedule.order import Action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, one_f_one_b_order
 
 
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])

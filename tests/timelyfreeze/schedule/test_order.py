@@ -16,11 +16,11 @@ from timelyfreeze.schedule.order import (
     ActionKind,
     ScheduleError,
     build_order,
+    one_f_one_b_order,
     order_from_csv,
     order_to_csv,
     parse_order,
 )
-from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 
 def test_properties_of_a_v_shape() -> None:

@@ -3,8 +3,13 @@ import itertools
 import pytest
 
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ActionKind, ScheduleOrder, parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    ActionKind,
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+    parse_order,
+)
 
 SIZES = [(s, m) for s, m in itertools.product((1, 2, 3, 4, 8), (1, 2, 4, 5, 8, 16)) if m >= s]
 

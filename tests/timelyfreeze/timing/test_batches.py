@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import BY_HAND, hand_order, random_order, simulate
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import RankBatches, batch_times
 

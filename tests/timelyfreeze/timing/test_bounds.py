@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan
-from timelyfreeze.schedule.order import Action, parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.timing.bounds import (
     DurationBounds,
     bounds_from_json,

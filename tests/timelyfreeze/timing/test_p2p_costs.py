@@ -4,11 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.schedule.dag import build_dag, makespan
-from timelyfreeze.schedule.order import parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.timing.bounds import uniform_bounds
-from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.timing.processors import message_time, play_batch, receiving, with_messages
 
 
 def test_actions_that_work_on_what_another_rank_sent_are_told_by_hand() -> None:

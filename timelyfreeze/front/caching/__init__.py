@@ -11,7 +11,7 @@ from timelyfreeze.front.caching.folder import (
 from timelyfreeze.front.caching.front import check_blocks, token_digest
 from timelyfreeze.front.caching.library import NamedRows
 from timelyfreeze.front.caching.store import ActivationStore
-from timelyfreeze.front.caching.use import CacheUse, use_of_all, use_of_parts
+from timelyfreeze.front.caching.verdict import CacheUse, use_of_all, use_of_parts
 
 __all__ = [
     "ActivationStore",

@@ -32,11 +32,11 @@ from torch import Tensor
 from timelyfreeze.front.caching.folder import Row
 from timelyfreeze.front.caching.front import Front, digests, fingerprint, front_of
 from timelyfreeze.front.caching.store import ActivationStore
-from timelyfreeze.front.caching.use import CacheUse
 from timelyfreeze.front.caching.verdict import (
     N_COMPUTED,
     N_ENTERED,
     N_TIMED,
+    CacheUse,
     FrontTimes,
     Verdict,
     verdict,

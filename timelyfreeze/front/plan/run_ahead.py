@@ -152,13 +152,3 @@ def communication_ms(
     return n_buckets * (
         latency_ms * others + 2.0 * bucket_bytes * others / (n_workers * bytes_per_ms)
     )
-
-
-def epoch_ms(n_rows: int, batch_rows: int, compute_ms: float, communicate_ms: float) -> float:
-    """Return N / BS max(T_comp, T_comm): a pass over the rows, gradients sent meanwhile.
-
-    There are N rows, BS of them in a step on all workers together.
-    """
-    if batch_rows < 1:
-        raise ValueError(f"batch_rows is {batch_rows}; it must be 1 or more")
-    return n_rows / batch_rows * max(compute_ms, communicate_ms)

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
-from timelyfreeze.runtime.entering.stage import EnteringStage
+from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace, EnteringStage
 
 # Positional and named arguments of the stage's module, for each microbatch of a batch.
 Microbatches = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from timelyfreeze.runtime.low_rank.captured import CapturedMeter, Energies
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
-from timelyfreeze.runtime.low_rank.subspace import next_basis
+from timelyfreeze.runtime.low_rank.subspace import CapturedMeter, Energies, next_basis
 
 _ITERATIONS = 3
 

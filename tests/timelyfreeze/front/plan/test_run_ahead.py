@@ -9,8 +9,13 @@ import pytest
 from tests.timelyfreeze.helpers.pipelines import hand_order, needs, split_microbatches
 from timelyfreeze.front.plan.run_ahead import RunAhead, behind_front, run_ahead
 from timelyfreeze.schedule.dag import makespan, start_times
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+)
 
 MAKERS = {"GPipe": gpipe_order, "1F1B": one_f_one_b_order}
 F, B = 2.0, 5.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from timelyfreeze.runtime.entering import ahead as ahead_module
 from timelyfreeze.runtime.entering.ahead import FrontAhead, Microbatches
-from timelyfreeze.runtime.entering.entry import BlockPlace
+from timelyfreeze.runtime.entering.stage import BlockPlace
 
 N_STAGES, N_MICROBATCHES = 3, 4
 SHAPE = (2, 5)
