@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.plans.planner import TransferMeter
+from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.front.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.planning import FreezePlan
@@ -110,33 +110,35 @@ def build_controller(
     if measures_energy:
         parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
         energy = GradientEnergy(parameters)
+    planner = partial(
+        Planner,
+        order,
+        exchange=exchange,
+        n_processors=n_processors,
+        on_solved=on_solved,
+        measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
+    )
+    cache = None
+    if store is not None and checks is not None:
+        cache = _cache_for(stages, order, checks, exchange, store, front_identity)
     return controller(
         stages,
         order,
         settings,
         recorder,
         exchange,
+        planner,
         checks,
-        subspaces=_subspaces_for(stages, settings),
-        n_processors=n_processors,
-        on_solved=on_solved,
-        measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
         energy=energy,
         outside=outside,
-        cache=None
-        if store is None or checks is None
-        else _cache_for(stages, order, checks, exchange, store, front_identity),
+        cache=cache,
+        subspaces=Subspaces([s.low_rank for s in stages if s.low_rank is not None], settings.seed),
     )
 
 
 def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:
     """Return the highest of all groups of parameters."""
     return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-
-def _subspaces_for(stages: Sequence[FreezingStage], settings: FreezeSettings) -> Subspaces | None:
-    low_rank = [stage.low_rank for stage in stages if stage.low_rank is not None]
-    return Subspaces(low_rank, settings.seed) if low_rank else None
 
 
 def checks_for(

@@ -201,12 +201,11 @@ class FreezingState:
     checks: PolicyChecks | None  # the policy's decision; None if there is no policy
     # counts of what was frozen, sums of the average freeze ratio, gradient energies
     updates: UpdateMeter
+    subspaces: Subspaces  # of this process's weights; none where frozen means nothing
     # states of all processes of another pipeline, whose times and plan are of no use here. They are
     # saved as they are until the planner takes a step: the run may only have been resumed here, to
     # go on there
     elsewhere: Sequence[Mapping[str, Any]] | None = None
-    # those of this process's weights; None where frozen means nothing
-    subspaces: Subspaces | None = None
 
     def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
@@ -296,14 +295,12 @@ class FreezingState:
                 self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
-        if self.subspaces is not None:
-            inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
-            self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
+        inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
+        self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
 
     def _subspaces(self) -> dict[str, Tensor]:
         """Return the subspaces under their names in a checkpoint; loading writes into them."""
-        tensors = {} if self.subspaces is None else self.subspaces.tensors()
-        return {f"{_SUBSPACE}{name}": tensor for name, tensor in tensors.items()}
+        return {f"{_SUBSPACE}{name}": each for name, each in self.subspaces.tensors().items()}
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""

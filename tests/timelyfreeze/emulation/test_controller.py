@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.emulation.controller import (
     EmulatedController,
@@ -89,6 +90,7 @@ class EmulatedRanks:
             self.settings,
             self.recorder,
             exchange,  # type: ignore[arg-type]
+            partial(Planner, order, exchange=exchange),
             self.checks,
         )
 

@@ -52,15 +52,15 @@ TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
 
 
 class Planner:
-    """What is known about times, and the plan that follows from it."""
+    """What is known about times, and the plan that follows; nothing where nothing is measured."""
 
     def __init__(
         self,
         order: ScheduleOrder,
         settings: FreezeSettings,
         exchange: Exchange,
-        n_processors: float | None,
-        on_solved: Callable[[FreezePlan, DurationBounds], None],
+        n_processors: float | None = None,
+        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
         measure_transfers: TransferMeter = dict,
     ) -> None:
         # the plan that is followed, and the pipeline that it is for
@@ -91,6 +91,8 @@ class Planner:
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
+        if not self._settings.phases.measures:
+            return
         if pattern is not None and self.in_force.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
         if phase is Phase.WARMUP:
