@@ -85,8 +85,6 @@ class FreezeController:
         cache: FrontCache | None = None,
         subspaces: Subspaces | None = None,
     ) -> None:
-        if not settings.phases.measures and checks is None:
-            raise ValueError("without monitoring steps there is no plan, so a policy must decide")
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
         self._subspaces = subspaces or Subspaces((), settings.seed)

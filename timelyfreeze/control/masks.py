@@ -117,7 +117,7 @@ class BatchMasks:
         if self.plan is not None:
             depths = self.plan.skip_depths(self.step)
             return {m for m, depth in depths.items() if stage < depth and self._is_skipped(m)}
-        assert self.checks is not None  # the constructor saw to it
+        assert self.checks is not None  # without a plan there is a policy
         return () if self.checks.first_live_stage < stage else range(self.n_microbatches)
 
     def _is_skipped(self, microbatch: int) -> bool:

@@ -14,8 +14,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.settings import N_SEEDS
-
 
 def mask_rng(
     seed: int, step: int, batch_index: int, microbatch: int, stage: int
@@ -28,11 +26,6 @@ def mask_rng(
     stream, and there is no mixing of seeds that could collide. Several batches in a step come from
     gradient accumulation.
     """
-    words = (seed, step, batch_index, microbatch, stage)
-    if min(words) < 0 or max(words) >= N_SEEDS:
-        raise ValueError(
-            f"(seed, step, batch, microbatch, stage) is {words}; each must lie in [0, 2**64)"
-        )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.
     counter = np.array([0, batch_index, microbatch, stage], dtype=np.uint64)
@@ -126,7 +119,6 @@ def draw_uniform(
     Raises:
         ValueError: If ``ratio`` is not in [0, 1].
     """
-    check_ratio(ratio)
     n = len(table.names)
     if ratio in (0.0, 1.0):
         return np.full(n, ratio == 1.0)
@@ -200,23 +192,12 @@ def _settle_equals(
 
 def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
     """Return True with probability ``ratio``; 0 and 1 are exact and use no random numbers."""
-    check_ratio(ratio)
     return ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
 
 
 def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
     """Fraction of a stage's elements that a mask, shape [n], freezes; 0 where it has none."""
-    if mask.shape != table.sizes.shape:
-        raise ValueError(
-            f"the mask has shape {mask.shape}; the stage has {len(table.names)} parameters"
-        )
     return float(table.sizes[mask].sum()) / table.total if table.total else 0.0
-
-
-def check_ratio(ratio: float) -> None:
-    """Raise ValueError if an actual freeze ratio is not in [0, 1]."""
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"the actual freeze ratio is {ratio}; it must lie in [0, 1]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +276,6 @@ def fit_to_ratio(
     exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`). What
     is returned contains ``chosen``, bool, shape [n], or is part of it.
     """
-    check_ratio(ratio)
     fraction = frozen_ratio(table, chosen)
     if not chosen.any():
         return draw_uniform(table, ratio, rng)
@@ -319,7 +299,6 @@ def fit_whole_stage(
     ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
     without any the stage is frozen all or nothing. Arguments and errors as for ``fit_to_ratio``.
     """
-    check_ratio(ratio)
     fraction = frozen_ratio(table, front)
     if fraction >= ratio:
         is_taken = fraction > 0.0 and draw_whether(ratio / fraction, rng)

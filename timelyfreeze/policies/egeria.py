@@ -154,8 +154,7 @@ class Egeria:
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Take what comparisons have found, one by one, then see whether to unfreeze."""
-        if check.observed is None:
-            raise ValueError("egeria decides by comparisons, and this check has none")
+        assert check.observed is not None  # it compares outputs
         last, seen = read_dataclass(EgeriaState, before.memory), check.observed
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
         if not state.is_guided:

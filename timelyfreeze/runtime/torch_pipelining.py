@@ -172,14 +172,6 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
 
     The schedule was built in a group of one rank; each action comes after all that it needs.
     """
-    held = sorted(stage.stage_index for stage in stages_of(schedule))
-    wanted = sorted({action.stage for action in actions})
-    if held != wanted or not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
-        raise ValueError(
-            f"{type(schedule).__name__} drives stages {held} here and cannot run actions of stages "
-            f"{wanted} one after the other; it must be a multi-stage schedule with all stages on "
-            "one rank"
-        )
     order = {
         0: [
             torch_schedules._Action(

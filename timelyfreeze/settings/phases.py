@@ -127,8 +127,6 @@ class PhaseSchedule:
 
     def last_step_of(self, phase: Phase) -> int:
         """Last step of ``phase``; for a phase without steps that of the phase before."""
-        if phase in _ENDLESS:
-            raise ValueError(f"phase {phase.value!r} has no last step; it lasts until the run ends")
         last_upper, last_lower = self.last_upper_bound_step, self.last_monitor_step
         if self.monitoring == MIXED:
             last_upper = last_lower = self.last_warmup_step
@@ -142,7 +140,8 @@ class PhaseSchedule:
 
     def phase(self, step: int) -> Phase:
         """Phase of optimizer step ``step``."""
-        _check_step(step)
+        if step < 1:
+            raise ValueError(f"the step is {step}; optimizer steps count from 1")
         ending = (phase for phase in Phase if phase not in _ENDLESS)
         return next((phase for phase in ending if step <= self.last_step_of(phase)), Phase.STABLE)
 
@@ -151,7 +150,6 @@ class PhaseSchedule:
 
         It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet.
         """
-        _check_step(step)
         if step <= self.last_monitor_step:
             return 0.0
         if step >= self.last_ramp_step:
@@ -163,7 +161,6 @@ class PhaseSchedule:
 
         All do but those of a lower-bound half, in which every tensor is frozen.
         """
-        _check_step(step)
         learned = self.n_learned + max(0, step - self.last_warmup_step)
         if self.monitoring == MIXED:
             return learned
@@ -177,11 +174,4 @@ def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float
     It speaks of planned freezing only, so it is 0 up to T_m; that the lower-bound half of
     monitoring freezes everything follows from the phase, not from a plan.
     """
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"the expected freeze ratio is {ratio}; it must lie in [0, 1]")
     return ratio * phases.ramp(step)
-
-
-def _check_step(step: int) -> None:
-    if step < 1:
-        raise ValueError(f"the step is {step}; optimizer steps count from 1")

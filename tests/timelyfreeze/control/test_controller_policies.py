@@ -239,14 +239,6 @@ def test_the_slowest_scoring_counts() -> None:
     assert [each.score_ms_per_step for each in ranks.collect()] == pytest.approx([8.0, 8.0])
 
 
-def test_a_controller_with_nothing_to_freeze_by_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match="without monitoring steps there is no plan, so a policy must decide",
-    ):
-        Ranks(ORDER, phases=UNPLANNED)
-
-
 # -- a policy under a plan -------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     run_in_order,
     split_batch,
 )
-from timelyfreeze.schedule.order import Action, one_f_one_b_order
+from timelyfreeze.schedule.order import Action
 
 
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])
@@ -190,21 +190,6 @@ def test_a_merged_order_evaluates(name: str) -> None:
         for module in modules:
             module.zero_grad()
         assert pipeline.run().executed == before.executed == list(actions)
-
-
-def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:
-    actions = merge_ranks(one_f_one_b_order(4, 4))
-    with process_group():
-        modules = make_modules()
-        halves = [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
-        pipeline = Pipeline(halves, torch_schedules.ScheduleLoopedBFS)
-        with pytest.raises(
-            ValueError, match=r"drives stages \[0, 1\] here and cannot run .* stages "
-        ):
-            run_in_order(pipeline.schedule, actions)
-        single = Pipeline([nn.Sequential(*modules)], torch_schedules.ScheduleGPipe)
-        with pytest.raises(ValueError, match=r"ScheduleGPipe .* must be a multi-stage schedule"):
-            run_in_order(single.schedule, merge_ranks(one_f_one_b_order(1, 4)))
 
 
 def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> None:

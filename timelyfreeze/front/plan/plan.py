@@ -159,7 +159,6 @@ def elastic_plan(
     the last one. ``lambda_``, not used with ``TIME``, is the cost of a frozen unit over a live one;
     ``largest_at_start`` is M0, in whose place ``fits`` decides with ``TIME``.
     """
-    _check(sizes, n_frozen, n_ranks, lambda_, n_microbatches, partition)
 
     def cut(k: int) -> tuple[Balance, float] | None:
         if partition == TIME:
@@ -192,32 +191,6 @@ def replicas_of(n_ranks: int, n_ranks_each: int, n_microbatches: int) -> int:
     return max(n for n in range(1, room + 1) if n_microbatches % n == 0)
 
 
-def _check(
-    sizes: Sequence[float],
-    n_frozen: int,
-    n_ranks: int,
-    lambda_: float,
-    n_microbatches: int,
-    partition: str,
-) -> None:
-    if partition not in (PARAMETERS, TIME):
-        raise ValueError(f"partition is {partition!r}; it must be {PARAMETERS!r} or {TIME!r}")
-    if not all(0.0 <= size < math.inf for size in sizes):
-        raise ValueError(f"sizes are {_text(sizes)}; each must be finite and 0 or more")
-    if partition == PARAMETERS and any(size != int(size) for size in sizes):
-        raise ValueError(f"sizes are {_text(sizes)}; numbers of parameters are whole")
-    if not 0 <= n_frozen < len(sizes):
-        raise ValueError(
-            f"n_frozen is {n_frozen} of {len(sizes)} units; it must be 0 or more, and leave one "
-            "live"
-        )
-    if not 0.0 <= lambda_ <= 1.0:
-        raise ValueError(f"lambda_ is {lambda_}; it must lie in [0, 1]")
-    for name, count in (("n_ranks", n_ranks), ("n_microbatches", n_microbatches)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be 1 or more")
-
-
 def _text(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
@@ -240,9 +213,6 @@ def performance_packing(
     batch, they take more rows, in whole multiples of those at the start. ``fits`` says whether a
     worker has room for a batch so many times as large as at the start.
     """
-    for name, number in (("accumulations", accumulations), ("max_growth", max_growth)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be 1 or more")
     best = BatchPacking(1, accumulations)
     same_rows = [
         BatchPacking(n, accumulations // n)
@@ -264,10 +234,6 @@ def efficiency_workers(n_workers: int, rows: int, room: int) -> int:
     workers with 6 rows each, whose room grows to 54, 8 are left with 48 each. ``room`` is b_l, at
     least the b_0 ``rows`` of the start.
     """
-    if n_workers < 1 or rows < 1:
-        raise ValueError(f"{n_workers} workers with {rows} rows each; both must be 1 or more")
-    if room < rows:
-        raise ValueError(f"room is {room}; it must be at least the {rows} rows of the start")
     total = n_workers * rows
     least = -(-total // room)
     return next(n for n in range(least, n_workers + 1) if total % n == 0)

@@ -137,17 +137,6 @@ def communication_ms(
     There are k buckets of b bytes, those of frozen layers left out and a last, smaller one counted
     whole, p replicas, a bandwidth BW and a latency a of messages.
     """
-    if n_workers < 1:
-        raise ValueError(f"n_workers is {n_workers}; it must be 1 or more")
-    if not bytes_per_ms > 0.0:
-        raise ValueError(f"bytes_per_ms is {bytes_per_ms}; it must be above 0")
-    for name, number in (
-        ("n_buckets", n_buckets),
-        ("bucket_bytes", bucket_bytes),
-        ("latency_ms", latency_ms),
-    ):
-        if not number >= 0.0:
-            raise ValueError(f"{name} is {number}; it must be 0 or more")
     others = n_workers - 1
     return n_buckets * (
         latency_ms * others + 2.0 * bucket_bytes * others / (n_workers * bytes_per_ms)
