@@ -46,12 +46,26 @@ class StepFreezing:
     elements: int  # elements that they could have updated
 
 
-class FreezeTally:
-    """Counts along the steps, on one rank."""
+@dataclass(frozen=True)
+class RankUpdates:
+    """What a rank tells the others where metrics are logged."""
 
-    def __init__(self, tables: Mapping[int, ParameterTable], n_microbatches: int) -> None:
-        self._tables = tables
-        self._n_microbatches = n_microbatches
+    steps: list[StepFreezing]  # what each step since the last time froze
+    total: tuple[int, int]  # frozen elements, and elements, of all steps that have ended
+    # gradient energy of its tensors and what is let through; None if not measured
+    energy: PassedEnergy | None
+
+
+class UpdateMeter:
+    """Follows the updates of a rank's tensors along the steps: counts and gradient energy."""
+
+    def __init__(
+        self,
+        tables: Mapping[int, ParameterTable],
+        n_microbatches: int,
+        energy: GradientEnergy | None = None,
+    ) -> None:
+        self._tables, self._n_microbatches, self._energy = tables, n_microbatches, energy
         self._number = 0
         self._phase: Phase | None = None
         self._steps: list[StepFreezing] = []
@@ -109,80 +123,6 @@ class FreezeTally:
             steps.append(self._summed())
         return steps
 
-    def _summed(self) -> StepFreezing:
-        frozen, elements = 0, 0
-        for stage, count in self.step.items():
-            table = self._tables[stage]
-            frozen += int(count.frozen @ table.sizes)
-            elements += count.backwards * table.total
-        return StepFreezing(self._number, frozen, elements)
-
-    def _nothing(self) -> dict[int, Count]:
-        return {
-            stage: Count(0, np.zeros(len(table.names), dtype=np.int64))
-            for stage, table in self._tables.items()
-        }
-
-    # -- checkpoint --------------------------------------------------------------------------------
-
-    def plain_state(self) -> dict[str, Any]:
-        """Return the counts since freezing began as plain data, by stage."""
-        return {
-            str(stage): [count.backwards, count.frozen.tolist()]
-            for stage, count in self.since_freezing.items()
-        }
-
-    def load_plain_state(self, plain: Mapping[str, Sequence[Any]]) -> None:
-        """Restore what :meth:`plain_state` returned."""
-        for stage in self._tables:
-            backwards, frozen = plain[str(stage)]
-            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
-
-
-def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
-    """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
-
-    A step that a rank has noted twice counts as noted last.
-    """
-    frozen: dict[int, float] = {}
-    elements: dict[int, int] = {}
-    for steps in ranks:
-        for number, step in {step.step: step for step in steps}.items():
-            frozen[number] = frozen.get(number, 0) + step.frozen
-            elements[number] = elements.get(number, 0) + step.elements
-    return {n: frozen[n] / elements[n] for n in sorted(frozen) if elements[n]}
-
-
-@dataclass(frozen=True)
-class RankUpdates:
-    """What a rank tells the others where metrics are logged."""
-
-    steps: list[StepFreezing]  # what each step since the last time froze
-    total: tuple[int, int]  # frozen elements, and elements, of all steps that have ended
-    # gradient energy of its tensors and what is let through; None if not measured
-    energy: PassedEnergy | None
-
-
-@dataclass(frozen=True, eq=False)
-class StageCount:
-    """How often the tensors of one stage were frozen since freezing began."""
-
-    table: ParameterTable
-    count: Count
-
-
-class UpdateMeter(FreezeTally):
-    """Follows the updates of a rank's tensors along the steps: counts and gradient energy."""
-
-    def __init__(
-        self,
-        tables: Mapping[int, ParameterTable],
-        n_microbatches: int,
-        energy: GradientEnergy | None,
-    ) -> None:
-        super().__init__(tables, n_microbatches)
-        self._energy = energy
-
     def take(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
     ) -> RankUpdates:
@@ -218,16 +158,30 @@ class UpdateMeter(FreezeTally):
             self._energy.measure(self.step, gradient_scale)
         return passed
 
-    def counts(self) -> dict[int, StageCount]:
+    def counts(self) -> dict[int, tuple[ParameterTable, Count]]:
         """Return how often each tensor was frozen since freezing began, by stage."""
-        since = self.since_freezing.items()
-        return {stage: StageCount(self._tables[stage], count) for stage, count in since}
+        return {stage: (self._tables[stage], count) for stage, count in self.since_freezing.items()}
+
+    def _summed(self) -> StepFreezing:
+        frozen, elements = 0, 0
+        for stage, count in self.step.items():
+            table = self._tables[stage]
+            frozen += int(count.frozen @ table.sizes)
+            elements += count.backwards * table.total
+        return StepFreezing(self._number, frozen, elements)
+
+    def _nothing(self) -> dict[int, Count]:
+        return {
+            stage: Count(0, np.zeros(len(table.names), dtype=np.int64))
+            for stage, table in self._tables.items()
+        }
 
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
         """Return ``{"tally": ..., "energy": ...}``, each with an entry for every stage."""
-        state = {"tally": super().plain_state()}
+        since = self.since_freezing.items()
+        state = {"tally": {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}}
         if self._energy is not None:
             state["energy"] = self._energy.plain_state()
         return state
@@ -237,24 +191,37 @@ class UpdateMeter(FreezeTally):
 
         A run that measured no energy has saved none; measuring begins anew then.
         """
-        super().load_plain_state(plain["tally"])
+        for stage in self._tables:
+            backwards, frozen = plain["tally"][str(stage)]
+            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
         if self._energy is not None and "energy" in plain:
             self._energy.load_plain_state(plain["energy"])
 
 
+def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
+    """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
+
+    A step that a rank has noted twice counts as noted last.
+    """
+    frozen: dict[int, float] = {}
+    elements: dict[int, int] = {}
+    for steps in ranks:
+        for number, step in {step.step: step for step in steps}.items():
+            frozen[number] = frozen.get(number, 0) + step.frozen
+            elements[number] = elements.get(number, 0) + step.elements
+    return {n: frozen[n] / elements[n] for n in sorted(frozen) if elements[n]}
+
+
 def frozen_counts(
-    ranks: Sequence[Mapping[int, StageCount]], stage_to_rank: Sequence[int]
+    ranks: Sequence[Mapping[int, tuple[ParameterTable, Count]]], stage_to_rank: Sequence[int]
 ) -> list[FrozenCount]:
     """Put the counts of all ranks together, by stage; replicas have the same."""
     by_stage = {stage: counted for rank in ranks for stage, counted in rank.items()}
     return [
-        FrozenCount(stage_to_rank[stage], stage, name, size, counted.count.backwards, frozen)
-        for stage, counted in sorted(by_stage.items())
+        FrozenCount(stage_to_rank[stage], stage, name, size, count.backwards, frozen)
+        for stage, (table, count) in sorted(by_stage.items())
         for name, size, frozen in zip(
-            counted.table.names,
-            counted.table.sizes.tolist(),
-            counted.count.frozen.tolist(),
-            strict=True,
+            table.names, table.sizes.tolist(), count.frozen.tolist(), strict=True
         )
     ]
 
