@@ -359,7 +359,9 @@ def recut(
     backwards = max(count for count, _ in tallies.values())
     state = {key: value for key, value in states[0].items() if key != "energy"}
     state["tally"] = {str(s): [backwards, frozen[layout.of_stage(s)].tolist()] for s in stages}
-    if (energies := _energies(states)).keys() == tallies.keys():
+    measured = [each.get("energy", {}) for each in states]
+    energies = {int(s): found for of_stages in measured for s, found in of_stages.items()}
+    if energies.keys() == tallies.keys():
         energy = np.array([each for s in tallies for each in energies[s]], dtype=object)
         state["energy"] = {str(s): energy[layout.of_stage(s)].tolist() for s in stages}
     sums = [sum(of[i] for of in (each["applied"] for each in states)) for i in (0, 1)]
@@ -376,8 +378,3 @@ def _tallies(states: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, Sequen
     """Return {stage: (backwards, of each tensor in how many it was frozen)}, front to back."""
     by_stage = {int(s): (n, frozen) for each in states for s, (n, frozen) in each["tally"].items()}
     return dict(sorted(by_stage.items()))
-
-
-def _energies(states: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float | None]]:
-    """Return {stage: gradient energy of each tensor} of stages whose energy was measured."""
-    return {int(s): found for each in states for s, found in each.get("energy", {}).items()}

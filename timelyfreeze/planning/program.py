@@ -237,17 +237,13 @@ class PrecedenceRows:
         lengths = self._least - self._saved * np.append(ratios, 0.0)[self._ratio]
         return list(lengths.tolist())
 
-    def earliest(self, ratios: Floats, pause: float = 0.0) -> Floats:
-        """Return the earliest start of every action, and the end of the batch as the last number.
-
-        ``pause`` is what every action waits in vain before it starts.
-        """
+    def earliest(self, ratios: Floats) -> Floats:
+        """Return the earliest start of every action, and as last number the batch's end."""
         lengths = self._lengths(ratios)
-        start = [pause] * self._n_nodes
+        start = [0.0] * self._n_nodes
         for node in self._order:
-            ready = start[node] + pause
             for e in self._rows_from[node]:
-                start[self._after[e]] = max(start[self._after[e]], ready + lengths[e])
+                start[self._after[e]] = max(start[self._after[e]], start[node] + lengths[e])
         return np.array(start)
 
     def latest(self, ratios: Floats, end: float) -> Floats:

@@ -20,11 +20,7 @@ _ELSEWHERE = {
 Naming = Callable[[str], str]
 
 
-def _as_the_library_does(argument: str) -> str:
-    return _ELSEWHERE.get(argument, argument)
-
-
-_naming: list[Naming] = [_as_the_library_does]
+_naming: list[Naming] = [lambda argument: _ELSEWHERE.get(argument, argument)]
 
 
 def key(argument: str) -> str:

@@ -34,7 +34,7 @@ def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
     Ranks stay as they are; one that holds no other stage has no actions.
     """
     rows = [[action for action in row if action.stage >= n_front] for row in order.ranks]
-    pairs = [pair for pair in dependencies(order) if _first_stage(pair) >= n_front]
+    pairs = [(a, b) for a, b in dependencies(order) if min(a.stage, b.stage) >= n_front]
     return connect(rows, pairs, order.n_stages)
 
 
@@ -99,7 +99,12 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
                     yield of_batch(action, batch + 1)
 
     rows = [tuple(row_of(row)) for row in order.ranks]
-    handed = [pair for pair in dependencies(order) if _runs(pair, n_front)]
+    # The front has forwards alone.
+    handed = [
+        pair
+        for pair in dependencies(order)
+        if all(a.stage >= n_front or a.kind is ActionKind.FORWARD for a in pair)
+    ]
     waits = [(of_batch(a, b), of_batch(c, b)) for a, c in handed for b in range(n_batches)]
     live = [[a for a in row if a.stage >= n_front] for row in order.ranks]
     live = [row for row in live if row]
@@ -114,15 +119,6 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
     batch_of = np.array([action.microbatch // n for action in dag.actions])
     edges = batch_of[dag.edges]
     return RunAhead(dag, n_front, n, n_batches, edges[:, 0] == edges[:, 1])
-
-
-def _first_stage(pair: tuple[Action, Action]) -> int:
-    return min(action.stage for action in pair)
-
-
-def _runs(pair: tuple[Action, Action], n_front: int) -> bool:
-    """Return whether both actions are run: the front has forwards alone."""
-    return all(a.stage >= n_front or a.kind is ActionKind.FORWARD for a in pair)
 
 
 def communication_ms(

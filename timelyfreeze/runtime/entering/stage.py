@@ -44,14 +44,6 @@ class BatchEntry:
     tapped: BlockPlace | None = None  # where ``tap`` listens, not before ``start``
     tap: Tap | None = None  # told what comes by there; None for nobody
 
-    def passes_by(self, stage: int) -> bool:
-        """Return whether the batch begins behind ``stage``."""
-        return self.start is not None and stage < self.start.stage
-
-    def begins_at(self, stage: int) -> bool:
-        """Return whether the batch begins inside ``stage``, or at its first block."""
-        return self.start is not None and stage == self.start.stage
-
     def wait_for(self, microbatch: int) -> None:
         """Wait until the input of a microbatch is there."""
         _ = self.inputs[microbatch]
@@ -221,12 +213,14 @@ class EnteringStage(PipelineStage):
     @property
     def _is_passed(self) -> bool:
         """Whether the batch begins behind this stage."""
-        return self._active and self._entry.passes_by(self.stage_index)
+        start = self._entry.start
+        return self._active and start is not None and self.stage_index < start.stage
 
     @property
     def _begins(self) -> bool:
-        """Whether the batch begins in this stage."""
-        return self._active and self._entry.begins_at(self.stage_index)
+        """Whether the batch begins in this stage, at its first block or inside."""
+        start = self._entry.start
+        return self._active and start is not None and self.stage_index == start.stage
 
     @contextmanager
     def _noted(self, microbatch: int) -> Iterator[None]:

@@ -228,8 +228,6 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 def _plain_class(kind: type) -> type[nn.Module]:
     """Return the class that ``fully_shard`` was applied to, or the class itself."""
-    return next(c for c in kind.__mro__ if issubclass(c, nn.Module) and not _is_sharded(c))
-
-
-def _is_sharded(kind: type) -> bool:
-    return issubclass(kind, FSDPModule)
+    return next(
+        c for c in kind.__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
+    )
