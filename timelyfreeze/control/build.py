@@ -39,13 +39,7 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import (
-    HOST,
-    PER_TENSOR,
-    FreezeSettings,
-    ratio_errors,
-    seed_errors,
-)
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors, seed_errors
 from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)

@@ -25,9 +25,6 @@ SKIP_INPUT_GRADS = (OFF, USE)
 DEVICE = "device"
 HOST = "host"
 
-# Seeds are words of 64 bits.
-N_SEEDS = 2**64
-
 
 @dataclass(frozen=True)
 class FreezeSettings:
@@ -135,7 +132,7 @@ def ratio_errors(
 
 def seed_errors(seed: int) -> Iterator[str]:
     """Yield what is wrong with the seed of the masks."""
-    if not 0 <= seed < N_SEEDS:
+    if not 0 <= seed < 2**64:
         yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
 
 
