@@ -111,11 +111,12 @@ class FreezeController:
         self._in_force = self._planner.in_force  # where nothing is measured, never a plan
         self._state.planner = self._planner if self.plans else None
         plan = self._in_force if self.plans else None
-        units, n, checks = self._units, self._n_microbatches, self.checks
-        self._masks = partial(BatchMasks, settings, units, n, plan, checks)
+        self._masks = partial(
+            BatchMasks, settings, self._units, self._n_microbatches, plan, self.checks
+        )
         self._has_warned = False
-        if checks is not None:
-            checks.phases = settings.phases
+        if self.checks is not None:
+            self.checks.phases = settings.phases
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -329,8 +330,9 @@ class FreezeController:
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        for part in filter(None, (self._planner, self.checks, self.cache)):
-            part.close()
+        for part in (self._planner, self.checks, self.cache):
+            if part is not None:
+                part.close()
 
     # -- metrics -----------------------------------------------------------------------------------
 
