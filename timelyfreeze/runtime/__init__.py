@@ -1,4 +1,4 @@
-"""The backward that skips work; torch's private names are in its two adapters, ``torch_*.py``."""
+"""The backward that skips work; torch's private names stand in ``torch_pipelining``."""
 
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 

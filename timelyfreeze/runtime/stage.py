@@ -30,7 +30,7 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.shards import parameters_of_graph
-from timelyfreeze.runtime.torch_stages import (
+from timelyfreeze.runtime.torch_pipelining import (
     announce_reduction,
     keep_gradients_unreduced,
     settle_unsharded_gradients,
