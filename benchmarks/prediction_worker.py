@@ -74,7 +74,7 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
         "schedule": task["schedule"],
         "machine": machine(),
         "order": order_to_csv(controller.order),
-        "n_processors": controller.solver_choices.n_processors,
+        "n_processors": controller._planner.choices.n_processors,
         "p2p_latency_ms": [[*link, ms] for link, ms in controller.bounds.p2p_latency_ms.items()],
         "plans": {cap: plan_to_json(solved.plan) for cap, solved in solutions.items()},
         "turns": turns,
@@ -94,7 +94,7 @@ def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[st
     for cap in caps:
         plain = None
         if exchange.rank == 0:
-            choices = replace(controller.solver_choices, max_freeze_ratio=cap)
+            choices = replace(controller._planner.choices, max_freeze_ratio=cap)
             solution = solve_from_bounds(controller.order, controller.bounds, choices)
             plain = solution_to_plain(solution)
         solved[f"{cap:g}"] = solution_from_plain(exchange.broadcast(plain))

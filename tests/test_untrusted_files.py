@@ -31,13 +31,10 @@ ALLOWED = {
     (
         "timelyfreeze/runtime/reference/process.py",
         "pickle",
-    ): "likewise a pipe between a training process and its own child, which compares outputs",
+    ): "likewise the two ends of a pipe between a training process and its own child, which "
+    "compares outputs: what these have written, never a file",
     (
-        "timelyfreeze/runtime/reference/worker.py",
-        "pickle",
-    ): "the other end of that pipe: what its own parent process has written, never a file",
-    (
-        "timelyfreeze/runtime/reference/worker.py",
+        "timelyfreeze/runtime/reference/process.py",
         "import_module",
     ): "packages that the parent process has imported already, by what it says over that pipe",
     (

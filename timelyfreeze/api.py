@@ -17,7 +17,7 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
-from timelyfreeze.control.arguments import check_alike, optimizer_errors, setting_errors
+from timelyfreeze.control.build import check_alike, optimizer_errors, setting_errors
 from timelyfreeze.front.caching import NamedRows, Row
 from timelyfreeze.front.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan

@@ -3,7 +3,9 @@
 from timelyfreeze.control.build import attach_clocks, build_controller, processors_of
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.replica_states import (
+from timelyfreeze.control.report import FreezeReport, Reporter
+from timelyfreeze.control.state import (
+    FreezingState,
     merge_each_phase,
     pipeline_error,
     rank_keys,
@@ -11,8 +13,6 @@ from timelyfreeze.control.replica_states import (
     stages_of_ranks,
     state_of,
 )
-from timelyfreeze.control.report import FreezeReport, Reporter
-from timelyfreeze.control.state import FreezingState
 
 __all__ = [
     "CollectedMetrics", "FreezeController", "FreezeReport", "FreezingState", "ObservedBatch",

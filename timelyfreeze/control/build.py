@@ -1,22 +1,30 @@
-"""Puts a controller together for the stages that a schedule drives on this rank."""
+"""Puts a controller together for a rank's stages, once its arguments are found right."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.plans.planner import TransferMeter
+from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.front.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.policies import ComparesOutputs, FreezePolicy, ReferenceSettings, build_layout
+from timelyfreeze.policies import (
+    ComparesOutputs,
+    FreezePolicy,
+    ReferenceSettings,
+    Source,
+    build_layout,
+)
 from timelyfreeze.runtime import (
     ActionRecorder,
     Clock,
@@ -31,8 +39,8 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings
-from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors, seed_errors
+from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -76,29 +84,9 @@ def build_controller(
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
 
-    Args:
-        stages: This rank's, clocks attached.
-        order: Declared order of the whole pipeline.
-        settings: The user's choices; with monitoring steps if a plan is to be made.
-        policy: Says which tensors to freeze; None to draw at random.
-        recorder: What the stages' times go to.
-        device: Where they compute.
-        exchange: Talks to the other ranks; None for the default group.
-        n_processors: How many of a pipeline's ranks compute at once; None if each has a device of
-            its own.
-        on_solved: Called on every rank with each new plan and its bounds.
-        transfers: Times the links between ranks; None to do it by messages.
-        measures_energy: Whether gradients are measured, for p_eff.
-        outside: Times what steps do besides their batches; None for a clock like the recorder's.
-        optimizers: What steps the weights, for policies that look at the learning rate.
-        store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
-            it always.
-        front_identity: What that depends on besides the front's weights and the tokens.
-        controller: What to build.
-
-    Raises:
-        ValueError: If the policy's settings are wrong or it refuses the model, or a front of the
-            model cannot be cut off.
+    Without a policy tensors are drawn at random; without ``transfers`` links between ranks are
+    timed by messages. A ``store`` keeps what a frozen front puts out, for a policy that decides
+    alone; ``front_identity`` is what that depends on besides the front's weights and the tokens.
     """
     if any(stage.frozen_together for stage in stages):
         logger.info(
@@ -116,33 +104,35 @@ def build_controller(
     if measures_energy:
         parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
         energy = GradientEnergy(parameters)
+    planner = partial(
+        Planner,
+        order,
+        exchange=exchange,
+        n_processors=n_processors,
+        on_solved=on_solved,
+        measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
+    )
+    cache = None
+    if store is not None and checks is not None:
+        cache = _cache_for(stages, order, checks, exchange, store, front_identity)
     return controller(
         stages,
         order,
         settings,
         recorder,
         exchange,
+        planner,
         checks,
-        subspaces=_subspaces_for(stages, settings),
-        n_processors=n_processors,
-        on_solved=on_solved,
-        measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
         energy=energy,
         outside=outside,
-        cache=None
-        if store is None or checks is None
-        else _cache_for(stages, order, checks, exchange, store, front_identity),
+        cache=cache,
+        subspaces=Subspaces([s.low_rank for s in stages if s.low_rank is not None], settings.seed),
     )
 
 
 def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:
     """Return the highest of all groups of parameters."""
     return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-
-def _subspaces_for(stages: Sequence[FreezingStage], settings: FreezeSettings) -> Subspaces | None:
-    low_rank = [stage.low_rank for stage in stages if stage.low_rank is not None]
-    return Subspaces(low_rank, settings.seed) if low_rank else None
 
 
 def checks_for(
@@ -159,9 +149,6 @@ def checks_for(
 
     Everyone's names and sizes are exchanged once here; ``clock`` times the scoring. A policy that
     compares outputs does so by ``make_reference``, at the learning rate of the step to come.
-
-    Raises:
-        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.policy.build_layout`.
     """
     mine = {
         stage.stage_index: list(
@@ -228,3 +215,63 @@ def processors_of(device: torch.device, n_ranks: int) -> float | None:
         cores,
     )
     return cores * n_ranks / n_local_ranks
+
+
+def optimizer_errors(policy: FreezePolicy | None) -> Iterator[str]:
+    """Yield what lacks an optimizer where none was handed over."""
+    compares: object = policy
+    if isinstance(compares, ComparesOutputs):
+        yield (
+            f"optimizer is None; {policy!r} looks at the learning rate, so hand over the optimizer"
+        )
+    measurement = None if policy is None else policy.measurement
+    if measurement is not None and measurement.source is not Source.UPDATES:
+        yield (
+            f"optimizer is None; {policy!r} watches gradients, which have to be read between the "
+            "optimizer's step and zero_grad, so hand over the optimizer"
+        )
+
+
+def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
+    """Yield which of the numbers break their rules, beyond those that the settings refuse."""
+    phases = settings.phases
+    yield from seed_errors(settings.seed)
+    if not plans:
+        return
+    yield from ratio_errors(settings.max_freeze_ratio, n_stages)
+    if not phases.measures:
+        yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
+    else:
+        yield from discard_errors(settings.discard_batches, phases)
+    if not settings.solver_time_limit_s > 0:
+        yield f"solver_time_limit_s is {settings.solver_time_limit_s}; it must be above 0"
+
+
+def check_alike(
+    exchange: Exchange, settings: FreezeSettings, given: Mapping[str, Any], **whether: Any
+) -> None:
+    """Compare arguments across ranks, each of which plans and draws by its own.
+
+    All ranks call this together. Objects of ``given`` are compared as they are written, or by their
+    kind; what ``whether`` names must be given on all ranks or on none.
+    """
+    values = {
+        **{field.name: repr(getattr(settings, field.name)) for field in fields(settings)},
+        **{name: _written(value) for name, value in given.items()},
+        **{name: "given" if value else "None" for name, value in whether.items()},
+    }
+    ranks = exchange.all_gather(values)
+    errors = [
+        f"{name} is {ranks[0][name]} on rank 0 and {theirs[name]} on rank {number}"
+        for number, theirs in enumerate(ranks)
+        for name in values
+        if theirs[name] != ranks[0][name]
+    ]
+    if errors:
+        raise ValueError(f"{'; '.join(errors)}; every rank needs the same arguments")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return repr(value) if is_dataclass(value) else type(value).__qualname__

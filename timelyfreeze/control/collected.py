@@ -26,6 +26,8 @@ from timelyfreeze.timing import (
     rank_batches,
 )
 
+logger = logging.getLogger(__name__)
+
 # What masks really froze of each backward, as a fraction of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
@@ -114,16 +116,7 @@ class CollectedMetrics:
 def collected(
     ranks: Sequence[RankMetrics], in_force: PlanInForce, policy: Mapping[str, float]
 ) -> CollectedMetrics:
-    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`.
-
-    Args:
-        ranks: What each measured.
-        in_force: The plan that they follow, with its bounds and its graph.
-        policy: Metrics of the policy's decision.
-
-    Raises:
-        RuntimeError: If processes that hold the same stage have frozen different tensors.
-    """
+    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
     is_stable = ranks[0].log.phases == {Phase.STABLE} and all(b.batches for b in batches)
@@ -158,9 +151,6 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
 
     Masks are a pure function of what all of them know. Should they ever differ, gradients of
     different tensors would be reduced with each other, or a reduction would wait for ever.
-
-    Raises:
-        RuntimeError: If two processes differ, with both and the stage.
     """
     first: dict[int, tuple[int, int]] = {}
     for number, rank in enumerate(ranks):
@@ -172,9 +162,6 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
                     "tensors of it since metrics were logged last; their weights are no longer "
                     "the same. Resume from the last checkpoint, and report this: it is a defect"
                 )
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -192,12 +179,7 @@ class LoggedBatch:
 
 
 class BatchLog:
-    """Keeps batches until their times are read, and their times until they are told.
-
-    Args:
-        recorder: Has the times.
-        rank: Number of this process, for warnings.
-    """
+    """Keeps batches until their times are read, and their times until they are told."""
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
         self._recorder = recorder

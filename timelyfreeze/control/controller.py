@@ -31,20 +31,13 @@ from timelyfreeze.control.collected import (
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
-from timelyfreeze.control.plans.planner import Planner, TransferMeter
+from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
-from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
+from timelyfreeze.planning import FreezePlan, Solution
 from timelyfreeze.records import FrozenCount
-from timelyfreeze.runtime import (
-    ActionRecorder,
-    BatchEntry,
-    Exchange,
-    FreezingStage,
-    FrontAhead,
-    OutsideClock,
-)
+from timelyfreeze.runtime import ActionRecorder, Exchange, FreezingStage, FrontAhead, OutsideClock
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
@@ -52,8 +45,6 @@ from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
-
-NOT_MEASURED = "the run did not pass through the monitoring steps"
 
 
 class FreezeController:
@@ -66,25 +57,19 @@ class FreezeController:
             schedule.step(...)
         controller.end_step()            # after the optimizer's step, gradients still there
 
-    Its arguments are what :func:`timelyfreeze.control.build.build_controller` makes of its own.
-
-    Attributes:
-        state_type: Saves and restores what the controller knows.
-        settings: The user's choices, of an elastic run those of its present pipeline.
-        checks: Keeps the policy's decision up to date; None to draw at random.
-        cache: Keeps outputs of a frozen front; None for none. Where it is there, all ranks call its
-            ``name_batches`` before a step's first batch.
-        ahead: Runs the frozen front ahead of the other stages; None not to. Set it for a policy
-            that decides alone and has no cache; then all ranks tell it of each batch.
-        on_batch: Called with each batch once its times are read, oldest first; set it to look on.
-        moves: Whether the run may come from another pipeline; it plans anew then. Set it before
-            state is loaded.
-
-    Raises:
-        ValueError: If there is neither a plan to make nor a policy.
+    Without ``checks`` tensors are drawn at random. Where there is a ``cache``, all ranks call its
+    ``name_batches`` before a step's first batch.
     """
 
     state_type: type[FreezingState] = FreezingState
+    ahead: FrontAhead | None = None  # set it for a policy that decides alone and has no cache
+    on_batch: Callable[[ObservedBatch], None] | None = None  # told of each whose times are read
+    # Whether the run may come from another pipeline, and plan anew; set it before state is loaded.
+    moves = False
+    entered_phase: Phase | None = None  # of the last step that was begun, here or before a move
+    # Frozen layers in front that the pipeline should be made for: the policy's choice, none in
+    # warm-up. It stays while times are measured and the plan takes effect: a plan is used first.
+    settled_front = 0
 
     def __init__(
         self,
@@ -93,29 +78,16 @@ class FreezeController:
         settings: FreezeSettings,
         recorder: ActionRecorder,
         exchange: Exchange,
+        new_planner: Callable[..., Planner],
         checks: PolicyChecks | None = None,
-        n_processors: float | None = None,
-        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
-        measure_transfers: TransferMeter = dict,
         energy: GradientEnergy | None = None,
         outside: OutsideClock | None = None,
         cache: FrontCache | None = None,
         subspaces: Subspaces | None = None,
     ) -> None:
-        if not settings.phases.measures and checks is None:
-            raise ValueError("without monitoring steps there is no plan, so a policy must decide")
-        self._new_planner = partial(
-            Planner,
-            order,
-            exchange=exchange,
-            n_processors=n_processors,
-            on_solved=on_solved,
-            measure_transfers=measure_transfers,
-        )
-        self.checks = checks
-        self.cache = cache
-        self._subspaces = subspaces
-        self.ahead: FrontAhead | None = None
+        self._new_planner = new_planner
+        self.checks, self.cache = checks, cache
+        self._subspaces = subspaces or Subspaces((), settings.seed)
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
@@ -124,44 +96,34 @@ class FreezeController:
         self._outside = outside or OutsideClock(recorder.clock)
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
-        self._step = 0
         self._log = BatchLog(recorder, exchange.rank)
+        held = tuple(sorted(tables))
         self._state = self.state_type(
-            order,
-            tuple(sorted(tables)),
-            exchange,
-            None,
-            checks,
-            self._updates,
-            subspaces=subspaces,
+            order, held, exchange, None, checks, self._updates, self._subspaces
         )
-        self._phase: Phase | None = None
-        self._batches_in_phase = 0
-        self._batch_index = 0
-        self.on_batch: Callable[[ObservedBatch], None] | None = None
-        self.moves = False
-        self._settled_front = 0
+        self._step = self._batch_index = self._batches_in_phase = 0
         self._begin_phases(settings)
 
     def _begin_phases(self, settings: FreezeSettings) -> None:
         """Run in the phases of ``settings``, with nothing measured yet."""
         self.settings = settings
-        planner = self._new_planner(settings=settings)
-        self._planner = self._state.planner = planner if settings.phases.measures else None
-        self._in_force = planner.in_force  # where nothing is measured, never a plan
+        self._planner = self._new_planner(settings=settings)
+        self._in_force = self._planner.in_force  # where nothing is measured, never a plan
+        self._state.planner = self._planner if self.plans else None
         plan = self._in_force if self.plans else None
-        units, n, checks = self._units, self._n_microbatches, self.checks
-        self._masks = partial(BatchMasks, settings, units, n, plan, checks)
+        self._masks = partial(
+            BatchMasks, settings, self._units, self._n_microbatches, plan, self.checks
+        )
         self._has_warned = False
-        if checks is not None:
-            checks.phases = settings.phases
+        if self.checks is not None:
+            self.checks.phases = settings.phases
 
     # -- what is known -----------------------------------------------------------------------------
 
     @property
     def plans(self) -> bool:
         """Whether the method measures times and plans by them."""
-        return self._planner is not None
+        return self.settings.phases.measures
 
     @property
     def order(self) -> ScheduleOrder:
@@ -189,32 +151,27 @@ class FreezeController:
         return self._in_force.predicts_for
 
     @property
-    def solver_choices(self) -> SolverChoices | None:
-        """What plans are solved under; None if the method does not plan."""
-        return None if self._planner is None else self._planner.choices
-
-    @property
     def failure(self) -> str | None:
         """Why there is no plan, if solving failed."""
-        return None if self._planner is None else self._planner.failure
+        return self._planner.failure
 
     @property
     def unplanned(self) -> str | None:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
-        if self._planner is None or self.plan is not None:
+        if not self.plans or self.plan is not None:
             return self.switched_off
         last = self.settings.phases.last_monitor_step
         if self._step < last:
             return f"a plan is made after step {last} ({key('monitor')}), and this is {self._step}"
-        passed = "it is still being solved" if self._planner.is_solving else NOT_MEASURED
-        return self.failure or passed
+        if self._planner.is_solving:
+            return "it is still being solved"
+        return self.failure or "the run did not pass through the monitoring steps"
 
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        if self._in_force.is_off(self._step):
-            return Phase.OFF
-        return self.settings.phases.phase(self._step)
+        is_off = self._in_force.is_off(self._step)
+        return Phase.OFF if is_off else self.settings.phases.phase(self._step)
 
     @property
     def switched_off(self) -> str | None:
@@ -224,18 +181,11 @@ class FreezeController:
     @property
     def plan_missing(self) -> bool:
         """Whether the current step should freeze by a plan but there is none, nor will be."""
-        if self._planner is None or self._planner.is_solving:
-            return False
-        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+        is_due = self.plans and self.phase in (Phase.RAMP, Phase.STABLE)
+        return is_due and self.plan is None and not self._planner.is_solving
 
     def planned_ratio(self, action: Action) -> float:
-        """Return the fraction in [0, 1] of a backward's parameters to freeze in the current step.
-
-        It follows from the plan and Eq. 9, or is what a policy chose that decides alone.
-
-        Raises:
-            ValueError: If the plan does not know the action.
-        """
+        """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
         if self.plans:
             return self._in_force.ratio(action, self._step)
         if self.checks is None or self.phase is Phase.WARMUP:
@@ -254,35 +204,17 @@ class FreezeController:
         """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
         return self._in_force.expected_batch_ms(self._step)
 
-    @property
-    def entered_phase(self) -> Phase | None:
-        """The phase of the last step that was begun; None before the first one."""
-        return self._phase
-
-    @property
-    def settled_front(self) -> int:
-        """How many frozen layers in front the pipeline should be made for.
-
-        What the next step freezes of the policy's choice: nothing in warm-up. While times are
-        measured and the plan takes effect it stays as it was: a plan is to be used before the run
-        moves on.
-        """
-        return self._settled_front
-
     # -- the step ----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """Enter optimizer step ``step``; they count from 1."""
         if self._state.elsewhere is not None:
             self._plan_anew(step - 1)
-        self._step = step
-        self._batch_index = 0
+        self._step, self._batch_index = step, 0
         self._log.begin_step()
-        if self._planner is not None:
-            self._planner.begin_step(step)
-        if self.phase is not self._phase:
-            self._phase = self.phase
-            self._batches_in_phase = 0
+        self._planner.begin_step(step)
+        if self.phase is not self.entered_phase:
+            self.entered_phase, self._batches_in_phase = self.phase, 0
             self._tell_phase()
         if self.plan_missing and self._exchange.rank == 0 and not self._has_warned:
             self._has_warned = True
@@ -291,19 +223,17 @@ class FreezeController:
                 step,
                 key("monitor"),
                 self.settings.phases.last_monitor_step,
-                self.failure or NOT_MEASURED,
+                self.unplanned,
             )
         # Where everything is frozen, an optimizer has less to do than usual.
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
-        if self._subspaces is not None:
-            is_warm = step > self.settings.phases.last_warmup_step
-            self._subspaces.begin_step(step, is_warm=is_warm)
-        if self.checks is not None and self.phase is not Phase.OFF:
-            self.checks.begin_step(step)
+        self._subspaces.begin_step(step, is_warm=self.phase is not Phase.WARMUP)
         if self.checks is None:
             return
+        if self.phase is not Phase.OFF:
+            self.checks.begin_step(step)
         is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
         if self.cache is not None:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
@@ -325,16 +255,8 @@ class FreezeController:
             phases = phases.anew(step, phases.learning_steps(step))
             self._begin_phases(replace(self.settings, phases=phases))
 
-    def go_on_in(self, phase: Phase | None) -> None:
-        """Take a phase as told: the run had entered it before this controller; None for none."""
-        self._phase = phase
-
     def note_tokens(self, n_tokens: Tensor) -> None:
-        """Take note of how many tokens of each row of the step's next batch are no padding.
-
-        Args:
-            n_tokens: At the beginning of each row, int, shape [B].
-        """
+        """As :meth:`PolicyChecks.note_tokens`, of the step's next batch."""
         if self.checks is not None:
             self.checks.note_tokens(n_tokens)
 
@@ -343,7 +265,8 @@ class FreezeController:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._batch_index)
         set_up = masks.set_up(self._stages, self.dag)
-        entry = self._entry()
+        front = self.cache or self.ahead
+        entry = None if front is None else front.entry(self._batch_index)
         if entry is not None:
             for stage in self._stages:
                 stage.enter(entry)
@@ -353,14 +276,13 @@ class FreezeController:
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        if self._subspaces is not None:
-            # It takes time, and so not while times are measured, unless there was no warm-up.
-            measures = self.phase is Phase.WARMUP or (
-                self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
-            )
-            if self._planner is not None and measures and self._batch_index == 0:
-                self._planner.measured.energies = self._subspaces.energies()
-            self._subspaces.end_batch(self._batch_index)
+        # It takes time, and so not while times are measured, unless there was no warm-up.
+        measures = self.phase is Phase.WARMUP or (
+            self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
+        )
+        if self.plans and measures and self._batch_index == 0:
+            self._planner.measured.energies = self._subspaces.energies()
+        self._subspaces.end_batch(self._batch_index)
         self._updates.add_batch(set_up.masks)
         self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches
@@ -375,11 +297,6 @@ class FreezeController:
         self._batches_in_phase += 1
         self._batch_index += 1
 
-    def _entry(self) -> BatchEntry | None:
-        """Return where the batch enters the model; None for its front."""
-        of_batches = self.cache or self.ahead
-        return None if of_batches is None else of_batches.entry(self._batch_index)
-
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
@@ -387,7 +304,7 @@ class FreezeController:
             self.cache.end_step(self._drain)
         if self.checks is not None and self.phase is not Phase.OFF:
             self.checks.end_step(self._updates.step_frequency)
-        if self._planner is not None:
+        if self.plans:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:
                 self._planner.measured.outside_ms.append(outside_ms / self._batch_index)
@@ -399,7 +316,7 @@ class FreezeController:
                 self._begin_plan()
         is_applied = self.settings.phases.phase(self._step + 1) is Phase.STABLE
         if self.checks is not None and is_applied and self.phase is not Phase.RAMP:
-            self._settled_front = self.checks.frozen_layers
+            self.settled_front = self.checks.frozen_layers
 
     def _begin_plan(self) -> None:
         """Leave out what ran under another plan, and the first batches under this one."""
@@ -407,13 +324,7 @@ class FreezeController:
         self._log.forget_stable()
 
     def follow(self, solution: Solution) -> None:
-        """Freeze by a plan that was made elsewhere; every rank must be given the same.
-
-        Raises:
-            ValueError: If it was made for another pipeline, or the method does not plan.
-        """
-        if self._planner is None:
-            raise ValueError("the method freezes by no plan, so it cannot follow one")
+        """Freeze by a plan that was made elsewhere; every rank must be given the same."""
         self._planner.follow(solution)
         self._begin_plan()
 
@@ -429,14 +340,8 @@ class FreezeController:
         """Exchange what was measured since the last call.
 
         Every rank must call this at the same step. Waits for the device, so call it only where
-        metrics are logged.
-
-        Args:
-            gradient_scale: What the gradients of the current step, which must still be there, have
-                to be multiplied with to undo clipping; None to measure none.
-
-        Raises:
-            RuntimeError: If processes that hold the same stage have frozen different tensors.
+        metrics are logged. ``gradient_scale`` undoes clipping of the step's gradients, which must
+        still be there; None to measure none.
         """
         self._drain()
         checks = self.checks
@@ -450,10 +355,7 @@ class FreezeController:
         return collected(self._exchange.all_gather(mine), self._in_force, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
-        """Return how often each tensor of the model was frozen since freezing began.
-
-        Every rank must call this together. Counts survive a checkpoint.
-        """
+        """Return how often each tensor was frozen since freezing began; all ranks call this."""
         everyone = self._exchange.all_gather(self._updates.counts())
         return frozen_counts(everyone, self.order.stage_to_rank)
 
@@ -465,8 +367,7 @@ class FreezeController:
 
     def _drain(self) -> None:
         for observed, pattern in self._log.read():
-            if self._planner is not None:
-                self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
+            self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
             if self.cache is not None:
                 self.cache.add_times(observed.record.durations_ms)
             if self.on_batch is not None:
@@ -478,7 +379,7 @@ class FreezeController:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
         phases = self.settings.phases
-        kept: dict[str, Any] = {"front": self._settled_front}
+        kept: dict[str, Any] = {"front": self.settled_front}
         if phases.n_learned:
             kept["begun_anew"] = [phases.last_warmup_step, phases.n_learned]
         return self._state.save(kept)
@@ -488,15 +389,11 @@ class FreezeController:
         return self._state.wanted(keys)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned on all processes, of this number or another.
-
-        Raises:
-            ValueError: If the checkpoint is one of another pipeline or of another method.
-        """
+        """Restore what :meth:`state_dict` returned on all processes, of this number or another."""
         state = self._state.read(state_dict, moves=self.moves)
         if "begun_anew" in state:
             phases = self.settings.phases.anew(*state["begun_anew"])
             self._begin_phases(replace(self.settings, phases=phases))
         self._state.restore(state, state_dict)
         if self.checks is not None:
-            self._settled_front = state.get("front", self.checks.frozen_layers)
+            self.settled_front = state.get("front", self.checks.frozen_layers)

@@ -32,15 +32,11 @@ from timelyfreeze.timing import Pattern, pattern_of
 
 
 class SetUp(NamedTuple):
-    """What a batch runs under, by stage of this rank.
+    """What a batch runs under, by stage of this rank."""
 
-    Attributes:
-        masks: By microbatch, of the backwards that freeze something.
-        cut: Microbatches for which the stage computes no input gradient.
-    """
-
+    # by microbatch, of the backwards that freeze something
     masks: dict[int, Mapping[int, NDArray[np.bool_]]]
-    cut: dict[int, Collection[int]]
+    cut: dict[int, Collection[int]]  # microbatches for which the stage computes no input gradient
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class BatchMasks:
         if self.plan is not None:
             depths = self.plan.skip_depths(self.step)
             return {m for m, depth in depths.items() if stage < depth and self._is_skipped(m)}
-        assert self.checks is not None  # the constructor saw to it
+        assert self.checks is not None  # without a plan there is a policy
         return () if self.checks.first_live_stage < stage else range(self.n_microbatches)
 
     def _is_skipped(self, microbatch: int) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.control.replica_states import begin_anew
 from timelyfreeze.policies import (
     Check,
     Compared,
@@ -30,7 +29,7 @@ from timelyfreeze.policies import (
 from timelyfreeze.runtime import Clock, Exchange
 from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.runtime.reference.watch import OutputWatch
-from timelyfreeze.settings import Phase, PhaseSchedule, key
+from timelyfreeze.settings import Phase, PhaseSchedule, begin_anew, key
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +39,6 @@ class PolicyChecks:
 
     Checks come every ``policy.check_interval`` steps after warm-up; steps of the lower-bound half
     of monitoring change no weights and do not count.
-
-    Args:
-        policy: The rule.
-        layout: The tensors of all stages.
-        parameters: Names, as in ``layout``, and values of this rank's tensors.
-        exchange: Talks to the other ranks.
-        phases: Boundaries of the run.
-        meter: Measures ``parameters`` as the policy wants; None if it wants nothing.
-        clock: Times the scoring.
-        seed: For policies that draw.
-        watch: Sees what a policy that compares outputs wants to know; None for others.
-
-    Attributes:
-        decision: What the policy has decided last.
-        phases: Boundaries of the run; set them where it plans anew.
-
-    Raises:
-        ValueError: If the policy's settings are wrong or it refuses the model.
     """
 
     def __init__(
@@ -80,12 +61,12 @@ class PolicyChecks:
         position = {name: i for i, name in enumerate(layout.names)}
         self._positions = [position[name] for name, _ in parameters]
         self._exchange = exchange
-        self.phases = phases
+        self.phases = phases  # boundaries of the run; set them where it plans anew
         self._meter = meter
         self._clock = clock
         self._seed = seed
         self._watch = watch
-        self.decision = policy.start(Check(0, layout, {}, seed))
+        self.decision = policy.start(Check(0, layout, {}, seed))  # what the policy has decided last
         self._measured: Mapping[Metric, NDArray[np.float64]] = {}
         self._marks: list[tuple[Any, Any]] = []
         self._step = 0
@@ -111,8 +92,8 @@ class PolicyChecks:
     def end_step(self, frequency: NDArray[np.float64]) -> None:
         """Take note of the step that has just changed the weights; check where one is due.
 
-        Args:
-            frequency: Fraction of the step's backwards that updated each of this rank's tensors.
+        ``frequency`` is the fraction of the step's backwards that updated each of this rank's
+        tensors.
         """
         if not self._counts:
             return
@@ -171,8 +152,7 @@ class PolicyChecks:
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.
 
-        Args:
-            n_tokens: At the beginning of each row, int, shape [B].
+        They stand at the beginning of each row; int, shape [B].
         """
         if self._watch is not None:
             self._watch.note_tokens(n_tokens)
@@ -266,11 +246,7 @@ class PolicyChecks:
         }
 
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned.
-
-        Raises:
-            ValueError: If another policy decided, or the same with other settings.
-        """
+        """Restore what :meth:`plain_state` returned."""
         if plain["policy"] != repr(self._policy):
             raise ValueError(
                 f"the checkpoint has a decision of {plain['policy']}, this run has "

@@ -86,11 +86,7 @@ class FreezeReport:
 
 
 class Reporter:
-    """Collects what a report is made of, before it becomes too much.
-
-    Args:
-        controller: Measures.
-    """
+    """Collects what a report is made of, before it becomes too much."""
 
     def __init__(self, controller: FreezeController) -> None:
         self._controller = controller

@@ -1,10 +1,16 @@
-"""What a checkpoint holds of freezing: the parts of a rank's controller, as text and tensors."""
+"""What a checkpoint holds of freezing: the parts of a rank's controller, as text and tensors.
+
+Each process saves its own, ``rank_<number>``: what it measured is its own. All else is the same on
+every process that holds the same stages: replicas, and those that split a stage between them. So
+where as many processes go on, each takes its own state; otherwise one that all of a stage share, in
+which the slowest process's times count, as they do in a plan.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,55 +19,193 @@ from torch import Tensor
 
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.control.replica_states import (
-    RANK_KEY,
-    begin_anew,
-    check_same_pipeline,
-    held_stages,
-    rank_keys,
-    saved_microbatches,
-    saved_states,
-    stages_of_ranks,
-    state_of,
-)
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import UpdateMeter
-from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import key
+from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
+from timelyfreeze.settings import begin_anew, key
+from timelyfreeze.timing import Samples, median_of_each, slowest
 
 logger = logging.getLogger(__name__)
 
+RANK_KEY = "rank_"
 _SCORE = "score."
 _SUBSPACE = "subspace."
 
 
+def rank_keys(keys: Collection[str]) -> list[str]:
+    """Return those of ``keys`` that states of processes stand under, in the order of processes."""
+    numbers = [key.removeprefix(RANK_KEY) for key in keys if key.startswith(RANK_KEY)]
+    return [f"{RANK_KEY}{number}" for number in sorted(int(n) for n in numbers if n.isdecimal())]
+
+
+def saved_states(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the states of all processes, in their order."""
+    keys = rank_keys(state_dict)
+    if not keys or keys != [f"{RANK_KEY}{number}" for number in range(len(keys))]:
+        raise ValueError(
+            f"the checkpoint's freezing state has {sorted(state_dict)}, of which the states of "
+            f"processes must be {RANK_KEY}0, {RANK_KEY}1 and so on; {begin_anew()}"
+        )
+    return [json.loads(state_dict[key]) for key in keys]
+
+
+def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    """Return the stages of each process, ascending: those that it counts the updates of."""
+    return [tuple(sorted(map(int, state["tally"]))) for state in states]
+
+
+def pipeline_error(
+    states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
+) -> str | None:
+    """Return why a pipeline of this size cannot go on from all the states; None if it can."""
+    held = held_stages(states)
+    if len(set(held)) != n_ranks:
+        return (
+            f"the checkpoint was saved by a pipeline of {len(set(held))} ranks, which hold the "
+            f"stages {_listed(held)}; this run has {key('n_ranks')} {n_ranks}; "
+            f"resume with {key('pipeline')}, or, {begin_anew()}"
+        )
+    saved = saved_microbatches(states)
+    if saved not in (None, n_microbatches):
+        return (
+            f"the checkpoint's times and plan are those of {saved} microbatches in a batch, this "
+            f"run has {n_microbatches}; resume with as many "
+            f"({key('microbatches')}), or, {begin_anew()}"
+        )
+    return None
+
+
+def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> None:
+    """Refuse states of all processes of a pipeline with other stages, or of other microbatches."""
+    error = pipeline_error(states, order.n_ranks, order.n_microbatches)
+    if error is not None:
+        raise ValueError(error)
+    held, ours = held_stages(states), stages_of_ranks(order)
+    if set(held) != set(ours):
+        raise ValueError(
+            f"the checkpoint's pipeline ranks hold the stages {_listed(held)}, those of this run "
+            f"{_listed(ours)}; resume with {key('pipeline')}, or, {begin_anew()}"
+        )
+
+
+def saved_microbatches(states: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return of how many microbatches a plan or times are; None where there is neither yet."""
+    planners = [state["planner"] for state in states if "planner" in state]
+    for planner in planners:
+        if "solved" in planner:
+            return order_from_csv(planner["solved"]["order"]).n_microbatches
+    numbers = {
+        parse_action(text).microbatch
+        for planner in planners
+        for samples in planner["samples"].values()
+        for times in [*samples["warm"], *samples["cold"]]
+        for text in times
+    }
+    return 1 + max(numbers) if numbers else None
+
+
+def stages_of_ranks(order: ScheduleOrder) -> list[tuple[int, ...]]:
+    """Return the stages of each pipeline rank, ascending."""
+    holders = order.stage_to_rank
+    return [
+        tuple(stage for stage, rank in enumerate(holders) if rank == holder)
+        for holder in range(order.n_ranks)
+    ]
+
+
+def state_of(
+    states: Sequence[Mapping[str, Any]], stages: tuple[int, ...], number: int, n_processes: int
+) -> Mapping[str, Any]:
+    """Return the state that a process goes on from."""
+    held = held_stages(states)
+    if len(states) == n_processes and held[number] == stages:
+        return states[number]
+    return merge_replicas([s for s, of in zip(states, held, strict=True) if of == stages])
+
+
+def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return one state for all processes, one or more, that hold the same stages."""
+    merged = states[0]
+    if len(states) == 1 or "planner" not in merged:
+        return merged
+    samples = merge_each_phase(states, _slowest_samples)
+    links = slowest(
+        {(a, b): transfer_ms for a, b, transfer_ms in state["planner"]["p2p_latency_ms"]}
+        for state in states
+    )
+    p2p_latency_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
+    planner = {**merged["planner"], "samples": samples, "p2p_latency_ms": p2p_latency_ms}
+    return {**merged, "planner": planner}
+
+
+def merge_each_phase(
+    states: Sequence[Mapping[str, Any]], merge: Callable[[Sequence[Samples]], Samples]
+) -> dict[str, Any]:
+    """Return the times of several processes, by phase, as ``merge`` makes those of one of them."""
+    merged = {}
+    for phase in states[0]["planner"]["samples"]:
+        processes = [read_dataclass(Samples, s["planner"]["samples"][phase], phase) for s in states]
+        for half in ("warm", "cold"):
+            counts = [len(getattr(samples, half)) for samples in processes]
+            if len(set(counts)) > 1:
+                raise ValueError(
+                    f"processes of the checkpoint that ran the same batches have measured {counts} "
+                    f"{half} batches, and must have measured equally many; {begin_anew()}"
+                )
+        merged[phase] = to_plain(merge(processes))
+    return merged
+
+
+def _slowest_samples(replicas: Sequence[Samples]) -> Samples:
+    """Return the times of the process on which an action took longest, for each action.
+
+    A batch lasts as long as on the process on which it lasted longest.
+    """
+    spans_ms = zip(*(samples.spans_ms for samples in replicas), strict=True)
+    return Samples(
+        _slowest_times([samples.warm for samples in replicas]),
+        _slowest_times([samples.cold for samples in replicas]),
+        [max(spans) for spans in spans_ms],
+    )
+
+
+def _slowest_times(replicas: Sequence[list[dict[Action, float]]]) -> list[dict[Action, float]]:
+    """Return the times of each batch: of each action, on the process whose median is highest."""
+    medians_ms = [median_of_each(batches) for batches in replicas]
+    holders = {
+        action: max(range(len(replicas)), key=lambda number: medians_ms[number][action])
+        for action in medians_ms[0]
+    }
+    return [
+        {action: times_ms[holders[action]][action] for action in times_ms[0]}
+        for times_ms in zip(*replicas, strict=True)
+    ]
+
+
+def _listed(held: Sequence[tuple[int, ...]]) -> str:
+    return " | ".join(", ".join(map(str, stages)) for stages in sorted(set(held)))
+
+
 @dataclass
 class FreezingState:
-    """Saves and restores what a rank knows.
+    """Saves and restores what a rank knows."""
 
-    Attributes:
-        declared: Order of the whole pipeline, as declared.
-        stages: Indexes of the stages that this process holds.
-        exchange: Says which process this is.
-        planner: Times and plan; None if the method does not plan. Set another where it plans anew.
-        checks: The policy's decision; None if there is no policy.
-        updates: Counts of what was frozen, sums of the average freeze ratio, gradient energies.
-        elsewhere: States of all processes of another pipeline, whose times and plan are of no use
-            here. They are saved as they are until the planner takes a step: the run may only have
-            been resumed here, to go on there.
-        subspaces: Those of this process's weights; None where frozen means nothing.
-    """
-
-    declared: ScheduleOrder
-    stages: tuple[int, ...]
-    exchange: Exchange
+    declared: ScheduleOrder  # order of the whole pipeline, as declared
+    stages: tuple[int, ...]  # indexes of the stages that this process holds
+    exchange: Exchange  # says which process this is
+    # times and plan; None if the method does not plan. Set another where it plans anew
     planner: Planner | None
-    checks: PolicyChecks | None
+    checks: PolicyChecks | None  # the policy's decision; None if there is no policy
+    # counts of what was frozen, sums of the average freeze ratio, gradient energies
     updates: UpdateMeter
+    subspaces: Subspaces  # of this process's weights; none where frozen means nothing
+    # states of all processes of another pipeline, whose times and plan are of no use here. They are
+    # saved as they are until the planner takes a step: the run may only have been resumed here, to
+    # go on there
     elsewhere: Sequence[Mapping[str, Any]] | None = None
-    subspaces: Subspaces | None = None
 
     def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
@@ -69,11 +213,8 @@ class FreezingState:
         The text is JSON with the planner's state, the policy's decision, sums of the average freeze
         ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
         since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
-        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"``
-        for each subspace.
-
-        Args:
-            kept: What the controller itself wants to keep.
+        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"`` for
+        each subspace. ``kept`` is what the controller itself wants to keep.
         """
         state: dict[str, Any] = {
             "applied": list(self.updates.total),
@@ -107,14 +248,8 @@ class FreezingState:
     def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
 
-        Args:
-            state_dict: What a checkpoint has.
-            moves: Whether a plan of another pipeline may be left behind; a policy without a plan
-                goes on with any pipeline anyway.
-
-        Raises:
-            ValueError: If the checkpoint is one of another method, or has a plan for another
-                pipeline.
+        With ``moves`` a plan of another pipeline may be left behind; a policy without a plan goes
+        on with any pipeline anyway.
         """
         states = saved_states(state_dict)
         found = {"policy"} & set(states[0])
@@ -160,14 +295,12 @@ class FreezingState:
                 self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
-        if self.subspaces is not None:
-            inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
-            self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
+        inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
+        self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
 
     def _subspaces(self) -> dict[str, Tensor]:
         """Return the subspaces under their names in a checkpoint; loading writes into them."""
-        tensors = {} if self.subspaces is None else self.subspaces.tensors()
-        return {f"{_SUBSPACE}{name}": tensor for name, tensor in tensors.items()}
+        return {f"{_SUBSPACE}{name}": each for name, each in self.subspaces.tensors().items()}
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""
@@ -213,16 +346,6 @@ def recut(
 
     Counts of frozen tensors and gradient energies go where the tensors are: what stays frozen can
     not be measured anew. The sums of the average freeze ratio are handed out evenly.
-
-    Args:
-        states: Of all processes that have saved one, by a method with a policy.
-        layout: The tensors, cut as they are now.
-        stages: What the process holds.
-        number: Its own.
-        n_processes: How many there are now.
-
-    Raises:
-        ValueError: If the model has another number of tensors.
     """
     tallies = _tallies(states)
     # Stage after stage is the order of the model, wherever it is cut.
@@ -236,7 +359,9 @@ def recut(
     backwards = max(count for count, _ in tallies.values())
     state = {key: value for key, value in states[0].items() if key != "energy"}
     state["tally"] = {str(s): [backwards, frozen[layout.of_stage(s)].tolist()] for s in stages}
-    if (energies := _energies(states)).keys() == tallies.keys():
+    measured = [each.get("energy", {}) for each in states]
+    energies = {int(s): found for of_stages in measured for s, found in of_stages.items()}
+    if energies.keys() == tallies.keys():
         energy = np.array([each for s in tallies for each in energies[s]], dtype=object)
         state["energy"] = {str(s): energy[layout.of_stage(s)].tolist() for s in stages}
     sums = [sum(of[i] for of in (each["applied"] for each in states)) for i in (0, 1)]
@@ -253,8 +378,3 @@ def _tallies(states: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, Sequen
     """Return {stage: (backwards, of each tensor in how many it was frozen)}, front to back."""
     by_stage = {int(s): (n, frozen) for each in states for s, (n, frozen) in each["tally"].items()}
     return dict(sorted(by_stage.items()))
-
-
-def _energies(states: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float | None]]:
-    """Return {stage: gradient energy of each tensor} of stages whose energy was measured."""
-    return {int(s): found for each in states for s, found in each.get("energy", {}).items()}

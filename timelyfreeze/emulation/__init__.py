@@ -1,6 +1,10 @@
 """A pipeline whose ranks take turns on one device."""
 
-from timelyfreeze.emulation.controller import EmulatedBatch, EmulatedController, EmulatedRecorder
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation.controller import (
+    EmulatedBatch,
+    EmulatedController,
+    EmulatedRecorder,
+    merge_ranks,
+)
 
 __all__ = ["EmulatedBatch", "EmulatedController", "EmulatedRecorder", "merge_ranks"]

@@ -3,6 +3,10 @@
 A controller that holds all ranks has one state; a checkpoint has one for each rank. Both directions
 are here, so that a run may go on in the other form: emulated on one device, or on a device for each
 rank. States are the plain data of ``FreezeController``.
+
+Without communication each action runs and is timed alone. The merged order says in which sequence
+they run here; the virtual clock says when each would have run if every rank had had a device of its
+own. Notation: A actions, N ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from timelyfreeze.control import (
     FreezeController,
     FreezingState,
@@ -19,10 +25,72 @@ from timelyfreeze.control import (
     stages_of_ranks,
     state_of,
 )
-from timelyfreeze.emulation.turns import VirtualBatch, virtual_batch
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.runtime import ActionRecorder, Clock
-from timelyfreeze.schedule import Action, ScheduleOrder, build_dag
-from timelyfreeze.timing import BatchRecord, Samples, samples_from_plain
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    ScheduleOrder,
+    build_dag,
+    start_times,
+)
+from timelyfreeze.timing import BatchRecord, Samples
+
+# Forward, input gradient and weight gradient are one matrix product each for every weight.
+_UNITS = {
+    ActionKind.FORWARD: 1.0,
+    ActionKind.FULL_BACKWARD: 2.0,
+    ActionKind.INPUT_BACKWARD: 1.0,
+    ActionKind.WEIGHT_BACKWARD: 1.0,
+}
+
+
+def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
+    """Put the actions of all ranks into one sequence in which they can run one at a time.
+
+    Actions come in the order in which they would start if forward, input gradient and weight
+    gradient took equally long, so activations of about as many microbatches are alive at once as in
+    the pipeline itself. No action takes no time, so none starts before, or as, one that it needs.
+    """
+    dag = build_dag(order)
+    start = start_times(dag, [_UNITS[action.kind] for action in dag.actions])
+    # Stable: actions that start together come rank by rank.
+    return tuple(dag.actions[i] for i in np.argsort(start, kind="stable").tolist())
+
+
+@dataclass(frozen=True)
+class VirtualBatch:
+    """One batch as the ranks' own devices would have run it."""
+
+    batch_ms: float  # from the start of the first action to the end of the last, milliseconds
+    spans_ms: tuple[float, ...]  # the same for each of the N ranks alone, waiting included
+    # when each action began and ended, since the first one began
+    intervals_ms: dict[Action, tuple[float, float]]
+
+
+def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualBatch:
+    """Play a batch through on a clock that all ranks share, each action lasting as measured, ms.
+
+    An action starts once all that it waits for has ended; passing results on takes no time.
+    """
+    missing = [str(action) for action in dag.actions if action not in durations_ms]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(dag.actions)} actions of the batch have no time: "
+            f"{', '.join(missing[:4])} ..."
+        )
+    durations = np.array([durations_ms[action] for action in dag.actions], dtype=np.float64)
+    start = start_times(dag, durations)
+    end = start + durations
+    spans = []
+    for rank in range(int(dag.ranks.max()) + 1):
+        mine = dag.ranks == rank
+        spans.append(float(end[mine].max() - start[mine].min()))
+    pairs = zip(start.tolist(), end.tolist(), strict=True)
+    intervals = dict(zip(dag.actions, pairs, strict=True))
+    return VirtualBatch(float(end.max()), tuple(spans), intervals)
+
 
 # Parts of a state that have an entry for each stage of the rank.
 _BY_STAGE = {"tally", "energy", "losses"}
@@ -46,11 +114,11 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
             part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
     if "planner" in state:
         phases = {
-            phase: _split_samples(order, samples_from_plain(samples))
+            phase: _split_samples(order, read_dataclass(Samples, samples, phase))
             for phase, samples in state["planner"]["samples"].items()
         }
         for rank, part in enumerate(parts):
-            mine = {phase: ranks[rank].to_plain() for phase, ranks in phases.items()}
+            mine = {phase: to_plain(ranks[rank]) for phase, ranks in phases.items()}
             part["planner"] = {**state["planner"], "samples": mine}
     return parts
 
@@ -60,9 +128,6 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
 
     Times of all ranks are put together batch by batch; a batch lasts what the virtual clock says,
     whether messages were measured or not.
-
-    Raises:
-        ValueError: If ranks have measured different numbers of batches, or not all actions.
     """
     state = dict(parts[0])
     state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
@@ -137,15 +202,10 @@ class EmulatedController(FreezeController):
 
 @dataclass(frozen=True)
 class EmulatedBatch:
-    """What one batch took; milliseconds.
+    """What one batch took; milliseconds."""
 
-    Attributes:
-        virtual_ms: With a device for each rank, by the virtual clock.
-        real_ms: Here, one action after the other.
-    """
-
-    virtual_ms: float
-    real_ms: float
+    virtual_ms: float  # with a device for each rank, by the virtual clock
+    real_ms: float  # here, one action after the other
 
 
 class EmulatedRecorder(ActionRecorder):
@@ -153,10 +213,6 @@ class EmulatedRecorder(ActionRecorder):
 
     A record's span and intervals are the virtual clock's: since the batch's first action, as on
     devices of their own. What the batch really took is kept beside it.
-
-    Args:
-        clock: Takes the marks.
-        order: Declared order of the pipeline.
     """
 
     def __init__(self, clock: Clock, order: ScheduleOrder) -> None:

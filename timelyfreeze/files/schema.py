@@ -78,6 +78,10 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
+MOST = 1e15
+
+
 @dataclass(frozen=True)
 class Within:
     """A rule: numbers from ``low`` to ``high``; NaN and infinity where ``or_odd`` says so."""
@@ -86,20 +90,28 @@ class Within:
     high: float = math.inf
     or_odd: bool = False
     above: bool = False  # whether ``low`` itself is too small
+    below: bool = False  # whether ``high`` itself is too large
+    whole: bool = False  # whether it is for whole numbers, which are finite
 
     def error(self, value: float) -> str | None:
         """Return what is wrong with a value."""
-        if abs(value) <= _LARGEST:
-            fits = self.low < value if self.above else self.low <= value
-            return None if fits and value <= self.high else f"it must {self._words(value)}"
-        if self.or_odd:
+        is_low = value <= self.low if self.above else value < self.low
+        is_high = value >= self.high if self.below else value > self.high
+        if not (is_low or is_high) and abs(value) <= _LARGEST:
             return None
-        return "it must be finite" if self.high >= MOST else f"it must {self._words(value)}"
-
-    def _words(self, value: float) -> str:
-        if self.high < value or self.high < MOST:
-            return f"lie in [{self.low:g}, {self.high:g}]"
-        return f"be above {self.low:g}" if self.above else f"be {self.low:g} or more"
+        if self.or_odd and not math.isfinite(value):
+            return None
+        if self.low == -math.inf:
+            return "it must be finite"
+        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        if self.high == math.inf:
+            says_finite = isinstance(value, float) and not self.whole
+            return f"it must be {low}" + (" and finite" if says_finite else "")
+        if self.high == MOST and not is_high:
+            return f"it must be {low}"
+        if not (self.above or self.below):
+            return f"it must lie in [{self.low:g}, {self.high:g}]"
+        return f"it must be {low} and {'below' if self.below else 'at most'} {self.high:g}"
 
 
 class OneOf:
@@ -115,8 +127,6 @@ class OneOf:
 
 # Beside a rule: no file may be without the field, even where it has a default.
 WRITTEN = "written"
-# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
-MOST = 1e15
 
 Count = Annotated[int, Within(0, MOST)]
 Number = Annotated[int, Within(1, MOST)]
@@ -129,6 +139,16 @@ _WORDS = {
     float: "a number",
     str: "a text of one line",
 }
+
+
+def broken_rule(hint: Any, value: Any) -> str | None:
+    """Return which rule of its type a value breaks, None if it breaks none."""
+    if get_origin(hint) is Annotated:
+        rule: Within | OneOf = get_args(hint)[1]
+        return rule.error(value)
+    is_optional = get_origin(hint) in (Union, UnionType) and value is not None
+    rules = (broken_rule(kind, value) for kind in get_args(hint)) if is_optional else ()
+    return next(filter(None, rules), None)
 
 
 def to_plain(value: Any) -> Any:
@@ -264,9 +284,10 @@ def _scalar(kind: Any, value: Any, where: str, more: str) -> Any:
         # Half characters cannot be written, and tables have a line for each run.
         fits = isinstance(value, str) and value.isprintable()
     else:
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        fits = type(value) is kind or (kind is float and is_int)
-        fits = fits and not (is_int and abs(value) > _LARGEST)
+        is_number = isinstance(value, int if kind is int else int | float)
+        is_number = is_number and not isinstance(value, bool)
+        fits = isinstance(value, bool) if kind is bool else is_number
+        fits = fits and not (isinstance(value, int) and abs(value) > _LARGEST)
     if not fits:
         raise ValueError(f"{where} is {shown(value)}; it must be {_WORDS[kind]}{more}")
     return kind(value)

@@ -14,8 +14,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.settings import N_SEEDS
-
 
 def mask_rng(
     seed: int, step: int, batch_index: int, microbatch: int, stage: int
@@ -27,15 +25,7 @@ def mask_rng(
     arguments fill its key and the upper words of its counter, so two backwards never share a
     stream, and there is no mixing of seeds that could collide. Several batches in a step come from
     gradient accumulation.
-
-    Raises:
-        ValueError: If an argument is not in [0, 2**64).
     """
-    words = (seed, step, batch_index, microbatch, stage)
-    if min(words) < 0 or max(words) >= N_SEEDS:
-        raise ValueError(
-            f"(seed, step, batch, microbatch, stage) is {words}; each must lie in [0, 2**64)"
-        )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.
     counter = np.array([0, batch_index, microbatch, stage], dtype=np.uint64)
@@ -44,15 +34,10 @@ def mask_rng(
 
 @dataclass(frozen=True, eq=False)
 class ParameterTable:
-    """Parameter tensors of a stage; masks follow the order of ``names``.
+    """Parameter tensors of a stage; masks follow the order of ``names``."""
 
-    Attributes:
-        names: The n parameter names, each once.
-        sizes: Number of elements of each, int64, shape [n], at least 1.
-    """
-
-    names: tuple[str, ...]
-    sizes: NDArray[np.int64]
+    names: tuple[str, ...]  # the n parameter names, each once
+    sizes: NDArray[np.int64]  # number of elements of each, int64, shape [n], at least 1
 
     @cached_property
     def total(self) -> int:
@@ -88,14 +73,7 @@ class ParameterTable:
 
 
 def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTable:
-    """Collect the tensors a stage can freeze.
-
-    Args:
-        named_sizes: Parameter name and number of elements of the whole tensor (not of a shard).
-
-    Raises:
-        ValueError: If a name occurs twice or a size is below 1.
-    """
+    """Collect the tensors a stage can freeze. Sizes are those of whole tensors, not of shards."""
     pairs = list(named_sizes)
     seen: set[str] = set()
     for name, size in pairs:
@@ -141,7 +119,6 @@ def draw_uniform(
     Raises:
         ValueError: If ``ratio`` is not in [0, 1].
     """
-    check_ratio(ratio)
     n = len(table.names)
     if ratio in (0.0, 1.0):
         return np.full(n, ratio == 1.0)
@@ -185,14 +162,8 @@ def _settle_equals(
 ) -> tuple[int | None, float]:
     """Let tensors of one size, each with probability ``base``, meet until one is undecided.
 
-    Args:
-        members: Tensor indices, in the order in which they join.
-        base: Their probability, in (0, 1).
-        die: Uniform random numbers, one taken per meeting.
-        frozen: Receives the decisions.
-
-    Returns:
-        The undecided tensor and its probability, or None if all are decided.
+    Members join in their order; ``frozen`` receives the decisions. Returns the undecided tensor and
+    its probability, or None if all are decided.
     """
     carried: int | None = None
     chance = 0.0
@@ -220,47 +191,24 @@ def _settle_equals(
 
 
 def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
-    """Return True with probability ``ratio``; 0 and 1 are exact and use no random numbers.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1].
-    """
-    check_ratio(ratio)
+    """Return True with probability ``ratio``; 0 and 1 are exact and use no random numbers."""
     return ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
 
 
 def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
-    """Fraction of a stage's elements that a mask, shape [n], freezes; 0 for one without parameters.
-
-    Raises:
-        ValueError: If the shape of ``mask`` is not [n].
-    """
-    if mask.shape != table.sizes.shape:
-        raise ValueError(
-            f"the mask has shape {mask.shape}; the stage has {len(table.names)} parameters"
-        )
+    """Fraction of a stage's elements that a mask, shape [n], freezes; 0 where it has none."""
     return float(table.sizes[mask].sum()) / table.total if table.total else 0.0
-
-
-def check_ratio(ratio: float) -> None:
-    """Raise ValueError if an actual freeze ratio is not in [0, 1]."""
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"the actual freeze ratio is {ratio}; it must lie in [0, 1]")
 
 
 @dataclass(frozen=True, eq=False)
 class FreezeUnits:
-    """The tensors of a stage, and the units that they are frozen in.
+    """The tensors of a stage, and the units that they are frozen in."""
 
-    Attributes:
-        tensors: The n tensors.
-        table: The u units, each with the name of its first tensor, and in the order of those.
-        of_tensor: Number of the unit that each tensor belongs to, int64, shape [n]; u for those
-            that are never frozen.
-    """
-
-    tensors: ParameterTable
+    tensors: ParameterTable  # the n tensors
+    # the u units, each with the name of its first tensor, and in the order of those
     table: ParameterTable
+    # number of the unit that each tensor belongs to, int64, shape [n]; u for those that are never
+    # frozen
     of_tensor: NDArray[np.int64]
 
     def spread(self, units: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -271,9 +219,6 @@ class FreezeUnits:
         """Return the mask over units, shape [u], of one over tensors, shape [n].
 
         What it says of tensors that are never frozen does not count.
-
-        Raises:
-            ValueError: If it freezes a part of a unit.
         """
         n_units = len(self.table.names)
         units = np.zeros(n_units + 1, dtype=np.bool_)
@@ -294,13 +239,8 @@ def build_units(
 ) -> FreezeUnits:
     """Group the tensors of a stage.
 
-    Args:
-        tensors: The n tensors.
-        blocks: Positions of tensors that are frozen together; every other tensor is alone.
-        exact: Which tensors are never frozen, bool, shape [n]; None for none.
-
-    Raises:
-        ValueError: If a tensor is in two blocks.
+    Tensors of a block are frozen together, every other one is alone; ``exact`` ones are never
+    frozen.
     """
     block_of: dict[int, tuple[int, ...]] = {}
     for block in map(tuple, blocks):
@@ -333,19 +273,9 @@ def fit_to_ratio(
     are frozen besides, drawn uniformly; if more, frozen ones are drawn to stay live. The paper
     counts single elements and rounds down; here whole tensors are drawn, each of those in question
     with the same probability, such that the expected number of frozen elements is the ratio's
-    exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`).
-
-    Args:
-        table: The n tensors of the stage.
-        chosen: What the policy would freeze, bool, shape [n]. What is returned contains it, or is
-            part of it.
-        ratio: Actual freeze ratio, in [0, 1].
-        rng: Generator, from ``mask_rng``.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
+    exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`). What
+    is returned contains ``chosen``, bool, shape [n], or is part of it.
     """
-    check_ratio(ratio)
     fraction = frozen_ratio(table, chosen)
     if not chosen.any():
         return draw_uniform(table, ratio, rng)
@@ -369,7 +299,6 @@ def fit_whole_stage(
     ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
     without any the stage is frozen all or nothing. Arguments and errors as for ``fit_to_ratio``.
     """
-    check_ratio(ratio)
     fraction = frozen_ratio(table, front)
     if fraction >= ratio:
         is_taken = fraction > 0.0 and draw_whether(ratio / fraction, rng)

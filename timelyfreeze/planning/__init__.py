@@ -7,8 +7,8 @@ from timelyfreeze.planning.background import (
     BackgroundError,
     deaf_children,
     end_with_parent,
+    start_python,
 )
-from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import (
     FreezePlan,
@@ -21,8 +21,10 @@ from timelyfreeze.planning.program import FreezeLp, build_lp
 from timelyfreeze.planning.solution import (
     RankTimes,
     Solution,
+    SolverChoices,
     bounds_from_times,
     check_same_pipeline,
+    chosen_plan,
     solution_from_plain,
     solution_to_plain,
     solve_from_bounds,
@@ -34,5 +36,5 @@ __all__ = [
     "LpError", "RankTimes", "Solution", "SolverChoices", "bounds_from_times", "build_lp",
     "check_same_pipeline", "chosen_plan", "deaf_children", "end_with_parent", "plan_from_json",
     "plan_from_ratios", "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
-    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times",
+    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times", "start_python",
 ]  # fmt: skip

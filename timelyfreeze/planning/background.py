@@ -51,13 +51,7 @@ class _Process:
         with tempfile.TemporaryFile() as stdin:
             stdin.write(question)
             stdin.seek(0)
-            with deaf_children():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _START, str(os.getpid()), str(niceness)],
-                    stdin=stdin,
-                    stdout=self._answer,
-                    env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-                )
+            self._process = start_python(_START, str(niceness), stdin=stdin, stdout=self._answer)
 
     @property
     def exit_status(self) -> int | None:
@@ -79,11 +73,6 @@ class _Process:
 
 class BackgroundCall(Generic[_T]):
     """One call of a function, begun at once.
-
-    Args:
-        function: A function of a module.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
 
     Example:
         >>> from math import hypot
@@ -114,12 +103,8 @@ class BackgroundCall(Generic[_T]):
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
 
-        Args:
-            timeout_s: How long to wait, seconds; None for as long as it takes.
-
-        Raises:
-            BackgroundError: If the process ended without one, or has none in time.
-            Exception: What the function raised, with its traceback in the process as a note.
+        Raises what the function raised, with its traceback in the process as a note;
+        BackgroundError if the process ended without an answer, or has none in time.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.done:
@@ -159,6 +144,22 @@ class AwaitedCall(BackgroundCall[_T]):
     """A call that this process does nothing but wait for: at its own priority."""
 
     niceness = 0
+
+
+def start_python(
+    code: str, *arguments: str, stdin: BinaryIO | int, stdout: BinaryIO | int
+) -> subprocess.Popen[bytes]:
+    """Start a process that sees no GPU, computes on one thread, and is deaf to signals to stop.
+
+    It runs ``code`` with this process's number as first argument.
+    """
+    with deaf_children():
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(os.getpid()), *arguments],
+            stdin=stdin,
+            stdout=stdout,
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
 
 
 @contextmanager

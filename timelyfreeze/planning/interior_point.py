@@ -3,7 +3,9 @@
 The simplex method makes tens of thousands of steps there, an interior-point method 40 to 100. It
 ends beside a vertex, not on one. So its answer is moved onto 0 and 1 where that costs no time, and
 then compared with a lower bound that does not depend on the solver. A plan is at most
-``_MAX_ABOVE`` longer than the shortest batch, or there is none.
+``_MAX_ABOVE`` longer than the shortest batch, or there is none. By weak duality any numbers, one
+for each row of the program, give a bound that holds; how close it comes depends on how close they
+are to the dual values of an optimum.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.lower_bound import improved_lower_bound
 from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows
 
 Floats = NDArray[np.float64]
@@ -33,33 +34,20 @@ _NEARLY_ONE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class CertifiedRatios:
-    """Freeze ratios, and how good they are at least.
+    """Freeze ratios, and how good they are at least."""
 
-    Attributes:
-        ratios: Shape [R].
-        end: P_d with these ratios, in the program's unit.
-        bound: A P_d that no ratios can beat.
-        n_steps: Steps of the solver.
-        status: The solver's word for how it ended.
-    """
-
-    ratios: Floats
-    end: float
-    bound: float
-    n_steps: int
-    status: str
+    ratios: Floats  # shape [R]
+    end: float  # P_d with these ratios, in the program's unit
+    bound: float  # a P_d that no ratios can beat
+    n_steps: int  # steps of the solver
+    status: str  # the solver's word for how it ended
 
 
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
     """Minimise P_d plus a small cost of freezing; return the R ratios.
 
-    Args:
-        lp: The program.
-        time_limit_s: Limit on the solver's time, seconds. What it has by then counts.
-
-    Raises:
-        ImportError: If clarabel, or scipy, cannot be imported.
-        LpError: If P_d is not within 0.1% of the optimum, certified.
+    What the solver has by the time limit counts. If P_d is not within 0.1% of the optimum,
+    certified, that is an LpError.
     """
     found = solve_certified(lp, time_limit_s)
     if not found.end <= found.bound * (1.0 + _MAX_ABOVE):
@@ -71,10 +59,6 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     """Minimise P_d as :func:`solve_by_interior_point` does, as far as it gets by the time limit.
 
     The ratios are within all constraints, and there is a lower bound on P_d.
-
-    Raises:
-        ImportError: If clarabel, or scipy, cannot be imported.
-        LpError: If the solver has no numbers at all.
     """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
@@ -94,9 +78,7 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
 def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
     """Return the cost of each column: P_d, and a little for freezing.
 
-    Args:
-        lp: The program.
-        unfrozen: P_d without freezing.
+    ``unfrozen`` is P_d without freezing.
     """
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
@@ -200,3 +182,34 @@ def _stopped(lp: FreezeLp, status: str) -> LpError:
         f"S={lp.n_stages} stages",
         status=status,
     )
+
+
+def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
+    """Return what P_d cannot fall below: the optimum if ``duals`` are those of an optimum.
+
+    Duals, shape [rows], are above 0 for a lower bound of a row, below 0 for an upper one; those of
+    the other sign count for nothing. ``latest`` is a time that no start time needs to exceed; P_d
+    without freezing.
+    """
+    has_lower = np.isfinite(lp.row_lower)
+    used = np.where(has_lower, np.maximum(duals, 0.0), np.minimum(duals, 0.0))
+    total = np.where(has_lower, lp.row_lower, lp.row_upper) @ used
+    rest = -np.bincount(lp.columns, lp.values * used[_row_of(lp)], len(lp.column_lower))
+    rest[lp.n_actions] += 1.0  # the cost is P_d
+    most = np.where(np.isfinite(lp.column_upper), lp.column_upper, latest)
+    return float(total + np.minimum(rest * lp.column_lower, rest * most).sum())
+
+
+def improved_lower_bound(lp: FreezeLp, rows: PrecedenceRows, duals: Floats, latest: float) -> float:
+    """Return ``lower_bound`` of duals that are nearly optimal, moved to where they lose least."""
+    duals = duals.copy()
+    duals[: lp.n_precedence] = rows.raised(np.maximum(duals[: lp.n_precedence], 0.0))
+    # What arrives at P_d may be what P_d costs, and no more.
+    at_end = lp.columns == lp.n_actions
+    arriving = float(lp.values[at_end] @ duals[_row_of(lp)[at_end]])
+    return lower_bound(lp, duals / arriving, latest) if arriving > 0.0 else 0.0
+
+
+def _row_of(lp: FreezeLp) -> NDArray[np.int64]:
+    """Return the row of each nonzero."""
+    return np.repeat(np.arange(len(lp.row_lower)), np.diff(lp.row_start))

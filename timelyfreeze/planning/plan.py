@@ -217,12 +217,7 @@ def _gain(before_ms: float, after_ms: float) -> float:
 
 
 def skip_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
-    """Return how many leading stages are frozen whole, by microbatch; those with none are left out.
-
-    Args:
-        dag: Precedence graph of A actions.
-        ratios: Freeze ratio of each action, shape [A].
-    """
+    """Return how many leading stages are frozen whole, by microbatch, where any is."""
     whole = np.asarray(ratios, dtype=np.float64) == 1.0
     frozen = {
         (a.stage, a.microbatch) for a, is_whole in zip(dag.actions, whole, strict=True) if is_whole

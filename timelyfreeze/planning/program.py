@@ -44,38 +44,23 @@ class FreezeLp:
     Rows: one per edge [1] that no others imply, one per last action (its edge to the destination),
     one per stage [4], and one for all work if ranks share processors.
     Times are divided by ``scale_ms``.
-
-    Attributes:
-        row_start: int32, shape [rows + 1]. Where each row begins in the next two.
-        columns: int32. Column of each nonzero.
-        values: float64. The nonzeros.
-        row_lower: Shape [rows].
-        row_upper: Shape [rows].
-        column_lower: Shape [A + 1 + R].
-        column_upper: Shape [A + 1 + R].
-        freezable: int64, shape [R]. Action index of each ratio column.
-        caps: Shape [S]. Upper bound of each stage's sum of ratios, the right side of [4].
-        n_actions: A; also the column of P_d.
-        n_edges: E.
-        n_precedence: How many rows are of the first two kinds.
-        n_stages: S.
-        scale_ms: Milliseconds per unit of time.
     """
 
-    row_start: NDArray[np.int32]
-    columns: NDArray[np.int32]
-    values: NDArray[np.float64]
-    row_lower: NDArray[np.float64]
-    row_upper: NDArray[np.float64]
-    column_lower: NDArray[np.float64]
-    column_upper: NDArray[np.float64]
-    freezable: NDArray[np.int64]
+    row_start: NDArray[np.int32]  # int32, shape [rows + 1]. Where each row begins in the next two
+    columns: NDArray[np.int32]  # int32. Column of each nonzero
+    values: NDArray[np.float64]  # float64. The nonzeros
+    row_lower: NDArray[np.float64]  # shape [rows]
+    row_upper: NDArray[np.float64]  # shape [rows]
+    column_lower: NDArray[np.float64]  # shape [A + 1 + R]
+    column_upper: NDArray[np.float64]  # shape [A + 1 + R]
+    freezable: NDArray[np.int64]  # int64, shape [R]. Action index of each ratio column
+    # shape [S]. Upper bound of each stage's sum of ratios, the right side of [4]
     caps: NDArray[np.float64]
-    n_actions: int
-    n_edges: int
-    n_precedence: int
-    n_stages: int
-    scale_ms: float
+    n_actions: int  # A; also the column of P_d
+    n_edges: int  # E
+    n_precedence: int  # how many rows are of the first two kinds
+    n_stages: int  # S
+    scale_ms: float  # milliseconds per unit of time
 
 
 def build_lp(
@@ -95,21 +80,8 @@ def build_lp(
     is done: n_processors * P_d >= sum of w_i over all actions.
 
     Times are measured in units of the longest action, so the program, and with it the ratios, do
-    not depend on whether a run's actions last microseconds or minutes.
-
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: Bounds that fit ``dag``.
-        max_freeze_ratio: Cap r_max on the mean ratio of each stage, in [0, 1]; one number, or one
-            per stage.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-
-    Returns:
-        FreezeLp: At most E + K + S rows, and one more if ranks share processors; A + 1 + R columns.
-
-    Raises:
-        ValueError: If the bounds do not fit, all durations are 0, or a cap is not in [0, 1] or
-            their number is not S.
+    not depend on whether a run's actions last microseconds or minutes. There are at most E + K + S
+    rows, and one more if ranks share processors; A + 1 + R columns.
     """
     validate_bounds(dag, bounds)
     caps = _check_caps(dag, max_freeze_ratio)
@@ -228,11 +200,7 @@ _ROUNDING = 1e-10
 
 
 class PrecedenceRows:
-    """The rows [1] of a program: P_after - P_before + saved * r >= least.
-
-    Args:
-        lp: The program.
-    """
+    """The rows [1] of a program: P_after - P_before + saved * r >= least."""
 
     def __init__(self, lp: FreezeLp) -> None:
         n_rows = lp.n_precedence
@@ -269,19 +237,13 @@ class PrecedenceRows:
         lengths = self._least - self._saved * np.append(ratios, 0.0)[self._ratio]
         return list(lengths.tolist())
 
-    def earliest(self, ratios: Floats, pause: float = 0.0) -> Floats:
-        """Return the earliest start of every action, and the end of the batch as the last number.
-
-        Args:
-            ratios: Shape [R].
-            pause: What every action waits in vain before it starts.
-        """
+    def earliest(self, ratios: Floats) -> Floats:
+        """Return the earliest start of every action, and as last number the batch's end."""
         lengths = self._lengths(ratios)
-        start = [pause] * self._n_nodes
+        start = [0.0] * self._n_nodes
         for node in self._order:
-            ready = start[node] + pause
             for e in self._rows_from[node]:
-                start[self._after[e]] = max(start[self._after[e]], ready + lengths[e])
+                start[self._after[e]] = max(start[self._after[e]], start[node] + lengths[e])
         return np.array(start)
 
     def latest(self, ratios: Floats, end: float) -> Floats:
@@ -299,12 +261,8 @@ class PrecedenceRows:
         """Lower ratios, shape [R], as far as the batch ends no later.
 
         In the order of execution, each action takes the time that it finds before the latest start
-        of what follows it. Afterwards no ratio can fall alone.
-
-        Args:
-            ratios: Shape [R].
-            may_fall: Which of them may change.
-            whole: Whether they fall to 0 or not at all.
+        of what follows it. Afterwards no ratio can fall alone. Only those of ``may_fall`` change;
+        with ``whole`` they fall to 0 or not at all.
         """
         latest = self.latest(ratios, float(self.earliest(ratios)[-1])).tolist()
         start = [0.0] * self._n_nodes

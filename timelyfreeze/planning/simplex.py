@@ -69,11 +69,7 @@ def load(lp: FreezeLp, time_limit_s: float) -> highspy.Highs:
 
 
 def minimise(solver: highspy.Highs, lp: FreezeLp, cost: NDArray[np.float64], goal: str) -> None:
-    """Minimise a cost of the columns; ``goal`` says in errors what it stands for.
-
-    Raises:
-        LpError: If the solver stops short of an optimum.
-    """
+    """Minimise a cost of the columns; ``goal`` says in errors what it stands for."""
     solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
     solver.run()
     model_status = solver.getModelStatus()

@@ -1,15 +1,16 @@
-"""From measured times to a plan: the whole method, on plain values."""
+"""From measured times to a plan, under the cap with which a loss is reached soonest."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.cap import SolverChoices, chosen_plan
+from timelyfreeze.planning.lp import MAX_ACTIONS_BY_SIMPLEX, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
 from timelyfreeze.schedule import (
     PipelineDag,
@@ -18,7 +19,7 @@ from timelyfreeze.schedule import (
     order_from_csv,
     order_to_csv,
 )
-from timelyfreeze.settings import Phase, key
+from timelyfreeze.settings import AUTO, Phase, key
 from timelyfreeze.timing import (
     UNFROZEN,
     DurationBounds,
@@ -40,6 +41,93 @@ from timelyfreeze.timing import (
     with_messages,
 )
 
+logger = logging.getLogger(__name__)
+
+# Caps that are tried; a pipeline that takes long to solve has time for few.
+_CAPS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
+_FEW_CAPS = (0.1, 0.2, 0.35, 0.5)
+# The estimate is flat around its best: times scatter by more than what caps differ, and what frozen
+# tensors cost is a formula, not measured. So the smallest cap is taken that gives up no more of the
+# best one's gain than this, times the part of gradients that is lost.
+_GIVEN_UP = 0.25
+
+
+@dataclass(frozen=True)
+class SolverChoices:
+    """What a plan is solved under; most as for ``solve_freeze_ratios``."""
+
+    # cap r_max, one number or one per stage; or ``settings.AUTO``
+    max_freeze_ratio: float | tuple[float, ...] | str
+    whole_stages: tuple[int, ...] = ()  # stages that are frozen whole or not at all
+    n_processors: float | None = None  # how many ranks of the pipeline can compute at once, or None
+    time_limit_s: float = 60.0  # limit on the solver's time, seconds
+    skips_grads: bool = False  # whether backwards that nobody needs are left out
+
+
+def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices) -> FreezePlan:
+    """Return the plan under the cap that was chosen, or under the best one.
+
+    The best is the one that reaches a loss soonest: with the smallest product of batch time and
+    estimated number of steps (``progress``); a smaller one that gains nearly as much is preferred.
+    Where no freezing pays, the plan's ``time_to_loss`` says so.
+    """
+    if choices.max_freeze_ratio != AUTO:
+        return _plan(dag, bounds, choices, choices.max_freeze_ratio)
+    caps = _CAPS if len(dag.actions) <= MAX_ACTIONS_BY_SIMPLEX else _FEW_CAPS
+    if bounds.captured > 0.0:  # nothing is frozen to no purpose, so all of it may be
+        caps = (*caps, 1.0)
+    # The limit is one on all of them: whoever waits for the plan waits no longer.
+    each = replace(choices, time_limit_s=choices.time_limit_s / len(caps))
+    plans = [_plan(dag, bounds, each, cap) for cap in caps]
+    gains = [1.0 - (plan.time_to_loss or 0.0) for plan in plans]
+    best = max(gains)
+    kept = 1.0 - _GIVEN_UP * (1.0 - bounds.captured)
+    enough = kept * best if best > 0.0 else best
+    return next(plan for plan, gain in zip(plans, gains, strict=True) if gain >= enough)
+
+
+def _plan(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    choices: SolverChoices,
+    cap: float | tuple[float, ...] | str,
+) -> FreezePlan:
+    plan = solve_freeze_ratios(
+        dag,
+        bounds,
+        max_freeze_ratio=cap,  # type: ignore[arg-type]
+        whole_stages=choices.whole_stages,
+        n_processors=choices.n_processors,
+        time_limit_s=choices.time_limit_s,
+        skips_grads=choices.skips_grads,
+    )
+    factor = steps_factor(dag, plan.ratios, bounds.captured, bounds.captured_mean)
+    return replace(plan, steps_factor=factor)
+
+
+# No mean gradient is left of a tensor that is always frozen; it learns nothing at all.
+_MAX_RATIO = 0.99
+
+
+def steps_factor(
+    dag: PipelineDag, ratios: NDArray[np.float64], captured: float = 0.0, captured_mean: float = 0.0
+) -> float:
+    """Return how many times as many steps a plan takes: sqrt(1 + V), V the mean over stages.
+
+    A batch's gradient has 1 - r (1 - c) of its energy, nearly all of it noise, and 1 - r (1 - m) of
+    the mean gradient. A step that is divided by the root of that energy then moves (1 - r (1 - m))
+    / sqrt(1 - r (1 - c)) as far as without freezing; V follows from that, and is never below 0.
+    ``captured`` is c, ``captured_mean`` m, both in [0, 1].
+    """
+    means = [
+        float(ratios[(dag.stages == stage) & dag.freezable].mean()) for stage in range(dag.n_stages)
+    ]
+    energy, mean = (
+        1.0 - np.minimum((1.0 - part) * np.array(means), _MAX_RATIO)
+        for part in (captured, captured_mean)
+    )
+    return math.sqrt(1.0 + float(np.maximum(energy / mean**2 - 1.0, 0.0).mean()))
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -56,14 +144,7 @@ def solve_from_times(
 ) -> Solution:
     """Plan for what the ranks measured.
 
-    Args:
-        ranks: Times of every process; data-parallel replicas may repeat actions.
-        declared: What the schedule says it runs. If something else ran, that counts.
-        choices: What the plan is solved under.
-
-    Raises:
-        ValueError: If times are missing or make no sense.
-        LpError: If the solver ends without an optimum.
+    Replicas may repeat actions. If something else ran than was ``declared``, that counts.
     """
     order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
@@ -99,11 +180,7 @@ def solution_to_plain(solution: Solution) -> dict[str, str]:
 
 
 def solution_from_plain(plain: Mapping[str, str]) -> Solution:
-    """Return what ``solution_to_plain`` was given.
-
-    Raises:
-        ValueError: If a text has another form.
-    """
+    """Return what ``solution_to_plain`` was given."""
     order = order_from_csv(plain["order"])
     dag = build_dag(order)
     bounds = bounds_from_json(dag, plain["bounds"])
@@ -111,11 +188,7 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
 
 
 def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:
-    """Refuse a saved plan that was made for another pipeline; another order of its actions will do.
-
-    Raises:
-        ValueError: If their actions differ.
-    """
+    """Refuse a saved plan of another pipeline; another order of the same actions will do."""
     theirs = {action for rank in planned.ranks for action in rank}
     ours = {action for rank in declared.ranks for action in rank}
     if theirs != ours:
@@ -126,28 +199,21 @@ def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None
         )
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class RankTimes:
-    """What one process measured while monitoring.
+    """What one process measured while monitoring."""
 
-    Attributes:
-        patterns: Times of actions and batches, by what the batches froze.
-        p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
-            receiver, milliseconds, as far as this process knows.
-        outside_ms: What steps took besides their batches, for each of them; in this process, which
-            may have waited for others.
-        warmup: Times of the batches before, which nothing is planned from.
-        energies: What the gradients of linear weights had inside of their subspaces, and in all,
-            and what those of batches in a row agreed on, inside and in all.
-    """
-
-    patterns: tuple[PatternTimes, ...]
+    patterns: tuple[PatternTimes, ...]  # times of actions and batches, by what the batches froze
+    # what a message from one pipeline rank to another takes, by sender and receiver, milliseconds,
+    # as far as this process knows
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # what steps took besides their batches, for each of them; in this process, which may have
+    # waited for others
     outside_ms: tuple[float, ...] = ()
+    # times of the batches before, which nothing is planned from
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
+    # what the gradients of linear weights had inside of their subspaces, and in all, and what those
+    # of batches in a row agreed on, inside and in all
     energies: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
 
@@ -158,13 +224,7 @@ def bounds_from_times(
 ) -> tuple[ScheduleOrder, DurationBounds]:
     """Return the order that ran, and its bounds with what messages take.
 
-    Args:
-        ranks: Times of every process; data-parallel replicas may repeat actions.
-        declared: What the schedule says it runs. If something else ran, that counts.
-        n_processors: How many ranks compute at once; None if each has a device of its own.
-
-    Raises:
-        ValueError: If times are missing or make no sense.
+    Arguments as for :func:`solve_from_times`.
     """
     order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
     if order != declared:

@@ -38,10 +38,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.files import Fraction, OneOf, Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
@@ -50,7 +52,7 @@ from timelyfreeze.policies.policy import (
     Source,
     register_policy,
 )
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast1, key, rule_errors
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"
@@ -72,24 +74,24 @@ class Apf:
     which are those of single elements: ``reduction = "share"``.
     """
 
-    check_interval: int = 10
+    check_interval: AtLeast1 = 10
     """Steps from one check to the next."""
 
-    threshold: float = 0.25
+    threshold: Fraction = 0.25
     """T_APF: a tensor whose score is below it is frozen, in [0, 1]. With reduction "elements" the
     score of updates without any direction is sqrt((1 - alpha) / (1 + alpha)) after many checks,
     more after few."""
 
-    alpha: float = 0.9
+    alpha: Annotated[float, Within(0.0, 1.0, below=True)] = 0.9
     """Decay of the running means, in [0, 1). They remember about 1 / (1 - alpha) checks."""
 
-    reduction: str = ELEMENTS
+    reduction: Annotated[str, OneOf(*REDUCTIONS)] = ELEMENTS
     """How a tensor is scored: "elements" (mean of its elements' scores, weighted by how far they
     went), "share" (frozen with the probability that is the share of its elements below the
     threshold; for thresholds like 0.01 or 0.0001) or "sums" (score of the tensor's summed
     update)."""
 
-    freezing_period: str = UNTIL_UNSTABLE
+    freezing_period: Annotated[str, OneOf(*FREEZING_PERIODS)] = UNTIL_UNSTABLE
     """How long a stable tensor stays frozen. "until_unstable": as long as its score is below the
     threshold; a tensor that gets no updates at all keeps its score, and so stays frozen.
     "grow_and_halve" (the original): for a number of checks that grows by one each time it is found
@@ -107,19 +109,7 @@ class Apf:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield f"{key('apf.check_interval')} is {self.check_interval}; it must be 1 or more"
-        if not 0.0 <= self.threshold <= 1.0:
-            yield f"{key('apf.threshold')} is {self.threshold}; it must lie in [0, 1]"
-        if not 0.0 <= self.alpha < 1.0:
-            yield f"{key('apf.alpha')} is {self.alpha}; it must be 0 or more and below 1"
-        if self.reduction not in REDUCTIONS:
-            yield (f"{key('apf.reduction')} is {self.reduction!r}; known: {', '.join(REDUCTIONS)}")
-        if self.freezing_period not in FREEZING_PERIODS:
-            yield (
-                f"{key('apf.freezing_period')} is {self.freezing_period!r}; "
-                f"known: {', '.join(FREEZING_PERIODS)}"
-            )
+        yield from rule_errors(self, "apf")
         if self.reduction == SHARE and self.freezing_period == GROW_AND_HALVE:
             yield (
                 f"{key('apf.freezing_period')} is {GROW_AND_HALVE!r}, and "
@@ -195,11 +185,8 @@ def _next_periods(
 
     As in the original, a tensor found unstable is frozen too, for the halved period: it takes as
     many unstable checks as its period has binary digits until it is trained at every check again.
-
-    Args:
-        stable: Whether the score is below the threshold, shape [n].
-        periods: For how many checks a tensor was last frozen, shape [n].
-        left: For how many more checks it stays frozen, 0 for live ones, shape [n].
+    ``periods`` says for how many checks a tensor was last frozen, ``left`` for how many more it
+    stays so, 0 for live ones; shape [n] all.
     """
     judged = left == 0
     periods = np.where(judged, np.where(stable, periods + 1, periods // 2), periods)

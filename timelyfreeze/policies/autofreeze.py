@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
+from timelyfreeze.files import OneOf, Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
@@ -29,7 +31,7 @@ from timelyfreeze.policies.policy import (
     register_policy,
 )
 from timelyfreeze.policies.prefix import layer_norms, leading_run, relative_change
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast1, key, rule_errors
 
 ABSOLUTE = "absolute"
 SIGNED = "signed"
@@ -47,20 +49,20 @@ class AutoFreeze:
     TimelyFreeze sets the 80th for its comparison (Table 3).
     """
 
-    check_interval: int = 50
+    check_interval: AtLeast1 = 50
     """Steps from one check to the next. The AutoFreeze paper recommends 2 to 5 checks an epoch."""
 
     checks_per_epoch: int = 0
     """Checks in a pass over the examples, evenly, instead of check_interval; 0 for the interval."""
 
-    percentile: float = 50.0
+    percentile: Annotated[float, Within(0.0, 100.0)] = 50.0
     """N: blocks with changes below this percentile may be frozen, in [0, 100]."""
 
-    delta: str = Source.GRADIENTS.value
+    delta: Annotated[str, OneOf(*DELTAS)] = Source.GRADIENTS.value
     """What is summed up from check to check: "gradients" (AutoFreeze) or "updates" of the weights
     (as TimelyFreeze describes it)."""
 
-    change: str = ABSOLUTE
+    change: Annotated[str, OneOf(*CHANGES)] = ABSOLUTE
     """Whether the change of the norm counts as "absolute" (AutoFreeze) or "signed" (as
     TimelyFreeze describes it: growing norms count as most stable)."""
 
@@ -70,32 +72,19 @@ class AutoFreeze:
         return Measurement(Source(self.delta), (Metric.SQUARE_SUM,))
 
     def in_epochs_of(self, n_steps: float) -> AutoFreeze:
-        """Return the rule with the interval that ``checks_per_epoch`` gives for epochs that long.
-
-        Args:
-            n_steps: Optimizer steps of an epoch, above 0.
-        """
+        """Return the rule with the interval that ``checks_per_epoch`` gives for such epochs."""
         if self.checks_per_epoch == 0:
             return self
         return replace(self, check_interval=max(1, round(n_steps / self.checks_per_epoch)))
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield (
-                f"{key('autofreeze.check_interval')} is {self.check_interval}; it must be 1 or more"
-            )
+        yield from rule_errors(self, "autofreeze")
         if not self.checks_per_epoch >= 0:
             yield (
                 f"{key('autofreeze.checks_per_epoch')} is {self.checks_per_epoch}; it must be 1 or "
                 "more, or 0 for check_interval"
             )
-        if not 0.0 <= self.percentile <= 100.0:
-            yield f"{key('autofreeze.percentile')} is {self.percentile}; it must lie in [0, 100]"
-        if self.delta not in DELTAS:
-            yield f"{key('autofreeze.delta')} is {self.delta!r}; known: {', '.join(DELTAS)}"
-        if self.change not in CHANGES:
-            yield f"{key('autofreeze.change')} is {self.change!r}; known: {', '.join(CHANGES)}"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a change."""

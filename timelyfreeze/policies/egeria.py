@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
+from timelyfreeze.files import OneOf, Within, read_dataclass, to_plain
 from timelyfreeze.policies.layout import ModelLayout
-from timelyfreeze.policies.plasticity import History, history_from_plain
+from timelyfreeze.policies.plasticity import History
 from timelyfreeze.policies.policy import (
     BACKGROUND,
     INT8,
@@ -41,7 +42,7 @@ from timelyfreeze.policies.policy import (
     ReferenceSettings,
     register_policy,
 )
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
 
 NORM = "norm"
 SQUARE = "square"
@@ -56,27 +57,27 @@ class Egeria:
     The paper gives no values for n, W and T and calls W = 5 too small; n, W and T are ours.
     """
 
-    check_interval: int = 50
+    check_interval: AtLeast1 = 50
     """n: steps from one evaluation of the frontmost live module to the next, and from one look at
     the training loss to the next."""
 
-    window: int = 10
+    window: Annotated[int, Within(2)] = 10
     """W, at least 2: evaluations that plasticity is averaged over and a line is fitted to. After as
     many there is a new snapshot for the reference."""
 
-    stale: int = 10
+    stale: AtLeast1 = 10
     """S, at least 1: evaluations in a row with a small slope after which a module is frozen. The
     paper sets S = W."""
 
-    tolerance: float = 0.01
+    tolerance: Annotated[float, Within(0.0, above=True)] = 0.01
     """T, above 0: a slope is small if it is at most this fraction of the range of the module's
     plasticity so far, an evaluation."""
 
-    bootstrap_change: float = 0.1
+    bootstrap_change: Annotated[float, Within(0.0, above=True)] = 0.1
     """Nothing is frozen until the mean loss of n steps differs from that of the n before by less
     than this fraction of it; above 0."""
 
-    unfreeze_at: float = 0.1
+    unfreeze_at: Annotated[float, Within(0.0, 1.0, below=True)] = 0.1
     """Everything is live again, and W and S are halved, once the learning rate is at or below this
     fraction of what it was when the first module was frozen; in [0, 1), 0 for never."""
 
@@ -89,21 +90,21 @@ class Egeria:
     of its parameters. Empty: neighbours on a stage are put together as long as a module has no more
     parameters than the largest block."""
 
-    rows: str = NORM
+    rows: Annotated[str, OneOf(NORM, SQUARE)] = NORM
     """What rows of similarities are divided by: their "norm", or its "square", as it is printed."""
 
-    max_tokens: int = 256
+    max_tokens: AtLeast0 = 256
     """Tokens of a microbatch that are compared; padding is left out where it is known. 0: whole
     examples are compared, as pictures always are."""
 
-    reference: str = BACKGROUND
+    reference: Annotated[str, OneOf(*PLACES)] = BACKGROUND
     """Where the reference runs: "background", in a process of its own that training never waits
     for, or "inline", in the training process, so that a run can be repeated exactly."""
 
-    precision: str = INT8
+    precision: Annotated[str, OneOf(*PRECISIONS)] = INT8
     """What linear layers of the reference compute in: "int8" or "float32"."""
 
-    queue_length: int = 2
+    queue_length: AtLeast1 = 2
     """Evaluations that may wait for the process, at least 1. More are dropped and counted."""
 
     max_cpu_load: float = 0.5
@@ -126,26 +127,12 @@ class Egeria:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        lowest = {"check_interval": 1, "window": 2, "stale": 1, "max_tokens": 0, "queue_length": 1}
-        for name, least in lowest.items():
-            if not getattr(self, name) >= least:
-                where = key(f"egeria.{name}")
-                yield f"{where} is {getattr(self, name)}; it must be {least} or more"
-        for name in ("tolerance", "bootstrap_change"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                where = key(f"egeria.{name}")
-                yield f"{where} is {getattr(self, name)}; it must be above 0 and finite"
+        yield from rule_errors(self, "egeria")
         if not self.max_cpu_load > 0.0:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
-        if not 0.0 <= self.unfreeze_at < 1.0:
-            yield f"{key('egeria.unfreeze_at')} is {self.unfreeze_at}; it must lie in [0, 1)"
         if any(step < 1 for step in self.unfreeze_steps):
             where = key("egeria.unfreeze_steps")
             yield f"{where} is {self.unfreeze_steps}; each step must be 1 or more"
-        words = {"rows": (NORM, SQUARE), "reference": PLACES, "precision": PRECISIONS}
-        for name, known in words.items():
-            if (word := getattr(self, name)) not in known:
-                yield f"{key(f'egeria.{name}')} is {word!r}; known: {', '.join(known)}"
         for pattern in self.modules:
             try:
                 re.compile(pattern)
@@ -157,11 +144,7 @@ class Egeria:
         return block_groups(layout, self.modules, _MODULES)
 
     def start(self, check: Check) -> Decision:
-        """Freeze nothing while bootstrapping.
-
-        Raises:
-            ValueError: If the patterns do not fit the model, or there is one module only.
-        """
+        """Freeze nothing while bootstrapping."""
         if len(self.groups(check.layout)) < 2:
             raise ValueError(
                 f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
@@ -171,9 +154,8 @@ class Egeria:
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Take what comparisons have found, one by one, then see whether to unfreeze."""
-        if check.observed is None:
-            raise ValueError("egeria decides by comparisons, and this check has none")
-        last, seen = state_from_plain(before.memory), check.observed
+        assert check.observed is not None  # it compares outputs
+        last, seen = read_dataclass(EgeriaState, before.memory), check.observed
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
         if not state.is_guided:
             return self._decision(self._bootstrap(state, seen.loss), check.layout)
@@ -185,7 +167,7 @@ class Egeria:
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
         """Return the frontmost live module; None while bootstrapping, and where it is the last."""
-        state, groups = state_from_plain(decision.memory), self.groups(layout)
+        state, groups = read_dataclass(EgeriaState, decision.memory), self.groups(layout)
         if not state.is_guided or state.front == len(groups) - 1:
             return None
         return Compared(groups[state.front].first, groups[state.front].end, state.copy)
@@ -244,38 +226,25 @@ class Egeria:
                 "smoothed_plasticity": state.history.smoothed[-1],
                 "plasticity_slope": state.history.slope,
             }
-        return Decision(layout.prefix(n_frozen), state.to_plain(), metrics, evaluations)
+        return Decision(layout.prefix(n_frozen), to_plain(state), metrics, evaluations)
 
 
 @dataclass(frozen=True)
 class EgeriaState:
-    """Where Algorithm 1 stands.
+    """Where Algorithm 1 stands."""
 
-    Attributes:
-        window: W as it is now.
-        stale: S as it is now.
-        step: Optimizer step of the last check.
-        front: Number of the frontmost live module, l.
-        is_guided: Whether bootstrapping has ended.
-        loss: Mean loss of the interval before; None before there was one.
-        frozen_rate: Learning rate when module 0 was frozen; None while it is live or unknown.
-        copy: Number of the copy that l is compared with.
-        copy_age: Evaluations with it.
-        dropped: Comparisons that were left out so far.
-        history: Plasticity of l.
-    """
-
-    window: int
-    stale: int
-    step: int = 0
-    front: int = 0
-    is_guided: bool = False
-    loss: float | None = None
+    window: int  # W as it is now
+    stale: int  # S as it is now
+    step: int = 0  # optimizer step of the last check
+    front: int = 0  # number of the frontmost live module, l
+    is_guided: bool = False  # whether bootstrapping has ended
+    loss: float | None = None  # mean loss of the interval before; None before there was one
+    # learning rate when module 0 was frozen; None while it is live or unknown
     frozen_rate: float | None = None
-    copy: int = 0
-    copy_age: int = 0
-    dropped: int = 0
-    history: History = field(default_factory=History)
+    copy: int = 0  # number of the copy that l is compared with
+    copy_age: int = 0  # evaluations with it
+    dropped: int = 0  # comparisons that were left out so far
+    history: History = field(default_factory=History)  # plasticity of l
 
     def renewed(self, **changes: Any) -> EgeriaState:
         """Return the state with a new copy, and whatever else changes."""
@@ -291,15 +260,6 @@ class EgeriaState:
             history=History(),
         )
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as numbers and lists."""
-        return {**vars(self), "history": self.history.to_plain()}
-
-
-def state_from_plain(plain: Mapping[str, Any]) -> EgeriaState:
-    """Return what :meth:`EgeriaState.to_plain` was called of."""
-    return EgeriaState(**{**plain, "history": history_from_plain(plain["history"])})
-
 
 @dataclass(frozen=True)
 class BlockGroup:
@@ -312,16 +272,9 @@ class BlockGroup:
 def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> list[BlockGroup]:
     """Divide the blocks of a model into groups, from front to back.
 
-    Args:
-        layout: The model.
-        patterns: Regular expressions, one for each group: a block belongs to the one that is found
-            in a name of its parameters. None at all: neighbours of a stage are put together as long
-            as a group has no more parameters than the largest block.
-        name: Key of the patterns, for errors.
-
-    Raises:
-        ValueError: If a block belongs to no pattern or to several, blocks of a group are no
-            neighbours, or a group lies on two stages.
+    A block belongs to the group whose pattern is found in a name of its parameters. Without
+    patterns neighbours of a stage are put together as long as a group has no more parameters than
+    the largest block. ``name`` is the key of the patterns, for errors.
     """
     stages = _stages(layout)
     if patterns:

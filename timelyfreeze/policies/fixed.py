@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast0, key, rule_errors
 
 
 @register_policy("fixed", whole_layers=True)
@@ -15,7 +15,7 @@ from timelyfreeze.settings import key
 class Fixed:
     """Freeze the first layers, the embedding with them, from the end of warm-up on."""
 
-    layers: int = 1
+    layers: AtLeast0 = 1
     """How many transformer blocks from the front are frozen."""
 
     check_interval = sys.maxsize  # never: there is nothing to decide anew
@@ -23,15 +23,10 @@ class Fixed:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.layers >= 0:
-            yield f"{key('fixed.layers')} is {self.layers}; it must be 0 or more"
+        yield from rule_errors(self, "fixed")
 
     def start(self, check: Check) -> Decision:
-        """Freeze the prefix.
-
-        Raises:
-            ValueError: If the model has fewer layers.
-        """
+        """Freeze the prefix."""
         if self.layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('fixed.layers')} is {self.layers}; the model has {check.layout.n_layers}"

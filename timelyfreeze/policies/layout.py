@@ -40,9 +40,6 @@ class ModelLayout:
 
         The embedding goes with the first layer: while it is trained, the chain of input gradients
         has to run through everything behind it, and freezing the front would save little.
-
-        Raises:
-            ValueError: If there are not so many layers.
         """
         if not 0 <= n_layers <= self.n_layers:
             raise ValueError(
@@ -66,13 +63,6 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
     A tensor's layer is read from the first number in its name (``layers.7.attention.wq.weight``),
     as every model of the kind has it. Layers are counted in the order in which they come, so their
     numbers need not start at 0.
-
-    Args:
-        stages: For every stage, names and numbers of elements of its parameters, in order.
-
-    Raises:
-        ValueError: If a name occurs twice, a layer is spread over places that are not next to each
-            other, or no name has a number.
     """
     tensors = [(stage, name, size) for stage in sorted(stages) for name, size in stages[stage]]
     names = [name for _, name, _ in tensors]

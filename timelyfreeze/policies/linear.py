@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
 
 
 @register_policy("linear", whole_layers=True)
@@ -17,34 +17,23 @@ from timelyfreeze.settings import key
 class Linear:
     """Freeze a number of further front blocks at every check, the embedding with the first."""
 
-    check_interval: int = 50
+    check_interval: AtLeast1 = 50
     """Steps from one check to the next."""
 
-    layers_per_check: int = 1
+    layers_per_check: AtLeast1 = 1
     """How many more transformer blocks are frozen at each check."""
 
-    max_layers: int | None = None
+    max_layers: AtLeast0 | None = None
     """Stop at this many blocks, 0 or more; unset: all but the last."""
 
     measurement = None
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield f"{key('linear.check_interval')} is {self.check_interval}; it must be 1 or more"
-        if not self.layers_per_check >= 1:
-            yield (
-                f"{key('linear.layers_per_check')} is {self.layers_per_check}; it must be 1 or more"
-            )
-        if self.max_layers is not None and not self.max_layers >= 0:
-            yield f"{key('linear.max_layers')} is {self.max_layers}; it must be 0 or more"
+        yield from rule_errors(self, "linear")
 
     def start(self, check: Check) -> Decision:
-        """Freeze nothing yet.
-
-        Raises:
-            ValueError: If the model has fewer layers than ``max_layers``.
-        """
+        """Freeze nothing yet."""
         if self.max_layers is not None and self.max_layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('linear.max_layers')} is {self.max_layers}; "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
 
 
 @register_policy("lisa", whole_layers=True)
@@ -21,27 +21,20 @@ from timelyfreeze.settings import key
 class Lisa:
     """Freeze all transformer blocks but a few random ones."""
 
-    check_interval: int = 20
+    check_interval: AtLeast1 = 20
     """Steps for which the drawn blocks are trained."""
 
-    active_layers: int = 2
+    active_layers: AtLeast0 = 2
     """gamma: how many transformer blocks are trained at a time, 0 or more."""
 
     measurement = None
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield f"{key('lisa.check_interval')} is {self.check_interval}; it must be 1 or more"
-        if not self.active_layers >= 0:
-            yield f"{key('lisa.active_layers')} is {self.active_layers}; it must be 0 or more"
+        yield from rule_errors(self, "lisa")
 
     def start(self, check: Check) -> Decision:
-        """Draw the first blocks.
-
-        Raises:
-            ValueError: If the model has fewer blocks than are to be trained.
-        """
+        """Draw the first blocks."""
         if self.active_layers > check.layout.n_layers:
             raise ValueError(
                 f"{key('lisa.active_layers')} is {self.active_layers}; "

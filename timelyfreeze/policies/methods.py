@@ -17,15 +17,10 @@ from timelyfreeze.settings import key
 
 @dataclass(frozen=True)
 class Method:
-    """What a method is made of.
+    """What a method is made of."""
 
-    Attributes:
-        plans: Whether times are measured and a plan says how much to freeze.
-        policy: Name of the policy that says which tensors, or None.
-    """
-
-    plans: bool
-    policy: str | None
+    plans: bool  # whether times are measured and a plan says how much to freeze
+    policy: str | None  # name of the policy that says which tensors, or None
 
 
 def known_methods() -> list[str]:
@@ -37,11 +32,7 @@ def known_methods() -> list[str]:
 def parse_method(text: str) -> Method | None:
     """Read a method: ``timelyfreeze``, a policy, or ``timelyfreeze+<policy>``.
 
-    Returns:
-        None for ``none`` and ``lora``, which never freeze one thing now and another later.
-
-    Raises:
-        ValueError: If the name is unknown.
+    None for ``none`` and ``lora``, which never freeze one thing now and another later.
     """
     if text not in known_methods():
         raise ValueError(f"{key('method')} is {text!r}; known: {', '.join(known_methods())}")
@@ -68,13 +59,8 @@ def chosen_policy(
 ) -> tuple[bool, FreezePolicy | None]:
     """Return whether a plan is made, and the policy that says which tensors to freeze.
 
-    Args:
-        method: A method's name, or a policy that decides alone.
-        policy: Settings of the policy that ``method`` names; or a policy of its own for
-            ``method = "timelyfreeze"``.
-
-    Raises:
-        ValueError: If the two do not go together, or a setting is unknown.
+    ``policy`` has the settings of the policy that ``method`` names, or is one of its own for
+    ``method = "timelyfreeze"``.
     """
     if not isinstance(method, str):
         if policy is not None:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from timelyfreeze.files import Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
@@ -28,7 +30,7 @@ from timelyfreeze.policies.policy import (
     register_policy,
 )
 from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast1, rule_errors
 
 
 @register_policy("pipetransformer", whole_layers=True)
@@ -40,10 +42,10 @@ class PipeTransformer:
     without freezing or better; 2/5 and 1/2 were faster and lost a little.
     """
 
-    check_interval: int = 100
+    check_interval: AtLeast1 = 100
     """Steps from one check to the next. The paper leaves it open."""
 
-    alpha: float = 1 / 3
+    alpha: Annotated[float, Within(0.0, 1.0, above=True, below=True)] = 1 / 3
     """Fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
     @property
@@ -53,15 +55,7 @@ class PipeTransformer:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield (
-                f"{key('pipetransformer.check_interval')} is {self.check_interval}; "
-                "it must be 1 or more"
-            )
-        if not 0.0 < self.alpha < 1.0:
-            yield (
-                f"{key('pipetransformer.alpha')} is {self.alpha}; it must be above 0 and below 1"
-            )
+        yield from rule_errors(self, "pipetransformer")
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing: L^(0) is 0."""

@@ -23,19 +23,10 @@ from numpy.typing import ArrayLike, NDArray
 def similarity_loss(trained: ArrayLike, reference: ArrayLike, *, squared: bool = False) -> float:
     """Return P of two outputs.
 
-    A row of zeros is like no other; its row of G stays zeros.
-
-    Args:
-        trained: A_T, shape [b, ...].
-        reference: A_R, of the same shape.
-        squared: Whether rows are divided by their squared norm.
-
-    Raises:
-        ValueError: If the shapes differ, or there is no row.
+    A row of zeros is like no other; its row of G stays zeros. Outputs A_T and A_R have one shape
+    [b, ...]; ``squared`` divides rows by their squared norm.
     """
     ours, theirs = np.asarray(trained), np.asarray(reference)
-    if ours.shape != theirs.shape or ours.ndim < 2 or len(ours) == 0:
-        raise ValueError(f"outputs have the shapes {ours.shape} and {theirs.shape}, not one [b, d]")
     difference = _similarities(ours, squared) - _similarities(theirs, squared)
     return float((difference**2).sum() / len(ours) ** 2)
 
@@ -68,21 +59,13 @@ def slope(values: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class History:
-    """What is remembered of the plasticity of one module (Algorithm 1).
+    """What is remembered of the plasticity of one module (Algorithm 1)."""
 
-    Attributes:
-        values: P of the last evaluations, W at most, oldest first.
-        smoothed: Their moving means (Eq. 2), W at most, oldest first.
-        lowest: Smallest P since the history began.
-        highest: Largest.
-        stale: Evaluations in a row, up to the last, in which the slope was small.
-    """
-
-    values: tuple[float, ...] = ()
-    smoothed: tuple[float, ...] = ()
-    lowest: float = np.inf
-    highest: float = -np.inf
-    stale: int = 0
+    values: tuple[float, ...] = ()  # P of the last evaluations, W at most, oldest first
+    smoothed: tuple[float, ...] = ()  # their moving means (Eq. 2), W at most, oldest first
+    # smallest and largest P since the history began; empty before the first
+    range: tuple[float, ...] = ()
+    stale: int = 0  # evaluations in a row, up to the last, in which the slope was small
 
     @property
     def slope(self) -> float:
@@ -94,36 +77,12 @@ class History:
 
         A slope is small if its absolute value is at most ``tolerance`` times the range of P since
         the history began: plasticities of different models differ by orders of magnitude. One
-        evaluation has no slope.
-
-        Args:
-            value: P.
-            window: W.
-            tolerance: T, as a fraction of the range.
+        evaluation has no slope. ``value`` is P, ``window`` W and ``tolerance`` T.
         """
         values = (*self.values, value)[-window:]
         smoothed = (*self.smoothed, sum(values) / len(values))[-window:]
-        lowest, highest = min(self.lowest, value), max(self.highest, value)
+        lowest, highest = min((*self.range, value)), max((*self.range, value))
         has_line = len(smoothed) > 1
         is_stale = has_line and abs(slope(smoothed)) <= tolerance * (highest - lowest)
         stale = self.stale + 1 if is_stale else 0
-        return History(values, smoothed, lowest, highest, stale)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as numbers and lists."""
-        return {
-            "values": list(self.values),
-            "smoothed": list(self.smoothed),
-            "range": [self.lowest, self.highest] if self.values else [],
-            "stale": self.stale,
-        }
-
-
-def history_from_plain(plain: dict[str, Any]) -> History:
-    """Return what :meth:`History.to_plain` was called of."""
-    if not plain["values"]:
-        return History()
-    lowest, highest = plain["range"]
-    return History(
-        tuple(plain["values"]), tuple(plain["smoothed"]), lowest, highest, plain["stale"]
-    )
+        return History(values, smoothed, (lowest, highest), stale)

@@ -35,88 +35,55 @@ PRECISIONS = (INT8, FLOAT32)
 
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """How a reference is made and run.
+    """How a reference is made and run."""
 
-    Attributes:
-        place: ``BACKGROUND``, in a process of its own that nobody waits for, or ``INLINE``, in the
-            training process, which then waits.
-        precision: What its linear layers compute in, one of ``PRECISIONS``.
-        max_tokens: Tokens of an output that are compared, at most; 0 to compare examples.
-        squared: As in :func:`timelyfreeze.policies.plasticity.similarity_loss`.
-        queue_length: Comparisons that may wait for a process; more are dropped.
-        max_cpu_load: Load average per core above which no comparison is begun.
-    """
-
+    # ``BACKGROUND``, in a process of its own that nobody waits for, or ``INLINE``, in the training
+    # process, which then waits
     place: str = BACKGROUND
-    precision: str = INT8
-    max_tokens: int = 256
-    squared: bool = False
-    queue_length: int = 2
-    max_cpu_load: float = 0.5
+    precision: str = INT8  # what its linear layers compute in, one of ``PRECISIONS``
+    max_tokens: int = 256  # tokens of an output that are compared, at most; 0 to compare examples
+    squared: bool = False  # as in :func:`timelyfreeze.policies.plasticity.similarity_loss`
+    queue_length: int = 2  # comparisons that may wait for a process; more are dropped
+    max_cpu_load: float = 0.5  # load average per core above which no comparison is begun
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Blocks that are to be compared until the next check.
+    """Blocks that are to be compared until the next check."""
 
-    Attributes:
-        first: Their first layer.
-        end: The layer behind their last.
-        copy: Number of the copy; a new number asks for one of the weights as they are now.
-    """
-
-    first: int
-    end: int
-    copy: int
+    first: int  # their first layer
+    end: int  # the layer behind their last
+    copy: int  # number of the copy; a new number asks for one of the weights as they are now
 
 
 @dataclass(frozen=True, order=True)
 class Difference:
-    """What one comparison has found.
+    """What one comparison has found."""
 
-    Attributes:
-        step: Step whose batch went through both.
-        first: First layer of the blocks.
-        value: Plasticity.
-    """
-
-    step: int
-    first: int
-    value: float
+    step: int  # step whose batch went through both
+    first: int  # first layer of the blocks
+    value: float  # plasticity
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a decision has made of one comparison.
+    """What a decision has made of one comparison."""
 
-    Attributes:
-        step: Step whose batch went through both.
-        module: Number of the part of the model, from the front.
-        value: Plasticity.
-        smoothed: Its moving mean.
-    """
-
-    step: int
-    module: int
-    value: float
-    smoothed: float
+    step: int  # step whose batch went through both
+    module: int  # number of the part of the model, from the front
+    value: float  # plasticity
+    smoothed: float  # its moving mean
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a rank, or all of them together, have seen since the check before.
+    """What a rank, or all of them together, have seen since the check before."""
 
-    Attributes:
-        loss: Mean over the steps that count; None if nobody has seen one.
-        learning_rate: Of the step of the check; None if nobody knows it.
-        differences: What comparisons have found, oldest first. One may arrive checks later.
-        dropped: Comparisons that were left out: no room, a busy machine, a process that died.
-    """
-
-    loss: float | None
-    learning_rate: float | None
+    loss: float | None  # mean over the steps that count; None if nobody has seen one
+    learning_rate: float | None  # of the step of the check; None if nobody knows it
+    # what comparisons have found, oldest first. One may arrive checks later
     differences: tuple[Difference, ...] = ()
-    dropped: int = 0
+    dropped: int = 0  # comparisons that were left out: no room, a busy machine, a process that died
 
 
 def together(ranks: Sequence[Observed]) -> Observed:

@@ -49,13 +49,8 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
 
     The bound that Eq. 1 of PipeTransformer and Eq. 4 of SmartPipe have in common. The length is
     kept as a real number: if it were cut to whole layers at every check, the prefix would stop for
-    good once ``rate`` times the live layers is below 1.
-
-    Args:
-        length: Length of the prefix so far, in layers, in [0, L]; it never becomes less.
-        n_layers: L.
-        rate: Fraction of the live layers that one check may freeze at most, in (0, 1].
-        wanted: Layers that the measure of the method would freeze.
+    good once ``rate`` times the live layers is below 1. Lengths are in layers, in [0, L], and never
+    become less; ``rate`` is in (0, 1], and ``wanted`` what the measure of the method would freeze.
     """
     bound = length + rate * (n_layers - length)
     return min(bound, max(float(wanted), length))

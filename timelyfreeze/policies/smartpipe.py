@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from timelyfreeze.files import Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
@@ -40,7 +42,7 @@ from timelyfreeze.policies.prefix import (
     relative_change,
     whole_layers,
 )
-from timelyfreeze.settings import key
+from timelyfreeze.settings import AtLeast1, rule_errors
 
 
 @register_policy("smartpipe", whole_layers=True)
@@ -52,13 +54,13 @@ class SmartPipe:
     its counterpart in PipeTransformer.
     """
 
-    check_interval: int = 100
+    check_interval: AtLeast1 = 100
     """Steps from one check to the next."""
 
-    tau: float = 1.0
+    tau: Annotated[float, Within(0.0, above=True)] = 1.0
     """Blocks whose normalised gradient difference is below it may be frozen; above 0."""
 
-    rate: float = 1 / 3
+    rate: Annotated[float, Within(0.0, 1.0, above=True)] = 1 / 3
     """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1]. 1 sets no
     bound, as Algorithm 1 of the paper has it."""
 
@@ -70,14 +72,7 @@ class SmartPipe:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        if not self.check_interval >= 1:
-            yield (
-                f"{key('smartpipe.check_interval')} is {self.check_interval}; it must be 1 or more"
-            )
-        if not 0.0 < self.tau < np.inf:
-            yield f"{key('smartpipe.tau')} is {self.tau}; it must be above 0 and finite"
-        if not 0.0 < self.rate <= 1.0:
-            yield f"{key('smartpipe.rate')} is {self.rate}; it must be above 0 and at most 1"
+        yield from rule_errors(self, "smartpipe")
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a difference."""

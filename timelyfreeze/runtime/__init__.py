@@ -1,16 +1,10 @@
-"""The backward that skips work; torch's private names are in its two adapters, ``torch_*.py``."""
+"""The backward that skips work; torch's private names stand in ``torch_pipelining``."""
 
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
 from timelyfreeze.runtime.entering.ahead import FrontAhead
-from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
-from timelyfreeze.runtime.exchange import (
-    Exchange,
-    GridExchange,
-    exchange_of,
-    measure_transfers,
-    together,
-)
+from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace
+from timelyfreeze.runtime.exchange import Exchange, exchange_of, measure_transfers, together
 from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_backward
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
@@ -31,9 +25,8 @@ from timelyfreeze.runtime.torch_pipelining import (
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",
-    "Exchange", "FreezingStage", "FrontAhead", "GridExchange", "OutsideClock", "adopt_stages",
-    "clock_for", "exchange_of", "forward_only", "has_loss",
-    "known_schedules",
+    "Exchange", "FreezingStage", "FrontAhead", "OutsideClock", "adopt_stages",
+    "clock_for", "exchange_of", "forward_only", "has_loss", "known_schedules",
     "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
     "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",
     "stages_per_rank", "together",

@@ -18,11 +18,7 @@ from timelyfreeze.schedule import ScheduleOrder
 
 
 class Exchange:
-    """Object collectives of one process group.
-
-    Args:
-        group: The process group; None is the default group of all ranks.
-    """
+    """Object collectives of one process group. None is the default group of all ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -30,11 +26,7 @@ class Exchange:
         self.size = dist.get_world_size(group)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks, on every rank.
-
-        Args:
-            value: Anything that pickles.
-        """
+        """Return every rank's value, in the order of ranks, on every rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
         return values
@@ -55,12 +47,8 @@ class Exchange:
 class GridExchange(Exchange):
     """Collectives of all processes of a pipeline and of its replicas, by way of their groups.
 
-    Processes are numbered pipeline by pipeline.
-
-    Args:
-        pipeline: Group of the processes that hold the stages of one replica.
-        replicas: Group of the processes that hold the stages that this one holds: data-parallel
-            replicas, and those that split tensors between them.
+    Processes are numbered pipeline by pipeline. ``replicas`` are the processes that hold the stages
+    that this one holds: data-parallel replicas, and those that split tensors between them.
     """
 
     def __init__(self, pipeline: dist.ProcessGroup | None, replicas: dist.ProcessGroup) -> None:
@@ -92,14 +80,8 @@ def exchange_of(
 ) -> Exchange:
     """Return the exchange of all processes that freeze alike.
 
-    Args:
-        stages: This rank's.
-        pipeline_group: The processes of this pipeline; None for the group of the stages.
-        data_parallel_group: Those that hold the same stages; where neither is named, all processes
-            of the default group take part.
-
-    Raises:
-        ValueError: If processes that share tensors would be left out.
+    ``pipeline_group`` None is the group of the stages; where neither is named, all processes of the
+    default group take part. Processes that share tensors cannot be left out.
     """
     if data_parallel_group is not None:
         return GridExchange(pipeline_group or stages[0].group, data_parallel_group)
@@ -140,11 +122,9 @@ def measure_transfers(
 ) -> dict[tuple[int, int], float]:
     """Time a message of the size that stages send over every link of the pipeline.
 
-    Every rank must call this at the same time, between two batches.
-
-    Returns:
-        Milliseconds by sending and receiving rank, both ways, of the links that this rank timed:
-        those to ranks of a higher number.
+    Every rank must call this at the same time, between two batches. Returns milliseconds by sending
+    and receiving rank, both ways, of the links that this rank timed: those to ranks of a higher
+    number.
     """
     n_bytes = max(exchange.all_gather(max(stage.message_bytes for stage in stages)))
     links = pipeline_links(order)

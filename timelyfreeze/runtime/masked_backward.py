@@ -33,23 +33,12 @@ def masked_full_backward(
 ) -> tuple[Tensor | None, ...]:
     """Run one stage's backward, accumulating weight gradients into ``live`` only.
 
-    Args:
-        outputs: The stage's output, or its loss: a tensor, or the edge that is left of one that was
-            sent and let go of (torch 2.15), or nested tuples, lists and dicts of them.
-        output_grads: Gradients in the same nesting, or None for a scalar loss.
-        stage_inputs: What the stage's forward received; a tensor that requires grad gets its
-            gradient computed.
-        live: Parameters that take part in this microbatch's update.
-        chain_end: A tensor inside the stage down to which the chain of input gradients shall run
-            even if nothing below it is live; its gradient is thrown away.
-
-    Returns:
-        One gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so
-        that nothing accumulates from one microbatch to the next.
-
-    Raises:
-        TypeError: If there is anything else among the outputs.
-        RuntimeError: If tensors are live and no output has a graph that could lead to them.
+    ``outputs`` is the stage's output, or its loss: a tensor, or the edge that is left of one that
+    was sent and let go of (torch 2.15), or nested tuples, lists and dicts of them; ``output_grads``
+    nest alike, None for a scalar loss. Down to ``chain_end``, a tensor inside the stage, the chain
+    of input gradients runs even if nothing below it is live; its gradient is thrown away. Returns a
+    gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so that
+    nothing accumulates from one microbatch to the next.
     """
     wanted = [t for t in stage_inputs if isinstance(t, Tensor) and t.requires_grad]
     targets = [*wanted, *live]
@@ -144,13 +133,8 @@ class CompiledBlocks:
     """The modules inside a stage's module that ``torch.compile`` was applied to.
 
     Call this after parallelisms have been applied: FSDP's hooks have to run before the ones that
-    are put on the blocks here.
-
-    Args:
-        module: The stage's module.
-
-    Attributes:
-        positions: For each block with parameters, where they stand among those of ``module``.
+    are put on the blocks here. ``positions``: of each block with parameters, where they stand among
+    those of ``module``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -170,9 +154,7 @@ class CompiledBlocks:
     def without_weight_gradients(self, mask: NDArray[np.bool_] | None) -> Iterator[None]:
         """Run the stage's forward such that the blocks that ``mask`` freezes have no dW.
 
-        Args:
-            mask: Over the parameters of the module, bool; True throughout a frozen block. None
-                freezes nothing.
+        It is over the module's parameters, True throughout a frozen block. None freezes nothing.
         """
         if mask is not None:
             pairs = zip(self._blocks, self.positions, strict=True)

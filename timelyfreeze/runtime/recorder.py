@@ -19,13 +19,10 @@ from timelyfreeze.timing import BatchRecord
 
 
 class Clock(Protocol):
-    """Takes marks now and tells later how far two of them lie apart.
+    """Takes marks now and tells later how far two of them lie apart."""
 
-    Attributes:
-        gaps_are_work: Whether what lies between two actions of a rank is work of its processor, to
-            be counted to the action that follows, and not waiting.
-    """
-
+    # whether what lies between two actions of a rank is work of its processor, to be counted to the
+    # action that follows, and not waiting
     gaps_are_work: bool
 
     def mark(self) -> Any:
@@ -122,10 +119,8 @@ class CudaClock:
 def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False) -> Clock:
     """Return the clock that measures work on ``device``.
 
-    Args:
-        device: Where the stage computes.
-        shared: Whether ranks outnumber the cores they run on; only a CPU can be shared.
-        lone: Whether one thread runs the actions of all ranks; of interest on a CPU only.
+    Ranks that outnumber their cores are ``shared``, all those whose actions one thread runs
+    ``lone``; both are of interest on a CPU only.
     """
     if device.type == "cuda":
         return CudaClock()
@@ -139,12 +134,6 @@ class ActionRecorder:
 
     Nothing is recorded outside :meth:`recorded_batch`, so evaluation and shape inference leave no
     trace.
-
-    Args:
-        clock: Takes the marks.
-
-    Attributes:
-        clock: The same.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -210,12 +199,9 @@ class ActionRecorder:
 class OutsideClock:
     """Adds up the time between the batches of a step, before the first and after the last.
 
-    Steps that nobody begins leave no marks.
-
-    Args:
-        clock: Takes the marks.
-        waited_ms: Returns how much of the time of the step so far a rank of its own would not
-            take, such as other ranks' optimizers where one process emulates all.
+    Steps that nobody begins leave no marks. ``waited_ms`` returns how much of the time of the step
+    so far a rank of its own would not take, such as other ranks' optimizers where one process
+    emulates all.
     """
 
     def __init__(self, clock: Clock, waited_ms: Callable[[], float] = lambda: 0.0) -> None:

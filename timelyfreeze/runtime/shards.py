@@ -19,9 +19,7 @@ def local_part(tensor: Tensor) -> Tensor:
 def whole_in_turn(tensor: Tensor, turn: int) -> Tensor | None:
     """Return a tensor, gathered on one of the ranks that share it; None on the others.
 
-    Args:
-        tensor: Sharded or not; if it is, all these ranks must call this together.
-        turn: Which of them has it; counts on from the first after the last.
+    Ranks that share it call this together; ``turn`` counts on from the first after the last.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -65,11 +63,7 @@ def parameters_of_graph(module: nn.Module, left_out: Collection[nn.Module]) -> l
 
     FSDP computes with gathered parameters, which are other objects than the shards that stand in
     the module otherwise; so they are looked up at each backward, and gathered first where the
-    forward has let go of them.
-
-    Args:
-        module: A stage's.
-        left_out: Modules that the batch does not run through, which are left alone.
+    forward has let go of them. Modules that the batch does not run through, ``left_out``, stay.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule) and part not in left_out:
@@ -80,9 +74,7 @@ def parameters_of_graph(module: nn.Module, left_out: Collection[nn.Module]) -> l
 def sum_over_shards(parameters: Sequence[Tensor], columns: Tensor) -> None:
     """Add up, in place, what the shards of each tensor have.
 
-    Args:
-        parameters: n tensors, sharded or not.
-        columns: Metrics of their local parts, shape [n, number of metrics].
+    Columns have metrics of local parts of n tensors, shape [n, number of metrics].
     """
     rows_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for i, parameter in enumerate(parameters):

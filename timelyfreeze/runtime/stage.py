@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING, FrozenBlocks
-from timelyfreeze.runtime.low_rank.stage import LowRankStage
+from timelyfreeze.runtime.entering.stage import AT_THE_FRONT, EMBEDDING, FrozenBlocks
+from timelyfreeze.runtime.low_rank.layers import LowRankStage
 from timelyfreeze.runtime.masked_backward import (
     CompiledBlocks,
     accumulation_nodes,
@@ -30,7 +30,7 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.shards import parameters_of_graph
-from timelyfreeze.runtime.torch_stages import (
+from timelyfreeze.runtime.torch_pipelining import (
     announce_reduction,
     keep_gradients_unreduced,
     settle_unsharded_gradients,
@@ -63,19 +63,11 @@ class FreezingStage(LowRankStage):
         """Start timing actions with ``recorder`` and accept masks.
 
         Names and sizes of the parameters are looked up now: call this after parallelisms have been
-        applied to the module.
-
-        Args:
-            recorder: Where action times go; shared by the stages of a rank.
-            per_tensor: For the first stage only: run the chain of input gradients down to the
-                embedding's output even where nothing near it is live, so that backward time falls
-                linearly with the freeze ratio.
-            gradient_rank: Directions in which a frozen linear weight still gets its gradient; no
-                other parameter is frozen then. 0: none, as in the paper.
-            seed: Of the first directions.
-
-        Raises:
-            ValueError: If ``per_tensor`` is asked of a first stage without an embedding.
+        applied to the module. With ``per_tensor`` a first stage runs the chain of input gradients
+        down to the embedding's output even where nothing near it is live, so that backward time
+        falls linearly with the freeze ratio. ``gradient_rank`` is the number of directions in which
+        a frozen linear weight still gets its gradient; no other parameter is frozen then. 0: none,
+        as in the paper.
         """
         self.recorder = recorder
         named = self.named_stage_parameters()
@@ -109,13 +101,11 @@ class FreezingStage(LowRankStage):
     ) -> None:
         """Set what the coming batch freezes.
 
-        Args:
-            masks: For each microbatch a mask, shape [n_parameters], in the order of
-                ``parameter_names``, True where frozen; the same for all of each group of
-                ``frozen_together``. A microbatch that is missing freezes nothing.
-            without_input_grads: Microbatches in which every stage in front is frozen whole. The
-                chain of input gradients then ends at this stage's first live tensor, and the stage
-                in front, which expects a gradient, gets zeros.
+        A microbatch's mask, shape [n_parameters], is True where frozen; the same for all of each
+        group of ``frozen_together``. A microbatch that is missing freezes nothing. In those of
+        ``without_input_grads`` every stage in front is frozen whole: the chain of input gradients
+        ends at this stage's first live tensor, and the stage in front, which expects a gradient,
+        gets zeros.
         """
         self._masks = masks
         self._without_input_grads = without_input_grads
@@ -338,12 +328,7 @@ class FreezingStage(LowRankStage):
 
 
 def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
-    """Make plain pipeline stages freezing ones, in place; without a recorder nothing changes.
-
-    Raises:
-        ValueError: If one is no ``PipelineStage``, or replicates its gradients in a way that masked
-            backwards do not know.
-    """
+    """Make plain pipeline stages freezing ones, in place; without a recorder nothing changes."""
     for stage in stages:
         kind, index = type(stage), getattr(stage, "stage_index", "?")
         if not isinstance(stage, PipelineStage):

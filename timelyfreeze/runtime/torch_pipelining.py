@@ -1,6 +1,7 @@
-"""The one place that touches private names of torch's schedules; ``torch_stages`` has the others.
+"""The one place that touches private names of torch's schedules, of its stages and of FSDP2.
 
-Written against torch 2.13 to 2.15; ``tests/timelyfreeze/runtime/test_torch_names.py`` fails by name
+Written against torch 2.13 to 2.15. Each name is asked for where it is not in all of them;
+``tests/timelyfreeze/runtime/test_torch_names.py`` says which torch has which, and fails by name
 when one of them moves.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -34,10 +36,6 @@ def read_order(schedule: Any) -> ScheduleOrder:
     GPipe and 1F1B run hand-written loops beside which torch keeps an order for drawing; in 2.13 the
     one of 1F1B differs on the last rank from what the loop does, so for these two the order comes
     from our own generators, which follow the loops.
-
-    Raises:
-        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
-            valid.
     """
     if isinstance(schedule, torch_schedules.ScheduleGPipe):
         return gpipe_order(schedule._num_stages, schedule._n_microbatches)
@@ -58,14 +56,8 @@ def named_order(
 ) -> ScheduleOrder:
     """Return the order of a schedule by its name, without processes or stages.
 
-    Args:
-        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-        n_ranks: Pipeline ranks, 1 or more.
-        n_microbatches: Microbatches of a batch.
-        stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
-
-    Raises:
-        ValueError: If torch or our generators cannot build the schedule from these numbers.
+    The name is as in ``parallelism.pipeline_parallel_schedule``, in any case; ``stages_per_rank``
+    is 1 for GPipe and 1F1B, 2 or more for the others.
     """
     schedule_class = torch_schedules.get_schedule_class(schedule_name)
     if schedule_class is torch_schedules.ScheduleGPipe:
@@ -105,11 +97,7 @@ def known_schedules() -> tuple[str, ...]:
 
 
 def stages_per_rank(schedule_name: str) -> int | None:
-    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown.
-
-    Args:
-        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-    """
+    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown."""
     if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
         return None
     schedule_class = torch_schedules.get_schedule_class(schedule_name)
@@ -148,13 +136,7 @@ def has_loss(schedule: Any) -> bool:
 def split_batch(
     schedule: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Return what a schedule hands to its stage for each microbatch when it runs a batch.
-
-    Args:
-        schedule: A schedule object of ``torch.distributed.pipelining``.
-        args: Positional arguments of its ``step``.
-        kwargs: Arguments of its ``step`` that are for the stages.
-    """
+    """Return what a schedule hands to its stage for each microbatch when it runs a batch."""
     return list(zip(*schedule._split_inputs(args, dict(kwargs)), strict=True))
 
 
@@ -190,23 +172,8 @@ def run_batches_in(
 def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     """Make a schedule that drives all stages of a pipeline run ``actions``, one after the other.
 
-    Args:
-        schedule: A multi-stage schedule object of ``torch.distributed.pipelining`` that was built
-            in a group of one rank.
-        actions: Every action of a batch, each after all that it needs.
-
-    Raises:
-        ValueError: If the schedule's stages are not those of ``actions``, or it is of a kind that
-            has no order to set.
+    The schedule was built in a group of one rank; each action comes after all that it needs.
     """
-    held = sorted(stage.stage_index for stage in stages_of(schedule))
-    wanted = sorted({action.stage for action in actions})
-    if held != wanted or not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
-        raise ValueError(
-            f"{type(schedule).__name__} drives stages {held} here and cannot run actions of stages "
-            f"{wanted} one after the other; it must be a multi-stage schedule with all stages on "
-            "one rank"
-        )
     order = {
         0: [
             torch_schedules._Action(
@@ -275,3 +242,36 @@ def _flat(torch_actions: Any) -> Iterator[Any]:
             yield from _flat(torch_action.sub_actions)
         else:
             yield torch_action
+
+
+def keep_gradients_unreduced(module: FSDPModule) -> None:
+    """Have FSDP2 add up gradients as torch's own stage does, until the schedule reduces them."""
+    if not hasattr(module, "set_manual_backward_finalization"):
+        module.set_is_last_backward(False)
+    module.set_reshard_after_backward(False)
+    module.set_requires_gradient_sync(False)
+
+
+def announce_reduction(module: Any) -> None:
+    """Say that the schedule will reduce a module's gradients, where no forward of it says so.
+
+    Since torch 2.15 the reduction of FSDP2 fails otherwise.
+    """
+    if isinstance(module, FSDPModule) and hasattr(module, "set_manual_backward_finalization"):
+        module.set_manual_backward_finalization(True)
+
+
+def settle_unsharded_gradients(module: FSDPModule) -> None:
+    """Bring FSDP2's unsharded gradients to the one place where its reduction looks for them.
+
+    A weight pass that leaves a parameter out in one microbatch and not in another leaves its
+    gradient partly in the unsharded parameter and partly in the accumulator, which FSDP2's own
+    reduction asserts against. Call it between a module's last backward and the reduction. Since
+    torch 2.15 there is one place, and nothing to do.
+    """
+    for state in fully_shard.state(module)._state_ctx.all_states:
+        for group in state._fsdp_param_groups:
+            for fsdp_param in group.fsdp_params:
+                if hasattr(fsdp_param, "accumulate_unsharded_grad_if_needed"):
+                    fsdp_param.accumulate_unsharded_grad_if_needed()
+                    fsdp_param.to_accumulated_grad_if_needed()

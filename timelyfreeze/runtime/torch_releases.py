@@ -16,11 +16,7 @@ UNTESTED = "TIMELYFREEZE_UNTESTED_TORCH"
 
 
 def require_tested(version: str, allowed: str | None) -> None:
-    """Raise unless ``version`` of torch was tested, or is the one that ``allowed`` names.
-
-    Raises:
-        ImportError: If it was not. It names the version, those that were, and what to do.
-    """
+    """Raise unless ``version`` of torch was tested, or is the one that ``allowed`` names."""
     major, minor = version.split(".")[:2]
     if FIRST <= (int(major), int(minor)) < END or allowed == version:
         return

@@ -18,12 +18,13 @@ from timelyfreeze.schedule.order import (
     ScheduleError,
     ScheduleOrder,
     build_order,
+    gpipe_order,
+    one_f_one_b_order,
     order_from_csv,
     order_to_csv,
     parse_action,
     parse_order,
 )
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 __all__ = [
     "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",

@@ -110,13 +110,8 @@ def connect(
 ) -> PipelineDag:
     """Return the graph of actions that wait for each other, as ``build_dag`` does for one batch.
 
-    Args:
-        ranks: Actions of each rank in the order in which it runs them; a rank may have none.
-        waits: Pairs of which the second waits for the first, besides neighbours on a rank.
-        n_stages: Number of stages.
-
-    Raises:
-        ScheduleError: If actions wait for each other in a circle.
+    Each rank runs its actions in their order, and may have none; of each pair of ``waits`` the
+    second waits for the first, besides neighbours on a rank.
     """
     actions = tuple(action for row in ranks for action in row)
     index = {action: i for i, action in enumerate(actions)}
@@ -202,9 +197,7 @@ def check_durations(
 ) -> NDArray[np.float64]:
     """Return ``durations_ms`` as a float64 array, shape [A], after checking it against ``dag``.
 
-    Raises:
-        ValueError: If the shape is not [A], or a number is negative or not finite. Its text calls
-            them ``name``.
+    The error's text calls them ``name``.
     """
     durations = np.asarray(durations_ms, dtype=np.float64)
     if durations.shape != (len(dag.actions),):
@@ -226,10 +219,8 @@ def edge_delays(
 ) -> NDArray[np.float64]:
     """Return the time that the message along each edge takes, shape [E], milliseconds.
 
-    Args:
-        dag: Precedence graph of E edges.
-        p2p_latency_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
-            message.
+    Latencies are by sending and receiving rank, 0 where missing; edges within a rank carry no
+    message.
     """
     links = dag.ranks[dag.edges]
     return np.array(
@@ -239,11 +230,7 @@ def edge_delays(
 
 
 def check_delays(dag: PipelineDag, delays_ms: ArrayLike) -> NDArray[np.float64]:
-    """Return ``delays_ms`` as a float64 array after checking it against ``dag``.
-
-    Raises:
-        ValueError: If the shape is not [E], or a number is negative or not finite.
-    """
+    """Return ``delays_ms`` as a float64 array after checking it against ``dag``."""
     delays = np.asarray(delays_ms, dtype=np.float64)
     if delays.shape != (len(dag.edges),):
         raise ValueError(

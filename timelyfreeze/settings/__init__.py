@@ -5,7 +5,6 @@ from timelyfreeze.settings.choices import (
     AUTO,
     FIRST_STAGE_MODES,
     HOST,
-    N_SEEDS,
     OFF,
     PER_TENSOR,
     SKIP_INPUT_GRADS,
@@ -26,7 +25,7 @@ from timelyfreeze.settings.front import (
     ElasticSettings,
     PackingSettings,
 )
-from timelyfreeze.settings.names import arguments_named, key, name_arguments
+from timelyfreeze.settings.names import arguments_named, begin_anew, key, name_arguments
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
     MIXED,
@@ -34,12 +33,13 @@ from timelyfreeze.settings.phases import (
     PhaseSchedule,
     actual_freeze_ratio,
 )
+from timelyfreeze.settings.rules import AtLeast0, AtLeast1, rule_errors
 
 __all__ = [
     "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
-    "N_SEEDS", "OFF", "PER_TENSOR", "SKIP_INPUT_GRADS", "USE", "ActivationCache", "CacheSettings",
-    "ElasticSettings", "FreezeSettings", "PackingSettings", "Phase", "PhaseSchedule",
-    "actual_freeze_ratio", "arguments_named", "first_stage_mode", "key", "name_arguments",
-    "rank_errors", "ratio_errors", "replanning_errors", "seed_errors", "skips_input_grads",
-    "unknown_words",
+    "OFF", "PER_TENSOR", "SKIP_INPUT_GRADS", "USE", "ActivationCache", "AtLeast0",
+    "AtLeast1", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings", "Phase",
+    "PhaseSchedule", "actual_freeze_ratio", "arguments_named", "begin_anew", "first_stage_mode",
+    "key", "name_arguments", "rank_errors", "ratio_errors", "replanning_errors", "rule_errors",
+    "seed_errors", "skips_input_grads", "unknown_words",
 ]  # fmt: skip

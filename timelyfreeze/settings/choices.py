@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
+from timelyfreeze.files import OneOf, broken_rule
 from timelyfreeze.settings.names import key
 from timelyfreeze.settings.phases import PhaseSchedule
+from timelyfreeze.settings.rules import rule_errors
 
 ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"
@@ -21,68 +24,34 @@ SKIP_INPUT_GRADS = (OFF, USE)
 
 DEVICE = "device"
 HOST = "host"
-SCORE_MEMORIES = (DEVICE, HOST)
-SCORE_DTYPES = ("float32", "bfloat16")
-
-# Seeds are words of 64 bits.
-N_SEEDS = 2**64
 
 
 @dataclass(frozen=True)
 class FreezeSettings:
     """What a user chooses; ``docs/library.md`` explains each value.
 
-    Attributes:
-        phases: Last steps of warm-up, monitoring and ramp.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each: a cap on the mean
-            of a stage's backwards; or ``AUTO``, to take the one with which a loss is reached
-            soonest.
-        gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
-            frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
-            as in the paper.
-        seed: Seed of the masks, at least 0.
-        first_stage: One of ``FIRST_STAGE_MODES``.
-        skip_input_grads: What to do about backwards that nobody needs, one of
-            ``SKIP_INPUT_GRADS``: run them or leave them out.
-        discard_batches: Batches left out of all measurements after each change of phase.
-        solver_time_limit_s: Seconds after which the solver gives up.
-        solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
-            size of the pipeline decide.
-        replan_every: Steps of the stable phase after which times are compared with the plan's,
-            again and again; 0 for never.
-        replan_threshold: Fraction by which times must have moved for the plan to be solved anew.
-        min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
-        score_memory: Where policies' vectors live, one of ``SCORE_MEMORIES``.
-        score_dtype: What they are kept in, one of ``SCORE_DTYPES``.
-
-    Raises:
-        ValueError: If a word is unknown or a number makes no sense.
+    Most are arguments of :class:`timelyfreeze.TimelyFreeze`, which says what they mean.
     """
 
     phases: PhaseSchedule
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     gradient_rank: int = 0
     seed: int = 42
-    first_stage: str = ALL_OR_NOTHING
-    skip_input_grads: str = USE
+    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] = ALL_OR_NOTHING
+    skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] = USE
     discard_batches: int = 2
     solver_time_limit_s: float = 60.0
     solver_delay_steps: int | None = None
     replan_every: int = 100
     replan_threshold: float = 0.1
     min_gain: float = 0.02
-    score_memory: str = DEVICE
-    score_dtype: str = SCORE_DTYPES[0]
+    score_memory: Annotated[str, OneOf(DEVICE, HOST)] = DEVICE
+    score_dtype: Annotated[str, OneOf("float32", "bfloat16")] = "float32"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
-            *unknown_words(
-                first_stage=self.first_stage,
-                skip_input_grads=self.skip_input_grads,
-                score_memory=self.score_memory,
-                score_dtype=self.score_dtype,
-            ),
+            *rule_errors(self),
             *replanning_errors(
                 phases=self.phases,
                 solver_delay_steps=self.solver_delay_steps,
@@ -131,32 +100,17 @@ def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
 
 
 def unknown_words(**words: str) -> Iterator[str]:
-    """Yield what is wrong with settings that have a fixed choice of words.
-
-    Args:
-        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and
-            ``score_dtype``.
-    """
-    known = {
-        "first_stage": FIRST_STAGE_MODES,
-        "skip_input_grads": SKIP_INPUT_GRADS,
-        "score_memory": SCORE_MEMORIES,
-        "score_dtype": SCORE_DTYPES,
-    }
+    """Yield what is wrong with settings that have a fixed choice of words."""
+    hints = get_type_hints(FreezeSettings, include_extras=True)
     for name, word in words.items():
-        if word not in known[name]:
-            yield f"{key(name)} is {word!r}; known: {', '.join(known[name])}"
+        if rule := broken_rule(hints[name], word):
+            yield f"{key(name)} is {word!r}; {rule}"
 
 
 def ratio_errors(
     max_freeze_ratio: float | Sequence[float] | str, n_stages: int | None
 ) -> Iterator[str]:
-    """Yield what is wrong with r_max.
-
-    Args:
-        max_freeze_ratio: One value, or one for each stage, or ``AUTO``.
-        n_stages: Of the pipeline; None where that is not known yet.
-    """
+    """Yield what is wrong with r_max. ``n_stages`` is None where that is not known yet."""
     name = key("max_freeze_ratio")
     if isinstance(max_freeze_ratio, str):
         if max_freeze_ratio != AUTO:
@@ -178,7 +132,7 @@ def ratio_errors(
 
 def seed_errors(seed: int) -> Iterator[str]:
     """Yield what is wrong with the seed of the masks."""
-    if not 0 <= seed < N_SEEDS:
+    if not 0 <= seed < 2**64:
         yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
 
 

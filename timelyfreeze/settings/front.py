@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+from timelyfreeze.files import Fraction, OneOf, Within
 from timelyfreeze.settings.names import key
+from timelyfreeze.settings.rules import AtLeast0, rule_errors
 
 GIB = 1024**3
+_Room = Annotated[float, Within(0.0)]
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,10 @@ class CacheSettings:
     """Read what the frozen front puts out for a row instead of computing it again. For methods that
     freeze the front and make no plan, and data whose rows come again: see docs/front.md."""
 
-    memory_gib: float = 4.0
+    memory_gib: _Room = 4.0
     """Memory of the host, GiB for each process, that rows are kept in first. 0: none."""
 
-    disk_gib: float = 0.0
+    disk_gib: _Room = 0.0
     """Room on the disk, GiB for each host, for rows that do not fit into memory. Its processes
     share it, and find these rows again after a move or a resume. Rows that are read ahead take up
     to 1 GiB of memory more. 0: none."""
@@ -33,10 +37,7 @@ class CacheSettings:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
-        rooms = {"cache.memory_gib": self.memory_gib, "cache.disk_gib": self.disk_gib}
-        for name, room in rooms.items():
-            if not (math.isfinite(room) and room >= 0.0):
-                yield f"{key(name)} is {room}; it must be 0 or more, and finite"
+        yield from rule_errors(self, "cache")
         if self.memory_gib == self.disk_gib == 0.0:
             yield (
                 f"{key('cache.memory_gib')} is 0.0, and {key('cache.disk_gib')} too, so nothing "
@@ -93,17 +94,17 @@ _RATES = (NONE, LINEAR, SQRT)
 class PackingSettings:
     """Whether batches grow, or ranks become fewer, as the front of the model freezes."""
 
-    mode: str = NONE
+    mode: Annotated[str, OneOf(*_MODES)] = NONE
     """"performance": use memory that the frozen front sets free for larger microbatches, so that a
     step takes fewer gradient accumulations. "efficiency": once the model fits on fewer ranks, go on
     with as many processes, from a checkpoint. "none": both stay. For methods that freeze the front
     and make no plan: see docs/front.md."""
 
-    max_global_batch: int = 0
+    max_global_batch: AtLeast0 = 0
     """Once a step is down to one batch, training.global_batch_size may grow up to this, in whole
     multiples; the run then takes fewer steps for the same rows. 0: it stays."""
 
-    learning_rate: str = NONE
+    learning_rate: Annotated[str, OneOf(*_RATES)] = NONE
     """How the learning rate grows with the global batch: "none" (not at all), "linear" (as the
     batch does) or "sqrt" (as its square root)."""
 
@@ -118,27 +119,14 @@ class PackingSettings:
         return self.mode == EFFICIENCY
 
     def rate_factor(self, growth: int) -> float:
-        """Return what the learning rate is multiplied with where steps have more rows.
-
-        Args:
-            growth: Rows of a step, over those at the start.
-        """
+        """Return what the learning rate is multiplied with where steps have more rows."""
         if self.learning_rate == NONE:
             return 1.0
         return float(growth) if self.learning_rate == LINEAR else math.sqrt(growth)
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
-        if self.mode not in _MODES:
-            yield f"{key('packing.mode')} is {self.mode!r}; known: {', '.join(_MODES)}"
-        if self.max_global_batch < 0:
-            name = key("packing.max_global_batch")
-            yield f"{name} is {self.max_global_batch}; it must be 0 or more"
-        if self.learning_rate not in _RATES:
-            yield (
-                f"{key('packing.learning_rate')} is {self.learning_rate!r}; "
-                f"known: {', '.join(_RATES)}"
-            )
+        yield from rule_errors(self, "packing")
         if self.gives_back:
             for name, kept in (("max_global_batch", 0), ("learning_rate", NONE)):
                 if (value := getattr(self, name)) != kept:
@@ -146,10 +134,6 @@ class PackingSettings:
                         f"{key(f'packing.{name}')} is {value!r}; with packing.mode {EFFICIENCY!r} "
                         f"steps keep their rows, so it must be {kept!r}"
                     )
-
-
-_PARTITIONS = ("parameters", "time")
-_GLOBAL_BATCHES = ("constant", "paper")
 
 
 @dataclass(frozen=True)
@@ -161,18 +145,18 @@ class ElasticSettings:
     and train replicas on the ranks that this frees. For methods that freeze the front, alone or
     with a plan, which is made anew then: see docs/front.md."""
 
-    partition: str = "parameters"
+    partition: Annotated[str, OneOf("parameters", "time")] = "parameters"
     """What is even where the model is cut anew: "parameters", or "time", by the profile that
     parallelism.partition_profile names."""
 
-    frozen_cost: float = 1 / 6
+    frozen_cost: Fraction = 1 / 6
     """lambda, in [0, 1]: what a frozen layer counts where the model is cut by parameters, as a
     fraction of a live one."""
 
-    min_ranks: int = 2
+    min_ranks: Annotated[int, Within(2)] = 2
     """The pipeline becomes no shorter than this, 2 at least."""
 
-    global_batch: str = "constant"
+    global_batch: Annotated[str, OneOf("constant", "paper")] = "constant"
     """Rows of a step: "constant", which replicas share, or "paper": each replica has as many as
     the pipeline of the start, and the run takes fewer steps for the same rows."""
 
@@ -201,16 +185,4 @@ class ElasticSettings:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
-        if self.partition not in _PARTITIONS:
-            yield (
-                f"{key('elastic.partition')} is {self.partition!r}; known: {', '.join(_PARTITIONS)}"
-            )
-        if self.global_batch not in _GLOBAL_BATCHES:
-            yield (
-                f"{key('elastic.global_batch')} is {self.global_batch!r}; "
-                f"known: {', '.join(_GLOBAL_BATCHES)}"
-            )
-        if not (math.isfinite(self.frozen_cost) and 0.0 <= self.frozen_cost <= 1.0):
-            yield f"{key('elastic.frozen_cost')} is {self.frozen_cost}; it must be in [0, 1]"
-        if self.min_ranks < 2:
-            yield f"{key('elastic.min_ranks')} is {self.min_ranks}; it must be 2 or more"
+        yield from rule_errors(self, "elastic")

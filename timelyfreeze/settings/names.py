@@ -20,21 +20,21 @@ _ELSEWHERE = {
 Naming = Callable[[str], str]
 
 
-def _as_the_library_does(argument: str) -> str:
-    return _ELSEWHERE.get(argument, argument)
-
-
-_naming: list[Naming] = [_as_the_library_does]
+_naming: list[Naming] = [lambda argument: _ELSEWHERE.get(argument, argument)]
 
 
 def key(argument: str) -> str:
     """Return what the reader of a message calls ``argument``.
 
-    Args:
-        argument: An argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a
-            policy, as in ``apf.threshold``; or one of the few words for what is not ours.
+    It is an argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a policy, as
+    in ``apf.threshold``; or one of the few words for what is not ours.
     """
     return _naming[-1](argument)
+
+
+def begin_anew() -> str:
+    """Return how a run goes on without the state of a checkpoint, the end of an error."""
+    return f"to begin freezing anew, {key('begin_anew')}"
 
 
 def name_arguments(naming: Naming) -> None:

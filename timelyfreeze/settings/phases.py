@@ -67,9 +67,6 @@ class PhaseSchedule:
         monitoring: One of ``MONITORING_WAYS``.
         n_learned: Steps up to T_w that count as steps after warm-up do: above 0 where phases have
             begun anew.
-
-    Raises:
-        ValueError: If a boundary breaks its rule.
     """
 
     last_warmup_step: int
@@ -107,9 +104,7 @@ class PhaseSchedule:
     def anew(self, step: int, n_learned: int) -> PhaseSchedule:
         """Return phases as long as these that begin to monitor after ``step``.
 
-        Args:
-            step: T_w of the new ones.
-            n_learned: ``learning_steps`` up to there.
+        ``step`` is T_w of the new ones, ``n_learned`` the ``learning_steps`` up to there.
         """
         later = step - self.last_warmup_step
         return replace(
@@ -131,13 +126,7 @@ class PhaseSchedule:
         return (self.last_warmup_step + self.last_monitor_step) // 2
 
     def last_step_of(self, phase: Phase) -> int:
-        """Last step of ``phase``; for a phase without steps that of the phase before.
-
-        Raises:
-            ValueError: For STABLE and OFF, which last as long as the run does.
-        """
-        if phase in _ENDLESS:
-            raise ValueError(f"phase {phase.value!r} has no last step; it lasts until the run ends")
+        """Last step of ``phase``; for a phase without steps that of the phase before."""
         last_upper, last_lower = self.last_upper_bound_step, self.last_monitor_step
         if self.monitoring == MIXED:
             last_upper = last_lower = self.last_warmup_step
@@ -150,12 +139,9 @@ class PhaseSchedule:
         }[phase]
 
     def phase(self, step: int) -> Phase:
-        """Phase of optimizer step ``step``.
-
-        Raises:
-            ValueError: If ``step`` is below 1.
-        """
-        _check_step(step)
+        """Phase of optimizer step ``step``."""
+        if step < 1:
+            raise ValueError(f"the step is {step}; optimizer steps count from 1")
         ending = (phase for phase in Phase if phase not in _ENDLESS)
         return next((phase for phase in ending if step <= self.last_step_of(phase)), Phase.STABLE)
 
@@ -163,11 +149,7 @@ class PhaseSchedule:
         """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
 
         It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet.
-
-        Raises:
-            ValueError: If ``step`` is below 1.
         """
-        _check_step(step)
         if step <= self.last_monitor_step:
             return 0.0
         if step >= self.last_ramp_step:
@@ -178,11 +160,7 @@ class PhaseSchedule:
         """Count the steps after warm-up, up to and with ``step``, that change weights.
 
         All do but those of a lower-bound half, in which every tensor is frozen.
-
-        Raises:
-            ValueError: If ``step`` is below 1.
         """
-        _check_step(step)
         learned = self.n_learned + max(0, step - self.last_warmup_step)
         if self.monitoring == MIXED:
             return learned
@@ -195,20 +173,5 @@ def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float
 
     It speaks of planned freezing only, so it is 0 up to T_m; that the lower-bound half of
     monitoring freezes everything follows from the phase, not from a plan.
-
-    Args:
-        ratio: Expected freeze ratio r_i of the action, in [0, 1].
-        step: Optimizer step t, from 1.
-        phases: Boundaries of the run.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1] or ``step`` is below 1.
     """
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError(f"the expected freeze ratio is {ratio}; it must lie in [0, 1]")
     return ratio * phases.ramp(step)
-
-
-def _check_step(step: int) -> None:
-    if step < 1:
-        raise ValueError(f"the step is {step}; optimizer steps count from 1")

@@ -35,16 +35,17 @@ from timelyfreeze.timing.monitoring import (
     halves,
     median_of_each,
     pattern_of,
-    samples_from_plain,
     slowest_replica,
 )
-from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
 from timelyfreeze.timing.processors import (
+    message_time,
     play_actions,
     play_batch,
+    receiving,
     shared_cores,
     shared_processors,
     usable_cores,
+    with_messages,
 )
 
 __all__ = [
@@ -53,7 +54,7 @@ __all__ = [
     "bounds_from_samples", "bounds_to_json", "clock_offsets", "discard_errors",
     "executed_order", "halves", "holds_for", "interval_factor", "median_of_each", "message_time",
     "min_distances", "misreading", "parse_bounds", "pattern_of", "play_actions", "play_batch",
-    "range_of", "rank_batches", "receiving", "samples_from_plain", "shared_cores",
+    "range_of", "rank_batches", "receiving", "shared_cores",
     "shared_processors", "slowest", "slowest_durations", "slowest_replica", "uniform_bounds",
     "usable_cores", "validate_bounds", "with_messages", "within",
 ]  # fmt: skip

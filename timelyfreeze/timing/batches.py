@@ -20,25 +20,17 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class RankBatches:
-    """One rank's batches since the last collection.
+    """One rank's batches since the last collection."""
 
-    Attributes:
-        batches: Phase (its value) and span in milliseconds of each batch, oldest first; the same
-            phases on every rank.
-        durations_ms: Median time of each of the rank's actions over these batches, milliseconds.
-    """
-
+    # phase (its value) and span in milliseconds of each batch, oldest first; the same phases on
+    # every rank
     batches: tuple[tuple[str, float], ...]
+    # median time of each of the rank's actions over these batches, milliseconds
     durations_ms: dict[Action, float]
 
 
 def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
-    """Return what a clock cannot have shown in a batch of a rank; None if all of it can be.
-
-    Args:
-        durations_ms: Time of each action, milliseconds.
-        span_ms: From the start of the first action to the end of the last.
-    """
+    """Return what a clock cannot have shown in a batch of a rank; None if all of it can be."""
     for action, time_ms in durations_ms.items():
         if not (math.isfinite(time_ms) and time_ms >= 0.0):
             return f"{action} took {time_ms:g} ms"
@@ -51,9 +43,6 @@ def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]])
     """Return what a rank tells the others of its batches: nothing if a clock misread among them.
 
     All of them are left out then, since ranks' batches are matched by their number.
-
-    Args:
-        batches: Phase, time of each action and span of each batch, oldest first; milliseconds.
     """
     if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in batches):
         return RankBatches((), {})
@@ -86,12 +75,8 @@ def batch_times(
     last; a batch runs from the start of the first rank's first action. The distance between the two
     starts is the time of the actions in front of the rank's first one, which are forwards and
     follow each other without idle time but for what their messages take, so it is taken from their
-    measured durations. The batch ends with the rank that ends last.
-
-    Args:
-        dag: Precedence graph that holds every action of ``ranks``.
-        ranks: One entry per process; replicas may repeat actions, of which the slower counts.
-        delays_ms: Latency of messages, as in ``start_times``; None for nothing.
+    measured durations. The batch ends with the rank that ends last. Replicas may repeat actions, of
+    which the slower counts.
     """
     durations_ms = np.zeros(len(dag.actions))
     for action, duration_ms in slowest_durations(ranks).items():
@@ -121,12 +106,8 @@ _WIDEST = 700.0  # whose exponential is still a number
 def interval_factor(missed_by: Sequence[float]) -> float | None:
     """Return the factor f such that 9 of 10 batches take between 1 / f and f times a prediction.
 
-    Args:
-        missed_by: Measured over played time of each batch of warm-up and monitoring, in the order
-            in which they ran.
-
-    Returns:
-        float | None: 1 or more; None for fewer than 3 batches, or for times that cannot be.
+    ``missed_by`` is measured over played time of each batch of warm-up and monitoring, in the order
+    in which they ran. None for fewer than 3 batches, or for times that cannot be.
     """
     n = len(missed_by)
     if n < FEWEST_BATCHES or not all(0.0 < each < math.inf for each in missed_by):
@@ -185,12 +166,7 @@ def range_of(batch_ms: float, factor: float | None) -> str:
 
 
 def holds_for(n_ranks: int, n_processors: float | None) -> str:
-    """Return in words what ranks a prediction is for.
-
-    Args:
-        n_ranks: Of the pipeline.
-        n_processors: How many of them compute at once; None if each has a device of its own.
-    """
+    """Return in words what ranks a prediction is for."""
     if n_processors is None or n_processors >= n_ranks:
         return "a device or core of its own for each rank"
     cores = "1 core" if n_processors == 1 else f"{n_processors:g} cores"

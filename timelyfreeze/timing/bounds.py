@@ -226,15 +226,9 @@ def less_noisy_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64
     what sets their medians apart is noise unless it is larger than noise can be. Each median moves
     towards the mean of its group by as much as noise explains (the estimator of James and Stein,
     positive part). Where microbatches really differ, medians stay where they are. The noise of a
-    group is taken from how far samples lie from the median of their own action.
-
-    Args:
-        samples: Durations of each of k actions, at least one of each.
-
-    Returns:
-        NDArray[float64]: Shape [k]. The plain medians for fewer than 4 actions, for single samples,
-        whose noise nobody knows, and for samples without noise; all of them the same where noise
-        explains every difference.
+    group is taken from how far samples lie from the median of their own action. The plain medians
+    are returned for fewer than 4 actions, for single samples, whose noise nobody knows, and for
+    samples without noise.
     """
     medians = np.array([float(np.median(values)) for values in samples], dtype=np.float64)
     counts = np.array([len(values) for values in samples], dtype=np.float64)
@@ -299,13 +293,7 @@ def bounds_to_json(
 ) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: Of them.
-        more: Plain data of other entries.
-
-    Raises:
-        ValueError: As ``validate_bounds``.
+    ``more`` is plain data of other entries.
     """
     validate_bounds(dag, bounds)
     rows = zip(bounds.min_ms.tolist(), bounds.max_ms.tolist(), strict=True)
@@ -324,11 +312,7 @@ _KEPT = (
 
 
 def parse_bounds(data: Any) -> BoundsTable:
-    """Read what the JSON of ``bounds_to_json`` holds; all but ``bounds`` may be missing.
-
-    Raises:
-        ValueError: If it has another form. The message names the key and its value.
-    """
+    """Read what the JSON of ``bounds_to_json`` holds; all but ``bounds`` may be missing."""
     table = read_dataclass(BoundsTable, data, partly=True)
     if strange := [action for action in table.pinned if action not in table.bounds]:
         raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
@@ -336,12 +320,7 @@ def parse_bounds(data: Any) -> BoundsTable:
 
 
 def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
-    """Read bounds written by ``bounds_to_json``, rows in any order, and see that they fit ``dag``.
-
-    Raises:
-        ValueError: If the text has another form, its actions are not those of ``dag``, or
-            ``validate_bounds`` refuses the result. The message names the key and its value.
-    """
+    """Read bounds written by ``bounds_to_json``, in any order, and see that they fit ``dag``."""
     try:
         table = parse_bounds(parse_json(text))
     except ValueError as error:

@@ -24,18 +24,8 @@ def min_distances(
 ) -> NDArray[np.float64]:
     """Return how much later than clock a's zero clock b's zero lies at least, by messages a to b.
 
-    Args:
-        dag: Precedence graph of E edges.
-        clocks: What each of N clocks saw; together they have all actions of ``dag``.
-        delays_ms: What lies between the end of an edge's first action and its arrival at the
-            second, shape [E], milliseconds; None for nothing.
-
-    Returns:
-        NDArray[float64]: Shape [N, N], milliseconds; minus infinity where no edge leads from a to
-        b, and on the diagonal.
-
-    Raises:
-        ValueError: If an action was seen by no clock, or the delays do not fit.
+    Together the clocks have seen all actions. Shape [N, N]; minus infinity where no edge leads from
+    a to b, and on the diagonal.
     """
     holder = {action: clock for clock, seen in enumerate(clocks) for action in seen}
     missing = [str(action) for action in dag.actions if action not in holder]
@@ -62,16 +52,8 @@ def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
     are shortest paths, and the middle between them, which keeps the rules too, is returned: where
     messages take equally long in both directions, it is right. Where no offsets keep all rules
     (delays that were assumed too long, clocks that run unevenly), every rule gives way by the same
-    amount, the smallest that helps: the largest mean over a circle of rules.
-
-    Args:
-        min_ms: Shape [N, N], milliseconds; minus infinity for no rule.
-
-    Returns:
-        NDArray[float64]: Shape [N], milliseconds; the first is 0.
-
-    Raises:
-        ValueError: If rules do not tie every clock to the first from both sides.
+    amount, the smallest that helps: the largest mean over a circle of rules. Minus infinity is no
+    rule; rules have to tie every clock to the first, which is at 0, from both sides.
     """
     distances = np.array(min_ms, dtype=np.float64)
     np.fill_diagonal(distances, -np.inf)

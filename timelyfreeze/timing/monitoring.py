@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.schedule import Action, ScheduleOrder, build_order, parse_action
+from timelyfreeze.files import read_dataclass, to_plain
+from timelyfreeze.schedule import Action, ScheduleOrder, build_order
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 
 Times = Mapping[Action, Sequence[float]]
@@ -23,18 +24,15 @@ Times = Mapping[Action, Sequence[float]]
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """What the clocks of one rank saw of one pipeline batch.
+    """What the clocks of one rank saw of one pipeline batch."""
 
-    Attributes:
-        durations_ms: Milliseconds of each action, float64, in the order of execution.
-        span_ms: Milliseconds from the start of the rank's first action to the end of its last,
-            waiting included.
-        intervals_ms: When each action began and ended, in milliseconds since the rank's first
-            action began; longer than its duration where the rank went without a core.
-    """
-
+    # milliseconds of each action, float64, in the order of execution
     durations_ms: dict[Action, float]
+    # milliseconds from the start of the rank's first action to the end of its last, waiting
+    # included
     span_ms: float
+    # when each action began and ended, in milliseconds since the rank's first action began; longer
+    # than its duration where the rank went without a core
     intervals_ms: dict[Action, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -43,15 +41,13 @@ class Samples:
     """One rank's action times in one half of the monitoring phase; cold batches are kept apart.
 
     Each batch is a mapping from action to milliseconds in the order of execution.
-
-    Attributes:
-        warm: Durations of the batches that count.
-        cold: Durations of the first batches after a change of phase.
-        spans_ms: From the start of the rank's first action to the end of its last, of warm batches.
     """
 
+    # durations of the batches that count
     warm: list[dict[Action, float]] = field(default_factory=list)
+    # durations of the first batches after a change of phase
     cold: list[dict[Action, float]] = field(default_factory=list)
+    # from the start of the rank's first action to the end of its last, of warm batches
     spans_ms: list[float] = field(default_factory=list)
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
@@ -71,23 +67,6 @@ class Samples:
         """
         return _by_action(self.warm or self.cold)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the samples as plain data for a checkpoint."""
-        return {
-            "warm": [_plain(times) for times in self.warm],
-            "cold": [_plain(times) for times in self.cold],
-            "spans_ms": list(self.spans_ms),
-        }
-
-
-def samples_from_plain(plain: Mapping[str, Any]) -> Samples:
-    """Return what ``to_plain`` was called on."""
-    return Samples(
-        warm=[_from_plain(times) for times in plain["warm"]],
-        cold=[_from_plain(times) for times in plain["cold"]],
-        spans_ms=list(plain["spans_ms"]),
-    )
-
 
 def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
     """Merge the times of all ranks, ms; of replicas the one whose median is highest counts.
@@ -103,15 +82,7 @@ def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
 
 
 def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleOrder:
-    """Return the order that was really executed, ranks in the places they have in ``declared``.
-
-    Args:
-        ranks: Times of each process, actions in the order of execution; replicas may repeat.
-        declared: What the schedule says it runs.
-
-    Raises:
-        ValueError: If what was executed is no complete pipeline (as ``ScheduleError``).
-    """
+    """Return the order that was really executed, ranks in the places they have in ``declared``."""
     by_rank: dict[int, list[Action]] = {}
     for times in ranks:
         held: dict[int, list[Action]] = {}  # of several ranks where a pipeline is emulated
@@ -135,14 +106,6 @@ def _by_action(batches: Sequence[Mapping[Action, float]]) -> dict[Action, list[f
     return together
 
 
-def _plain(durations_ms: Mapping[Action, float]) -> dict[str, float]:
-    return {str(action): duration_ms for action, duration_ms in durations_ms.items()}
-
-
-def _from_plain(times: Mapping[str, float]) -> dict[Action, float]:
-    return {parse_action(text): duration_ms for text, duration_ms in times.items()}
-
-
 # A stage's first live backward of a batch writes gradients that the later ones add to, which takes
 # longer. Blocks of several sizes take turns, so that it is not always the same microbatch.
 _BLOCKS = (1, 2, 4)
@@ -150,17 +113,11 @@ _BLOCKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which backwards of a batch are frozen whole; the others are not frozen at all.
+    """Which backwards of a batch are frozen whole; the others are not frozen at all."""
 
-    Attributes:
-        name: As it stands in checkpoints.
-        block: Number of consecutive microbatches of a stage that are treated alike; 0 for all.
-        side: 0, or 1 for the opposite.
-    """
-
-    name: str
-    block: int
-    side: int
+    name: str  # as it stands in checkpoints
+    block: int  # number of consecutive microbatches of a stage that are treated alike; 0 for all
+    side: int  # 0, or 1 for the opposite
 
     def freezes(self, action: Action) -> bool:
         """Return whether ``action`` belongs to the frozen ones; a forward only counts with them.
@@ -218,13 +175,7 @@ def pattern_of(
     """Return what a batch freezes while monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
-    same batch of two steps.
-
-    Args:
-        phases: Boundaries of the run.
-        step: Optimizer step, from 1.
-        batch_index: Number of the batch in its step, from 0.
-        n_microbatches: Of a pipeline batch.
+    same batch of two steps. Steps count from 1, the batches of a step from 0.
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:
@@ -236,17 +187,11 @@ def pattern_of(
 
 @dataclass(frozen=True)
 class PatternTimes:
-    """What one process measured in the batches of one pattern; milliseconds.
+    """What one process measured in the batches of one pattern; milliseconds."""
 
-    Attributes:
-        pattern: What they froze.
-        times: Durations of each action, actions in the order of execution.
-        spans_ms: Start of the first action to end of the last, of each batch.
-    """
-
-    pattern: Pattern
-    times: Times
-    spans_ms: tuple[float, ...] = ()
+    pattern: Pattern  # what they froze
+    times: Times  # durations of each action, actions in the order of execution
+    spans_ms: tuple[float, ...] = ()  # start of the first action to end of the last, of each batch
 
 
 class Monitoring:
@@ -282,12 +227,15 @@ class Monitoring:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the times as plain data for a checkpoint, by the name of the pattern."""
-        return {name: samples.to_plain() for name, samples in self._samples.items()}
+        plain: dict[str, Any] = to_plain(self._samples)
+        return plain
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
         """Restore what :meth:`to_plain` returned; unknown names are left to others."""
         self._samples = {
-            name: samples_from_plain(entry) for name, entry in plain.items() if name in PATTERNS
+            name: read_dataclass(Samples, entry, name)
+            for name, entry in plain.items()
+            if name in PATTERNS
         }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from timelyfreeze.files import Count, Number, OneOf, Within, read_dataclass
+from timelyfreeze.files import Number, OneOf, Within, read_dataclass
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.whatif.loads import PartParameters
 from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes
@@ -25,7 +25,8 @@ class PipelineNotes:
     first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] | None = None  # how it was frozen
     # What is done about input gradients that nobody needs.
     skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] | None = None
-    layers: tuple[Count, ...] | None = None  # number of layers of each stage
+    # Number of layers of each stage.
+    layers: tuple[Annotated[int, Within(0, 10**9)], ...] | None = None
     # Tokens of a microbatch, padding included; of ``unit``, if that is something else.
     tokens_per_microbatch: Number | None = None
     unit: Annotated[str, OneOf("tokens", "images")] | None = None  # what throughput counts

@@ -22,7 +22,7 @@ from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots.run_timelines import draw_predicted
 from timelyfreeze.records import MOVES, STEPS, read_summary
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}
 

@@ -13,8 +13,7 @@ from timelyfreeze.cli.plan import main
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.planning import chosen_plan
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import order_to_csv
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
 from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.notes import PipelineNotes

@@ -16,8 +16,13 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.order import Action, ActionKind, parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    one_f_one_b_order,
+    parse_action,
+    parse_order,
+)
 from timelyfreeze.settings.phases import Phase
 
 ORDER = one_f_one_b_order(2, 4)

@@ -22,8 +22,7 @@ from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.policies.policy import Check
 from timelyfreeze.runtime import BatchEntry, BlockPlace
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 ORDER = one_f_one_b_order(2, 4)
@@ -238,14 +237,6 @@ def test_the_slowest_scoring_counts() -> None:
     assert [each.score_ms_per_step for each in ranks.collect()] == [0.0, 0.0]
     ranks.run(3, 3)
     assert [each.score_ms_per_step for each in ranks.collect()] == pytest.approx([8.0, 8.0])
-
-
-def test_a_controller_with_nothing_to_freeze_by_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match="without monitoring steps there is no plan, so a policy must decide",
-    ):
-        Ranks(ORDER, phases=UNPLANNED)
 
 
 # -- a policy under a plan -------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from tests.timelyfreeze.helpers.ranks import N_TENSORS, PHASES, Ranks, without_s
 from tests.timelyfreeze.helpers.stub_policy import StubPolicy
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.policies.policy import Check, Metric
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order
 from timelyfreeze.settings.phases import PhaseSchedule
 
 pytestmark = pytest.mark.slow

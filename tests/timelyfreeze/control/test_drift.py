@@ -10,7 +10,7 @@ from timelyfreeze.control.plans.replanning import drifts, forward_drift, largest
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ActionKind, parse_order
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds, validate_bounds
-from timelyfreeze.timing.p2p_costs import with_messages
+from timelyfreeze.timing.processors import with_messages
 
 DAG = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
 BOUNDS = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(5.0, 10.0))

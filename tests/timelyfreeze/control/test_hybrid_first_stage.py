@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.timelyfreeze.helpers.ranks import N_TENSORS, PHASES, Ranks
 from tests.timelyfreeze.helpers.stub_policy import StubPolicy
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 
 ORDER = one_f_one_b_order(2, 4)
 LAST_MONITOR_STEP = PHASES.last_monitor_step

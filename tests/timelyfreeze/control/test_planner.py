@@ -11,8 +11,7 @@ from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.lp import LpError
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.order import Action, parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.settings.phases import Phase
 
 ORDER = one_f_one_b_order(2, 4)

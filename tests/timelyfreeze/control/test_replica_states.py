@@ -17,10 +17,9 @@ from tests.timelyfreeze.emulation.test_controller import (
 )
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, without_stable_times
-from timelyfreeze.control.replica_states import merge_replicas
+from timelyfreeze.control.state import merge_replicas
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.order import Action, ScheduleOrder
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, one_f_one_b_order
 
 pytestmark = pytest.mark.slow
 

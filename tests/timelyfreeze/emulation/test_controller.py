@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,17 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.emulation.controller import (
     EmulatedController,
     EmulatedRecorder,
+    merge_ranks,
     merge_states,
     split_state,
 )
-from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.policies.policy import FreezePolicy
-from timelyfreeze.schedule.order import Action, ScheduleOrder, parse_action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, one_f_one_b_order, parse_action
 from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
@@ -90,6 +90,7 @@ class EmulatedRanks:
             self.settings,
             self.recorder,
             exchange,  # type: ignore[arg-type]
+            partial(Planner, order, exchange=exchange),
             self.checks,
         )
 

@@ -18,7 +18,7 @@ from tests.timelyfreeze.helpers.pipelines import (
     simulate,
     split_microbatches,
 )
-from timelyfreeze.emulation.turns import merge_ranks, virtual_batch
+from timelyfreeze.emulation.controller import merge_ranks, virtual_batch
 from timelyfreeze.runtime.torch_pipelining import named_order
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import (
@@ -26,10 +26,11 @@ from timelyfreeze.schedule.order import (
     ActionKind,
     ScheduleError,
     ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
     parse_action,
     parse_order,
 )
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 seeds = st.integers(0, 10**6)
 

@@ -114,7 +114,7 @@ def test_objects_have_a_line_for_each_key_down_to_a_depth() -> None:
         ({"actions": {"0F0": {"low": 1, "high": 0}}}, "actions.0F0.high is 0; it must be above 0"),
         (
             {"actions": {"0F0": {"low": 1, "high": math.inf}}},
-            "actions.0F0.high is inf; it must be finite",
+            "actions.0F0.high is inf; it must be above 0 and finite",
         ),
         ({"by_stage": {"one": 1}}, "a key of by_stage is 'one'; it must be a whole number"),
         ({"by_stage": {"1": None}}, "by_stage.1 is None; it must be a number"),

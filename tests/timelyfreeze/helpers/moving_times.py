@@ -3,8 +3,7 @@
 import pytest
 
 from tests.timelyfreeze.helpers.ranks import linear_ms
-from timelyfreeze.schedule.order import Action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, one_f_one_b_order, parse_order
 from timelyfreeze.settings.phases import PhaseSchedule
 
 ORDER = one_f_one_b_order(2, 4)

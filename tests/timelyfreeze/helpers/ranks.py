@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from tests.timelyfreeze.helpers.stub_policy import StubMeter
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.policy import FreezePolicy
@@ -192,9 +194,14 @@ class Ranks:
                 self.settings,
                 recorder,
                 exchange,  # type: ignore[arg-type]
+                partial(
+                    Planner,
+                    declared,
+                    exchange=exchange,
+                    n_processors=n_processors,
+                    on_solved=lambda plan, bounds, calls=calls: calls.append((plan, bounds)),
+                ),
                 checks,
-                n_processors=n_processors,
-                on_solved=lambda plan, bounds, calls=calls: calls.append((plan, bounds)),
             )
             self.controllers.append(controller)
             self.exchanges.append(exchange)

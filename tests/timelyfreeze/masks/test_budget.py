@@ -1,7 +1,6 @@
 """A policy's choice, brought to a freeze ratio: Algorithm 2 of arXiv:2602.05754, first stages."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -203,15 +202,3 @@ def test_the_same_generator_gives_the_same_mask() -> None:
         fit_to_ratio(table_of(*UNEQUAL), chosen, 0.7, np.random.default_rng(5)) for _ in range(2)
     ]
     assert np.array_equal(*masks)
-
-
-@pytest.mark.parametrize("fit", [fit_to_ratio, fit_whole_stage])
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_refuses_a_ratio(fit: Callable[..., np.ndarray], ratio: float) -> None:
-    with pytest.raises(ValueError, match=f"actual freeze ratio is {ratio}"):
-        fit(table_of(1, 1), choice(0, n=2), ratio, np.random.default_rng(0))
-
-
-def test_refuses_a_choice_of_another_stage() -> None:
-    with pytest.raises(ValueError, match=r"mask has shape \(3,\); the stage has 2 parameters"):
-        fit_to_ratio(table_of(1, 1), choice(0, n=3), 0.5, np.random.default_rng(0))

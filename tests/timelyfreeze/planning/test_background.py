@@ -18,7 +18,7 @@ from timelyfreeze.planning.background import (
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
 from timelyfreeze.planning.simplex import solve_by_simplex
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.timing.bounds import DurationBounds
 
 pytestmark = pytest.mark.slow

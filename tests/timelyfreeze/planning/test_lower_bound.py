@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.programs import random_program
-from timelyfreeze.planning.lower_bound import improved_lower_bound, lower_bound
+from timelyfreeze.planning.interior_point import improved_lower_bound, lower_bound
 from timelyfreeze.planning.program import FreezeLp, PrecedenceRows, build_lp
 from timelyfreeze.planning.simplex import load
 from timelyfreeze.schedule.dag import build_dag, makespan

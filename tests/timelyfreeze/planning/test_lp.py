@@ -12,8 +12,7 @@ from tests.timelyfreeze.helpers.pipelines import BY_HAND, hand_order, random_bou
 from timelyfreeze.planning.lp import LpError, build_lp, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
-from timelyfreeze.schedule.order import parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 
 seeds = st.integers(0, 10**6)

@@ -11,8 +11,7 @@ from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.planning.solution import RankTimes, bounds_from_times
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, one_f_one_b_order
 from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, Pattern, PatternTimes
 
 ORDER = one_f_one_b_order(2, 4)

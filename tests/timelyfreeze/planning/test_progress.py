@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from timelyfreeze.planning.cap import steps_factor
+from timelyfreeze.planning.solution import steps_factor
 from timelyfreeze.schedule import build_dag, parse_order
 
 DAG = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]))

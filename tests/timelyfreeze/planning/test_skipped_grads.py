@@ -16,10 +16,15 @@ from timelyfreeze.planning.plan import (
     skipped_actions,
 )
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
-from timelyfreeze.schedule.order import ActionKind, parse_action, parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    ActionKind,
+    gpipe_order,
+    one_f_one_b_order,
+    parse_action,
+    parse_order,
+)
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
-from timelyfreeze.timing.p2p_costs import with_messages
+from timelyfreeze.timing.processors import with_messages
 
 
 def ratios_of(dag: PipelineDag, *frozen: str, half: str = "") -> np.ndarray:

@@ -13,8 +13,7 @@ from timelyfreeze.records.timeline import (
     timeline_to_json,
 )
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order, order_to_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text

@@ -15,7 +15,7 @@ from timelyfreeze.plots.run_timelines import (
     trace_predicted,
 )
 from timelyfreeze.records import MOVES, Move, timeline_file, timeline_from_json
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
 

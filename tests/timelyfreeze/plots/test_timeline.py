@@ -14,8 +14,13 @@ from timelyfreeze.plots.style import MOST_PNG_BYTES, save
 from timelyfreeze.plots.timeline import batch_title, block_color, timeline_figure
 from timelyfreeze.records.timeline import PREDICTED, Block, Timeline, predicted_timelines
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ActionKind, ScheduleOrder, parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    ActionKind,
+    ScheduleOrder,
+    one_f_one_b_order,
+    parse_action,
+    parse_order,
+)
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 

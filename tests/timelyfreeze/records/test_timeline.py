@@ -19,8 +19,7 @@ from timelyfreeze.records.timeline import (
     timeline_to_json,
 )
 from timelyfreeze.schedule.dag import build_dag, critical_path
-from timelyfreeze.schedule.order import parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 
@@ -140,7 +139,10 @@ def test_text_brings_back_every_bit() -> None:
         (lambda d: d.pop("step"), "not the text of a timeline"),
         (lambda d: d.update(origin="guessed"), "origin is 'guessed'"),
         (lambda d: d["actions"].pop("1B1"), "1I1 is missing"),
-        (lambda d: d["actions"]["0F0"].update(end_ms=-1.0), "end_ms is -1.0; it must be 0 or more"),
+        (
+            lambda d: d["actions"]["0F0"].update(end_ms=-1.0),
+            "0F0.end_ms is -1.0; it must be 0 or",
+        ),
         (lambda d: d["actions"]["0F0"].update(start_ms=9.0), "0F0 runs from 9.0 to 1.0 ms"),
         (lambda d: d.update(entry_stage=2), "entry_stage is 2; the stages are 0 to 1"),
         (lambda d: d["actions"]["1F0"].update(rank=0), "stage lives on|sorted by rank"),

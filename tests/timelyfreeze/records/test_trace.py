@@ -13,8 +13,7 @@ from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.records.timeline import MEASURED, Block, Timeline, predicted_timelines
 from timelyfreeze.records.trace import trace_to_json
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, parse_action, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 

@@ -1,7 +1,7 @@
 """Each name that the adapters need of torch, and in which torch it is.
 
-Where one has moved, its test fails with the name, and ``torch_pipelining.py``, ``torch_stages.py``
-or the stage has to follow. A torch of which nothing is known yet is taken to be as the newest.
+Where one has moved, its test fails with the name, and ``torch_pipelining.py`` or
+the stage has to follow. A torch of which nothing is known yet is taken to be as the newest.
 """
 
 import inspect

@@ -23,8 +23,14 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_per_rank,
 )
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleError, build_order, order_to_csv
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleError,
+    build_order,
+    one_f_one_b_order,
+    order_to_csv,
+)
 
 # Written out, not taken from the library: what it knows is a part of what is tested here.
 NAMES = (

@@ -24,7 +24,7 @@ from tests.timelyfreeze.helpers.stages import (
     random_masks,
     sum_loss,
 )
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation.controller import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     named_order,
@@ -33,7 +33,6 @@ from timelyfreeze.runtime.torch_pipelining import (
     split_batch,
 )
 from timelyfreeze.schedule.order import Action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])
@@ -191,21 +190,6 @@ def test_a_merged_order_evaluates(name: str) -> None:
         for module in modules:
             module.zero_grad()
         assert pipeline.run().executed == before.executed == list(actions)
-
-
-def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:
-    actions = merge_ranks(one_f_one_b_order(4, 4))
-    with process_group():
-        modules = make_modules()
-        halves = [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
-        pipeline = Pipeline(halves, torch_schedules.ScheduleLoopedBFS)
-        with pytest.raises(
-            ValueError, match=r"drives stages \[0, 1\] here and cannot run .* stages "
-        ):
-            run_in_order(pipeline.schedule, actions)
-        single = Pipeline([nn.Sequential(*modules)], torch_schedules.ScheduleGPipe)
-        with pytest.raises(ValueError, match=r"ScheduleGPipe .* must be a multi-stage schedule"):
-            run_in_order(single.schedule, merge_ranks(one_f_one_b_order(1, 4)))
 
 
 def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> None:

@@ -21,10 +21,11 @@ from timelyfreeze.schedule.order import (
     Action,
     ScheduleError,
     ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
     parse_action,
     parse_order,
 )
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 seeds = st.integers(0, 10**6)
 

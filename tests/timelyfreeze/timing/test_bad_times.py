@@ -13,8 +13,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.order import Action, parse_action
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import Action, one_f_one_b_order, parse_action
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import misreading
 from timelyfreeze.timing.monitoring import BatchRecord

@@ -32,8 +32,7 @@ from timelyfreeze.timing.bounds import (
     uniform_bounds,
     validate_bounds,
 )
-from timelyfreeze.timing.p2p_costs import message_time
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.timing.processors import message_time, play_batch
 
 SEEDS = st.integers(0, 10**6)
 LINE = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])

@@ -8,8 +8,13 @@ import pytest
 from tests.timelyfreeze.helpers.pipelines import hand_order, simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms
 from timelyfreeze.planning.solution import RankTimes, SolverChoices, solve_from_times
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+)
 from timelyfreeze.settings.phases import MIXED, PhaseSchedule
 from timelyfreeze.timing.monitoring import (
     FROZEN,
@@ -23,7 +28,7 @@ from timelyfreeze.timing.monitoring import (
     halves,
     pattern_of,
 )
-from timelyfreeze.timing.p2p_costs import receiving
+from timelyfreeze.timing.processors import receiving
 
 ORDER = one_f_one_b_order(2, 4)
 # Warm-up 1-2, mixed monitoring 3-8, ramp 9-12, then stable.

@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO, hand_order, random_order
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.schedule.order import (
     Action,
     ScheduleError,
@@ -17,7 +18,6 @@ from timelyfreeze.timing.monitoring import (
     Samples,
     executed_order,
     median_of_each,
-    samples_from_plain,
     slowest_replica,
 )
 
@@ -47,7 +47,7 @@ def test_plain_form_survives_json_with_the_order_of_execution() -> None:
     samples = Samples()
     samples.add(passed(a0F1=0.1, a0F0=1 / 3, a0B0=2.5), is_cold=False)
     samples.add(passed(a0B0=7.0), is_cold=True)
-    again = samples_from_plain(json.loads(json.dumps(samples.to_plain())))
+    again = read_dataclass(Samples, json.loads(json.dumps(to_plain(samples))))
     assert again == samples
     assert list(again.warm[0]) == [F1, F0, B0]
 

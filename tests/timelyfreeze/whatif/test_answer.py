@@ -11,8 +11,14 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, simulate
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, order_to_csv
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+    order_to_csv,
+)
 from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answers import answer

@@ -10,7 +10,7 @@ import pytest
 from tests.timelyfreeze.whatif.test_partition import all_splits
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import BlockTimes, block_times
 from timelyfreeze.whatif.loads import PartParameters, loads_of_ranks, time_load

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.schedule.order import order_to_csv, parse_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, order_to_csv, parse_order
 from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
-from timelyfreeze.timing.p2p_costs import with_messages
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.timing.processors import play_batch, with_messages
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid

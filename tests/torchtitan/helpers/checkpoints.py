@@ -11,7 +11,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from tests.timelyfreeze.helpers.ranks import Ranks
 from tests.torchtitan.helpers.job_configs import config
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import one_f_one_b_order
 from torchtitan.freezing.checks import resuming
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors
 

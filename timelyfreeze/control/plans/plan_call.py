@@ -47,23 +47,17 @@ class PlanCall:
 
     The number of steps in between is fixed and not "as soon as it is ready": all ranks have to
     begin at the same step, and so does the same run when it is repeated.
-
-    Attributes:
-        exchange: Talks to the other ranks.
-        due_step: At its end all ranks take the answer.
-        apart: Whether the function runs in a process of its own, from now on; else it is called
-            when the answer is taken.
-        function: Returns a solution; a function of a module, with arguments that pickle.
-        arguments: Keyword arguments for it; None on ranks that do not solve.
-        patience_s: How long training waits at most for that process, once the answer is due;
-            seconds.
     """
 
-    exchange: Exchange
-    due_step: int
+    exchange: Exchange  # talks to the other ranks
+    due_step: int  # at its end all ranks take the answer
+    # whether the function runs in a process of its own, from now on; else it is called when the
+    # answer is taken
     apart: bool
+    # returns a solution; a function of a module, with arguments that pickle
     function: Callable[..., Solution]
-    arguments: Mapping[str, Any] | None
+    arguments: Mapping[str, Any] | None  # keyword arguments for it; None on ranks that do not solve
+    # how long training waits at most for that process, once the answer is due; seconds
     patience_s: float
 
     def __post_init__(self) -> None:
@@ -79,8 +73,7 @@ class PlanCall:
     def take(self) -> Solution | str:
         """Wait for the answer; every rank must call this at the end of the same step.
 
-        Returns:
-            The same solution on every rank, or why there is none.
+        It is the same solution on every rank, or why there is none.
         """
         answer: dict[str, str] = {}
         if self.arguments is not None:

@@ -32,22 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class PlanInForce:
-    """What is followed: nothing at first, then a plan, perhaps others, perhaps nothing again.
-
-    Args:
-        order: Declared order of the whole pipeline; the order that ran takes its place.
-        settings: The user's choices.
-        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
-            of its own.
-        on_solved: Called with each plan and its bounds.
-
-    Attributes:
-        order: The order that ran while monitoring; before, the declared one.
-        dag: The graph of it.
-        plan: The plan, once there is one.
-        bounds: What it was made from.
-        switched_off: Since when and why nothing is frozen although there is a plan.
-    """
+    """What is followed: nothing at first, then a plan, perhaps others, perhaps nothing again."""
 
     def __init__(
         self,
@@ -56,10 +41,11 @@ class PlanInForce:
         n_processors: float | None,
         on_solved: Callable[[FreezePlan, DurationBounds], None],
     ) -> None:
-        self.order = order
-        self.dag: PipelineDag = build_dag(order)
-        self.plan: FreezePlan | None = None
-        self.bounds: DurationBounds | None = None
+        self.order = order  # the order that ran while monitoring; before, the declared one
+        self.dag: PipelineDag = build_dag(order)  # the graph of it
+        self.plan: FreezePlan | None = None  # the plan, once there is one
+        self.bounds: DurationBounds | None = None  # what it was made from
+        # since when and why nothing is frozen although there is a plan
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
@@ -80,11 +66,7 @@ class PlanInForce:
         return self.plan
 
     def adopt_saved(self, solution: Solution) -> None:
-        """Follow a plan that was made elsewhere; every rank must be given the same.
-
-        Raises:
-            ValueError: If it was made for another pipeline.
-        """
+        """Follow a plan that was made elsewhere; every rank must be given the same."""
         check_same_pipeline(solution.order, self.order)
         self.adopt(solution)
 
@@ -121,9 +103,6 @@ class PlanInForce:
 
         It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
         batches, and 0 where there is no plan or freezing is switched off.
-
-        Raises:
-            ValueError: If the plan does not know the action.
         """
         phase = self._phases.phase(step)
         if phase.monitors:
@@ -190,11 +169,7 @@ class PlanInForce:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned.
-
-        Raises:
-            ValueError: If the plan was made for another pipeline.
-        """
+        """Restore what :meth:`plain_state` returned."""
         self.switched_off = state["switched_off"]
         self._last_followed_step = state["last_followed_step"]
         if "solved" in state:

@@ -52,40 +52,26 @@ TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
 
 
 class Planner:
-    """What is known about times, and the plan that follows from it.
-
-    Args:
-        order: Declared order of the whole pipeline; the order that ran takes its place.
-        settings: The user's choices.
-        exchange: Talks to the other ranks.
-        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
-            of its own.
-        on_solved: Called on every rank with the plan and its bounds whenever there are new ones.
-        measure_transfers: Times the links between pipeline ranks, when called on all of them.
-
-    Attributes:
-        measured: What this process has measured for the plan.
-        in_force: The plan that is followed, and the pipeline that it is for.
-        failure: Why there is no plan, if solving failed.
-        choices: What plans are solved under.
-    """
+    """What is known about times, and the plan that follows; nothing where nothing is measured."""
 
     def __init__(
         self,
         order: ScheduleOrder,
         settings: FreezeSettings,
         exchange: Exchange,
-        n_processors: float | None,
-        on_solved: Callable[[FreezePlan, DurationBounds], None],
+        n_processors: float | None = None,
+        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
         measure_transfers: TransferMeter = dict,
     ) -> None:
+        # the plan that is followed, and the pipeline that it is for
         self.in_force = PlanInForce(order, settings, n_processors, on_solved)
-        self.measured = Measured()
-        self.failure: str | None = None
+        self.measured = Measured()  # what this process has measured for the plan
+        self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
         self._settings = settings
         self._exchange = exchange
         self._measure_transfers = measure_transfers
+        # what plans are solved under
         self.choices = SolverChoices(
             max_freeze_ratio=settings.max_freeze_ratio,
             whole_stages=(0,) if settings.freezes_first_stage_whole else (),
@@ -105,6 +91,8 @@ class Planner:
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
+        if not self._settings.phases.measures:
+            return
         if pattern is not None and self.in_force.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
         if phase is Phase.WARMUP:
@@ -258,11 +246,7 @@ class Planner:
             )
 
     def follow(self, solution: Solution) -> None:
-        """Put a plan in force that was made elsewhere; every rank must be given the same.
-
-        Raises:
-            ValueError: If it was made for another pipeline.
-        """
+        """Put a plan in force that was made elsewhere; every rank must be given the same."""
         self.in_force.adopt_saved(solution)
         self._replanning.forget()
 
@@ -311,11 +295,7 @@ class Planner:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned.
-
-        Raises:
-            ValueError: If the plan was made for another pipeline.
-        """
+        """Restore what :meth:`plain_state` returned."""
         self.close()
         self._call = None
         self.measured.load_plain(state)
@@ -330,22 +310,18 @@ class Planner:
 
 
 class Measured:
-    """Times of actions, of messages, and beside batches.
-
-    Attributes:
-        times: Of the actions of monitoring, by what was frozen.
-        warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
-        transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
-        outside_ms: What each timed step took besides its batches, for each of them.
-        energies: What the last exact gradients had inside of subspaces, and in all; and what those
-            so far agreed on (``runtime.low_rank.Energies``).
-    """
+    """Times of actions, of messages, and beside batches."""
 
     def __init__(self) -> None:
-        self.times = Monitoring()
+        self.times = Monitoring()  # of the actions of monitoring, by what was frozen
+        # of the batches before it; a resumed run has those since, for they plan nothing
         self.warmup = Samples()
+        # of messages, by sending and receiving rank, as far as this process knows
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
+        # what each timed step took besides its batches, for each of them
         self.outside_ms: list[float] = []
+        # what the last exact gradients had inside of subspaces, and in all; and what those so far
+        # agreed on (``runtime.low_rank.Energies``)
         self.energies: tuple[float, ...] = (0.0,) * 4
 
     def rank_times(self) -> RankTimes:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
@@ -27,7 +28,6 @@ from timelyfreeze.timing import (
     play_batch,
     rank_batches,
     receiving,
-    samples_from_plain,
     slowest_durations,
 )
 
@@ -46,16 +46,9 @@ def drifts(
 ) -> dict[Group, float]:
     """Return how much longer actions take than their plan says, by stage and kind.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: What the plan was made from.
-        planned_ms: Duration of each action under the plan, shape [A], milliseconds.
-        observed_ms: Median time of actions since; those of replicas are the slowest one's.
-
-    Returns:
-        By stage and kind the median over their actions, each with the weight of its planned time,
-        of observed over planned time: 1 where nothing has moved. Left out are stages and kinds of
-        which nothing that takes time was seen.
+    It is the median over their actions, each with the weight of its planned time, of observed over
+    planned time: 1 where nothing has moved. Left out are stages and kinds of which nothing that
+    takes time was seen.
     """
     lead_ms = bounds.p2p_overhead_ms * receiving(dag)
     planned = np.asarray(planned_ms, dtype=np.float64) - lead_ms
@@ -91,12 +84,8 @@ def moved_bounds(
 ) -> DurationBounds:
     """Return bounds that have moved as far as the times; the overhead of messages stays.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: What was measured before.
-        drift: As :func:`drifts` returns it. A kind that is missing, as one that is frozen whole
-            and takes no time, moves as the rest of its stage does; a stage that is missing has not
-            moved.
+    A kind that is missing, as one that is frozen whole and takes no time, moves as the rest of its
+    stage does; a stage that is missing has not moved.
     """
     by_stage = {
         stage: float(np.median([factor for (s, _), factor in drift.items() if s == stage]))
@@ -131,17 +120,12 @@ _LOW_IN_A_ROW = 2
 
 @dataclass(frozen=True)
 class DriftCheck:
-    """What the last stable batches say.
+    """What the last stable batches say."""
 
-    Attributes:
-        drift: How much longer actions take than planned, by stage and kind.
-        batch_ms: Median batch as measured.
-        unfrozen_batch_ms: What a batch would take without freezing: predicted from what was
-            measured without, moved as far as the actions that the plan leaves unfrozen.
-    """
-
-    drift: Mapping[Group, float]
-    batch_ms: float
+    drift: Mapping[Group, float]  # how much longer actions take than planned, by stage and kind
+    batch_ms: float  # median batch as measured
+    # what a batch would take without freezing: predicted from what was measured without, moved as
+    # far as the actions that the plan leaves unfrozen
     unfrozen_batch_ms: float
 
     @property
@@ -160,13 +144,8 @@ def check_drift(
 ) -> DriftCheck:
     """Compare what all ranks measured under a plan with what it says.
 
-    Args:
-        dag: Precedence graph of A actions.
-        measured: Bounds as they came from monitoring.
-        bounds: Bounds that the plan was made from: the same, or moved since then.
-        plan: Has been in force in all of the batches.
-        ranks: Stable batches of every process; of replicas the slower counts.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
+    ``measured`` are bounds as they came from monitoring, ``bounds`` those that the plan was made
+    from: the same, or moved since then.
     """
     observed_ms = slowest_durations(ranks)
     # Had frozen actions a say in it, freezing that saves nothing would look like a slow machine.
@@ -187,16 +166,7 @@ def check_drift(
 
 
 class Replanning:
-    """This rank's last stable batches, and what all ranks make of them together.
-
-    Args:
-        settings: The user's choices.
-        exchange: Talks to the other ranks.
-        n_processors: As for :func:`check_drift`.
-
-    Attributes:
-        n_low: How many times in a row the gain was too low.
-    """
+    """This rank's last stable batches, and what all ranks make of them together."""
 
     def __init__(
         self, settings: FreezeSettings, exchange: Exchange, n_processors: float | None
@@ -205,7 +175,7 @@ class Replanning:
         self._exchange = exchange
         self._n_processors = n_processors
         self._recent = Samples()
-        self.n_low = 0
+        self.n_low = 0  # how many times in a row the gain was too low
 
     @property
     def has_enough(self) -> bool:
@@ -273,11 +243,12 @@ class Replanning:
 
     def to_plain(self) -> dict[str, Any]:
         """Return batches as plain data for a checkpoint."""
-        return self._recent.to_plain()
+        plain: dict[str, Any] = to_plain(self._recent)
+        return plain
 
     def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
         """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
-        self._recent = samples_from_plain(batches)
+        self._recent = read_dataclass(Samples, batches, "samples")
         self.n_low = n_low
 
 

@@ -1,30 +1,13 @@
 """Outputs of a frozen front, kept by row: in memory, and in files behind the training."""
 
 from timelyfreeze.front.caching.cache import FrontCache
-from timelyfreeze.front.caching.folder import (
-    EntryFolder,
-    FolderInUseError,
-    Row,
-    folder_for,
-    in_use,
-)
+from timelyfreeze.front.caching.folder import EntryFolder, FolderInUseError, Row, folder_for, in_use
 from timelyfreeze.front.caching.front import check_blocks, token_digest
 from timelyfreeze.front.caching.library import NamedRows
 from timelyfreeze.front.caching.store import ActivationStore
-from timelyfreeze.front.caching.use import CacheUse, use_of_all, use_of_parts
+from timelyfreeze.front.caching.verdict import CacheUse, use_of_all, use_of_parts
 
 __all__ = [
-    "ActivationStore",
-    "CacheUse",
-    "EntryFolder",
-    "FolderInUseError",
-    "FrontCache",
-    "NamedRows",
-    "Row",
-    "check_blocks",
-    "folder_for",
-    "in_use",
-    "token_digest",
-    "use_of_all",
-    "use_of_parts",
-]
+    "ActivationStore", "CacheUse", "EntryFolder", "FolderInUseError", "FrontCache", "NamedRows",
+    "Row", "check_blocks", "folder_for", "in_use", "token_digest", "use_of_all", "use_of_parts",
+]  # fmt: skip

@@ -32,11 +32,11 @@ from torch import Tensor
 from timelyfreeze.front.caching.folder import Row
 from timelyfreeze.front.caching.front import Front, digests, fingerprint, front_of
 from timelyfreeze.front.caching.store import ActivationStore
-from timelyfreeze.front.caching.use import CacheUse
 from timelyfreeze.front.caching.verdict import (
     N_COMPUTED,
     N_ENTERED,
     N_TIMED,
+    CacheUse,
     FrontTimes,
     Verdict,
     verdict,
@@ -52,28 +52,18 @@ N_AHEAD = 5  # batches whose rows are read ahead, or those of the next step if i
 
 @dataclass
 class _Kept:
-    """A front whose rows are kept, and what has been seen of it.
-
-    Attributes:
-        front: The front.
-        name: A name that no other front has.
-        times: Measured times of batches through it and behind it.
-        n_computed: Batches that ran through it.
-        n_entered: Batches that began behind it.
-        n_counted: Those whose saving is in the sum.
-        has_read: Whether some did in a step before this one.
-        is_decided: Whether it is known if reading pays.
-        verdict: What a batch saves and costs; None before, and where that cannot be told.
-    """
+    """A front whose rows are kept, and what has been seen of it."""
 
     front: Front
-    name: str
+    name: str  # a name that no other front has
+    # measured times of batches through it and behind it
     times: FrontTimes = field(default_factory=FrontTimes)
-    n_computed: int = 0
-    n_entered: int = 0
-    n_counted: int = 0
-    has_read: bool = False
-    is_decided: bool = False
+    n_computed: int = 0  # batches that ran through it
+    n_entered: int = 0  # batches that began behind it
+    n_counted: int = 0  # those whose saving is in the sum
+    has_read: bool = False  # whether some did in a step before this one
+    is_decided: bool = False  # whether it is known if reading pays
+    # what a batch saves and costs; None before, and where that cannot be told
     verdict: Verdict | None = None
 
     @property
@@ -92,15 +82,7 @@ class FrontCache:
 
     In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
     batch in turn, and :meth:`end_step`. After the second, each may call :meth:`read_ahead`.
-
-    Args:
-        store: Of this rank.
-        layout: The tensors of the model.
-        parameters: Values of this rank's tensors, by name.
-        stages: Indexes of the stages that this rank holds.
-        dag: The pipeline's graph.
-        exchange: Talks to the other ranks.
-        identity: What outputs depend on besides the front's weights and the tokens.
+    ``identity`` is what outputs depend on besides the front's weights and the tokens.
     """
 
     def __init__(
@@ -135,9 +117,8 @@ class FrontCache:
     def begin_step(self, frozen: NDArray[np.bool_] | None) -> None:
         """Enter a step.
 
-        Args:
-            frozen: Which of the layout's tensors are frozen in all of its microbatches, bool;
-                None if nothing is.
+        ``frozen`` says which of the layout's tensors are frozen in all of its microbatches; None if
+        nothing is.
         """
         self._entries, self._entered_in_step = [], 0
         front = None if frozen is None else front_of(self._layout, frozen)
@@ -184,8 +165,7 @@ class FrontCache:
     def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
         """Have rows of the batches behind the named ones read from the disk during the step.
 
-        Args:
-            upcoming: Returns the rows of so many batches, fewer where there are no more.
+        ``upcoming`` returns the rows of so many batches, fewer where there are no more.
         """
         kept = self._kept
         if kept is None or kept.is_off or kept.n_computed < N_COMPUTED:
@@ -227,10 +207,7 @@ class FrontCache:
     def end_step(self, drain: Callable[[], None]) -> None:
         """Leave the step, and decide whether reading pays as soon as enough batches were timed.
 
-        Every rank must call this together.
-
-        Args:
-            drain: Adds the times of all batches so far.
+        Every rank must call this together. ``drain`` adds the times of all batches so far.
         """
         kept = self._kept
         if kept is None:

@@ -33,12 +33,7 @@ def in_use(folder: Path, rank: int) -> bool:
 
 
 def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
-    """Return where a process keeps what does not fit into memory; None if there is no room.
-
-    Raises:
-        FolderInUseError: If another run has it open.
-        OSError: If it cannot be made.
-    """
+    """Return where a process keeps what does not fit into memory; None if there is no room."""
     return EntryFolder(folder, rank, int(disk_gib * GIB)) if disk_gib > 0.0 else None
 
 
@@ -46,20 +41,10 @@ class EntryFolder:
     """Entries on the disk, with a folder for each frozen front.
 
     Each has a file, and is there if the file is, whichever process wrote it. A file may go at any
-    time, when another process drops it.
-
-    Args:
-        folder: Of the run; processes of other hosts have it too where the disk is theirs as well.
-        rank: Number of this process.
-        room: Bytes that entries which processes of one host write may take together.
-
-    Attributes:
-        n_bytes: What this process's part of the entries takes: of those that were there when it
-            began its part, besides those that it wrote since, less those that it dropped.
-
-    Raises:
-        FolderInUseError: If a process of another run has it open.
-        OSError: If it cannot be made.
+    time, when another process drops it. The folder is the run's; processes of other hosts have it
+    too where the disk is theirs as well. ``room`` is what entries that processes of one host write
+    may take together, ``n_bytes`` what this process's part of them takes: of those that were there
+    when it began its part, besides those that it wrote since, less those that it dropped.
     """
 
     def __init__(self, folder: Path, rank: int, room: int) -> None:
@@ -83,13 +68,9 @@ class EntryFolder:
     def begin(self, fronts: Sequence[str], part: float = 1.0) -> list[Path]:
         """Count the entries of ``fronts``; no others are written from now on.
 
-        Args:
-            fronts: Names that no others have, weights included.
-            part: Of the room, and of what takes it now, that is this process's: 1 over the number
-                of processes of its host that write, 0 for one that does not.
-
-        Returns:
-            Folders of other fronts, which nobody needs any more.
+        ``part`` of the room, and of what takes it now, is this process's: 1 over the number of
+        processes of its host that write, 0 for one that does not. Returns folders of other fronts,
+        which nobody needs any more.
         """
         sizes = {front: self._sizes(front) for front in fronts}
         self._found = {front: list(of_front) for front, of_front in sizes.items()}
@@ -129,11 +110,7 @@ class EntryFolder:
         return _size(self._file(front, number))
 
     def drop(self, front: str, number: int) -> None:
-        """Delete an entry's file if there is one.
-
-        Raises:
-            OSError: If it cannot be deleted.
-        """
+        """Delete an entry's file if there is one."""
         size = self.size(front, number)
         with suppress(FileNotFoundError):  # whoever deletes it has its room
             self._file(front, number).unlink()
@@ -166,15 +143,11 @@ _OUTPUT = "output"
 
 
 class Row(NamedTuple):
-    """A row of the data set.
+    """A row of the data set."""
 
-    Attributes:
-        number: Its index in the data set.
-        digest: Of its tokens, so that an index of another data set, another tokenizer or another
-            length is another row.
-    """
-
-    number: int
+    number: int  # its index in the data set
+    # of its tokens, so that an index of another data set, another tokenizer or another length is
+    # another row
     digest: str
 
 
@@ -183,22 +156,14 @@ class EntryError(ValueError):
 
 
 class Entry(NamedTuple):
-    """What a file says of itself, and what it holds.
+    """What a file says of itself, and what it holds."""
 
-    Attributes:
-        row: The row; in a foreign file of any types.
-        output: What a frozen front puts out for it; as long as it is used, the file must be whole.
-    """
-
-    row: Row
+    row: Row  # in a foreign file of any types
+    # what a frozen front puts out for it; as long as it is used, the file must be whole
     output: Tensor
 
     def of(self, row: Row) -> Tensor:
-        """Return the output.
-
-        Raises:
-            EntryError: If this is the entry of another row.
-        """
+        """Return the output."""
         if self.row != row:
             raise EntryError(f"{row.number}{SUFFIX} is the entry of another row")
         return self.output
@@ -218,17 +183,8 @@ def entry_file(folder: Path, index: int) -> Path:
 def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None = None) -> int:
     """Write what a frozen front puts out for a row; readers see all of the file or none.
 
-    Args:
-        folder: Of one front; made if it is not there.
-        row: The row.
-        output: On the host, contiguous, of any shape and type.
-        unfinished: As of :func:`write_whole`.
-
-    Returns:
-        int: Size of the file in bytes.
-
-    Raises:
-        OSError: If it cannot be written.
+    The output is on the host, contiguous; ``unfinished`` is as of :func:`write_whole`. Returns the
+    size of the file in bytes.
     """
     from safetensors.torch import save
 
@@ -241,9 +197,7 @@ def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None 
 def read_entry(folder: Path, number: int) -> Entry:
     """Return what :func:`write_entry` wrote for the row of a number, if :meth:`Entry.of` agrees.
 
-    Raises:
-        EntryError: If the file is cut or damaged; says which.
-        OSError: If it cannot be read.
+    A file that is cut or damaged is an EntryError.
     """
     from safetensors import SafetensorError, safe_open
 

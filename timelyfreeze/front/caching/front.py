@@ -18,28 +18,19 @@ from timelyfreeze.runtime.shards import whole_in_turn
 
 @dataclass(frozen=True)
 class Front:
-    """A frozen front: the embedding and the first blocks.
+    """A frozen front: the embedding and the first blocks."""
 
-    Attributes:
-        depth: How many blocks.
-        end: Where it ends: the stage of the first live block, and how many of its blocks belong to
-            the front.
-        names: Its parameters.
-    """
-
-    depth: int
+    depth: int  # how many blocks
+    # where it ends: the stage of the first live block, and how many of its blocks belong to the
+    # front
     end: BlockPlace
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # its parameters
 
 
 def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
     """Return the front that ``frozen`` freezes whole; None if the first block or all is live.
 
     None too if every tensor is frozen: then there is nothing to learn and nothing to save.
-
-    Args:
-        layout: The n tensors of the model.
-        frozen: Which are frozen, bool, shape [n].
     """
     if frozen.all():
         return None
@@ -66,15 +57,9 @@ def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str,
 def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str) -> str:
     """Return a name that no front with other weights or of another model has.
 
-    The same front has it in every pipeline, however tensors are sharded.
-
-    Args:
-        front: The front.
-        ranks: What each rank's :func:`digests` returned.
-        identity: What its output depends on besides: the architecture, types of numbers.
-
-    Raises:
-        ValueError: If a tensor has no digest.
+    The same front has it in every pipeline, however tensors are sharded. ``ranks`` are what each
+    one's :func:`digests` returned; ``identity`` is what outputs depend on besides: the
+    architecture, types of numbers.
     """
     told = hashlib.blake2b(identity.encode(), digest_size=12)
     for name in front.names:
@@ -100,13 +85,8 @@ def _digest(tensor: Tensor) -> str:
 def check_blocks(stages: Sequence[FreezingStage], layout: ModelLayout) -> None:
     """Check the stages of a rank.
 
-    Args:
-        stages: The stages.
-        layout: The tensors of the model, by whose names its blocks are counted.
-
-    Raises:
-        ValueError: If a stage's module cannot begin at a block, has other blocks than its
-            parameters tell, or has dropout.
+    Each must be able to begin at a block, have the blocks that names of its parameters tell, and no
+    dropout.
     """
     for stage in stages:
         n_blocks = stage.blocks.n_blocks

@@ -36,11 +36,7 @@ def cache_errors(
 
 @contextmanager
 def opened(cache: ActivationCache | None) -> Iterator[ActivationStore | None]:
-    """Open this process's store, and close it again if what it is opened for fails.
-
-    Raises:
-        FolderInUseError: If another run uses the folder.
-    """
+    """Open this process's store, and close it again if what it is opened for fails."""
     if cache is None:
         yield None
         return
@@ -63,33 +59,17 @@ _HOW = "freezer.step(t, rows=[[Row(number, token_digest(tokens)), ...], ...])"
 
 
 class NamedRows:
-    """Checks what a user says of a step's rows. Each rank finds the same mistakes.
-
-    Args:
-        stages: Of this rank.
-        n_microbatches: Of a batch.
-
-    Attributes:
-        batches: The rows of each of the step's batches.
-    """
+    """Checks what a user says of a step's rows. Each rank finds the same mistakes."""
 
     def __init__(self, stages: Sequence[FreezingStage], n_microbatches: int) -> None:
         self._stages = stages
         self._n_microbatches = n_microbatches
         self._step = 0
         self._n_run = 0
-        self.batches: list[list[Row]] = []
+        self.batches: list[list[Row]] = []  # the rows of each of the step's batches
 
     def begin_step(self, step: int, rows: Sequence[Sequence[Row]] | None) -> None:
-        """Take the rows of a step.
-
-        Args:
-            step: Its number.
-            rows: For each of its batches the rows in their order.
-
-        Raises:
-            ValueError: If there are none, one is no row, or a batch has another number of them.
-        """
+        """Take the rows of a step."""
         if rows is None:
             raise ValueError(f"step {step} has no rows, which the cache needs: {_HOW}")
         batches = [
@@ -102,11 +82,7 @@ class NamedRows:
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
-        """Run a batch of the step.
-
-        Raises:
-            ValueError: If its rows were not named, or others than it has.
-        """
+        """Run a batch of the step."""
         number = self._n_run
         if number == len(self.batches):
             raise ValueError(
@@ -118,11 +94,7 @@ class NamedRows:
         self._check_number(number)
 
     def end_step(self) -> None:
-        """Leave the step.
-
-        Raises:
-            ValueError: If rows were named of batches that did not run.
-        """
+        """Leave the step."""
         if self._n_run < len(self.batches):
             raise ValueError(
                 f"rows of step {self._step} are those of {len(self.batches)} batches, and it ran "

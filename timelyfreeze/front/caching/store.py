@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
 from timelyfreeze.front.caching.folder import Entry, EntryError, EntryFolder, Row, delete
-from timelyfreeze.front.caching.writer import BehindWriter
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,6 @@ class ActivationStore:
     Rows of the front that have found room stay until it changes; later ones are not kept. In epochs
     that read every row once, replacing some by others would only make each come too late. Rows of
     shallower fronts make room for them, those of the shallowest first.
-
-    Args:
-        memory_bytes: Room in memory.
-        folder: Takes what does not fit there; None for nothing.
-
-    Attributes:
-        memory_used: Bytes of the rows in memory.
-        n_refused: Rows that were not stored because the writer was behind.
     """
 
     def __init__(self, memory_bytes: int, folder: EntryFolder | None) -> None:
@@ -50,8 +42,8 @@ class ActivationStore:
         self._waiting: set[int] = set()
         self._disk_failed = self._has_told = False
         self._counting = threading.Lock()  # one thread stores, another drops
-        self.memory_used = 0
-        self.n_refused = 0
+        self.memory_used = 0  # bytes of the rows in memory
+        self.n_refused = 0  # rows that were not stored because the writer was behind
 
     @property
     def n_ahead(self) -> int:
@@ -70,12 +62,8 @@ class ActivationStore:
     def begin(self, front: str | None, older: Sequence[str] = (), part: float = 1.0) -> None:
         """Keep rows of ``front`` from now on.
 
-        Forget all rows but those of the named fronts that are there already.
-
-        Args:
-            front: A name that no other front has; None if there is none.
-            older: Likewise of fronts whose rows may still be read, the shallowest last.
-            part: Of the room on the disk, as of :meth:`EntryFolder.begin`.
+        Forget all rows but those of the named fronts that are there already. Rows of ``older``
+        fronts, the shallowest last, may still be read; ``part`` is as of :meth:`EntryFolder.begin`.
         """
         self._front = None  # what waits is not stored
         self._writer.flush()
@@ -123,12 +111,9 @@ class ActivationStore:
     def read_ahead(self, fronts: Sequence[str], batches: Sequence[Sequence[int]]) -> None:
         """Have rows that are on the disk read behind the training.
 
-        They stay in memory until they are read from here, or until the next call leaves them out.
-
-        Args:
-            fronts: Names of those that are kept. A batch is read from the first that has all of its
-                rows, and not at all if none has.
-            batches: Numbers of the rows of the coming batches, in their order.
+        They stay in memory until they are read from here, or until the next call leaves them out. A
+        batch is read from the first of ``fronts`` that has all of its rows, and not at all if none
+        has.
         """
         if self._ahead is None:
             return
@@ -154,13 +139,8 @@ class ActivationStore:
     def offer(self, rows: Sequence[Row], outputs: Tensor) -> int:
         """Store rows of the front that are missing, behind the training.
 
-        Args:
-            rows: Of a microbatch.
-            outputs: What the front puts out for them, shape [rows, ...], on any device; copied
-                before this returns, or in the order of the device's stream.
-
-        Returns:
-            How many rows will be stored.
+        Outputs, shape [rows, ...], are copied before this returns, or in the order of the device's
+        stream. Returns how many rows will be stored.
         """
         front = self._front
         if front is None:
@@ -302,13 +282,6 @@ class AheadReader:
 
     What the thread has read stays in host memory until it is asked for or no longer wanted. Nobody
     waits for the thread: what it has not read by then is read where it is asked for.
-
-    Args:
-        folder: Where entries are.
-        room: Bytes of the files that are wanted at a time.
-
-    Attributes:
-        n_ahead: Entries that were there when they were asked for.
     """
 
     def __init__(self, folder: EntryFolder, room: int) -> None:
@@ -316,7 +289,7 @@ class AheadReader:
         self._room = room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
         self._reads: dict[Place, Future[Entry]] = {}
-        self.n_ahead = 0
+        self.n_ahead = 0  # entries that were there when they were asked for
 
     def want(self, places: Iterable[Place]) -> None:
         """Read these entries next, in this order, and forget all others.
@@ -359,3 +332,49 @@ class AheadReader:
 
     def _read(self, front: str, number: int) -> Entry:
         return self._folder.read(front, number).copied()
+
+
+Job = Callable[[], None]
+
+
+class BehindWriter:
+    """A thread that runs one job after the other."""
+
+    def __init__(self, n_waiting: int) -> None:
+        self._jobs: SimpleQueue[tuple[Job, bool] | None] = SimpleQueue()
+        self._room = threading.BoundedSemaphore(n_waiting)
+        self._thread = threading.Thread(target=self._run, name="cache-writer", daemon=True)
+        self._thread.start()
+
+    def offer(self, job: Job) -> bool:
+        """Run ``job`` later, unless too many wait; return whether it will be. Never blocks."""
+        if not self._room.acquire(blocking=False):
+            return False
+        self._jobs.put((job, True))
+        return True
+
+    def add(self, job: Job) -> None:
+        """Run ``job`` later, however many wait."""
+        self._jobs.put((job, False))
+
+    def flush(self) -> None:
+        """Wait until all jobs so far have run."""
+        done = threading.Event()
+        self.add(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Run what waits, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, counts = entry
+            try:
+                job()
+            except Exception:
+                logger.exception("The writer of the activation cache goes on after an error")
+            finally:
+                if counts:
+                    self._room.release()

@@ -1,12 +1,13 @@
-"""Whether reading what a frozen front puts out is faster than computing it, by measured times."""
+"""What a cache of a frozen front brings: whether reading is faster than computing, and its use."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, makespan
+from timelyfreeze.timing import median_of_each, slowest
 
 # Batches of each kind that are timed before it is decided, and at most; the first of a kind runs
 # cold.
@@ -17,36 +18,28 @@ Times = dict[Action, float]
 
 @dataclass
 class FrontTimes:
-    """What a rank has measured of its batches at one depth; milliseconds.
+    """What a rank has measured of its batches at one depth; milliseconds."""
 
-    Attributes:
-        computed: Times of each action in batches that ran through the front.
-        entered: The same in batches that began behind it.
-        read_ms: How long the training waited for the rows of each batch that began behind it, from
-            the second step with such batches on; empty on ranks that do not read.
-    """
-
+    # times of each action in batches that ran through the front
     computed: list[Mapping[Action, float]] = field(default_factory=list)
+    # the same in batches that began behind it
     entered: list[Mapping[Action, float]] = field(default_factory=list)
+    # how long the training waited for the rows of each batch that began behind it, from the second
+    # step with such batches on; empty on ranks that do not read
     read_ms: list[float] = field(default_factory=list)
 
     def summary(self) -> tuple[Times, Times, float | None]:
         """Return medians: of actions when computed, when entered, and of reading a batch."""
         read_ms = statistics.median(self.read_ms) if self.read_ms else None
-        return _medians(self.computed[1:]), _medians(self.entered[1:]), read_ms
+        return median_of_each(self.computed[1:]), median_of_each(self.entered[1:]), read_ms
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a batch saves and costs.
+    """What a batch saves and costs."""
 
-    Attributes:
-        saved_ms: By how much it is shorter if it begins behind the front.
-        read_ms: How long the training waits until its rows are read.
-    """
-
-    saved_ms: float
-    read_ms: float
+    saved_ms: float  # by how much it is shorter if it begins behind the front
+    read_ms: float  # how long the training waits until its rows are read
 
     @property
     def pays(self) -> bool:
@@ -60,18 +53,11 @@ def verdict(
     """Compare a batch that is played through from measured times with and without the front.
 
     All but the forwards up to the first live block take the same time in both, so that a machine
-    that was busy meanwhile does not count. Of replicas the slowest one's times count.
-
-    Args:
-        dag: The pipeline's graph.
-        ranks: What each rank's :meth:`FrontTimes.summary` returned.
-        stage: The stage of the first live block.
-
-    Returns:
-        None if an action was not measured.
+    that was busy meanwhile does not count. Of replicas the slowest one's times count. ``stage`` is
+    that of the first live block. None if an action was not measured.
     """
-    computed = _slowest([times for times, _, _ in ranks])
-    entered = _slowest([times for _, times, _ in ranks])
+    computed = slowest(times for times, _, _ in ranks)
+    entered = slowest(times for _, times, _ in ranks)
     read_ms = [ms for _, _, ms in ranks if ms is not None]
     if not read_ms or any(a not in computed or a not in entered for a in dag.actions):
         return None
@@ -84,21 +70,49 @@ def verdict(
     return Verdict(saved_ms, max(read_ms))
 
 
-def _slowest(ranks: Sequence[Times]) -> Times:
-    slowest: dict[Action, float] = {}
-    for times in ranks:
-        for action, time_ms in times.items():
-            slowest[action] = max(time_ms, slowest.get(action, 0.0))
-    return slowest
-
-
 def _batch_ms(dag: PipelineDag, times: Times) -> float:
     return makespan(dag, [times[action] for action in dag.actions])
 
 
-def _medians(batches: Sequence[Mapping[Action, float]]) -> Times:
-    together: dict[Action, list[float]] = {}
-    for batch in batches:
-        for action, time_ms in batch.items():
-            together.setdefault(action, []).append(time_ms)
-    return {action: statistics.median(times) for action, times in together.items()}
+@dataclass(frozen=True)
+class CacheUse:
+    """Counts since the run began or was resumed."""
+
+    batches: int  # batches with a frozen front
+    entered: int  # those of them that began behind it
+    memory_bytes: int  # rows in memory, now
+    disk_bytes: int  # rows on the disk, now
+    spent_ms: float  # what reading, copying and digests of weights took of the training's time
+    # what the batches that began behind the front were shorter by, estimated from measured times;
+    # None before any could be compared
+    saved_ms: float | None
+    read_ahead: int = 0  # rows of the disk that were in memory when they were needed
+
+
+def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
+    """Put together what the processes of a pipeline tell; all begin the same batches."""
+    saved_ms = [rank.saved_ms for rank in ranks if rank.saved_ms is not None]
+    return CacheUse(
+        batches=max(rank.batches for rank in ranks),
+        entered=max(rank.entered for rank in ranks),
+        memory_bytes=sum(rank.memory_bytes for rank in ranks),
+        disk_bytes=sum(rank.disk_bytes for rank in ranks),
+        spent_ms=sum(rank.spent_ms for rank in ranks),
+        saved_ms=max(saved_ms, default=None),
+        read_ahead=sum(rank.read_ahead for rank in ranks),
+    )
+
+
+def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
+    """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
+    if former is None or latest is None:
+        return former or latest
+    saved_ms = [part.saved_ms for part in (former, latest) if part.saved_ms is not None]
+    return replace(
+        latest,
+        batches=former.batches + latest.batches,
+        entered=former.entered + latest.entered,
+        spent_ms=former.spent_ms + latest.spent_ms,
+        saved_ms=sum(saved_ms) if saved_ms else None,
+        read_ahead=former.read_ahead + latest.read_ahead,
+    )

@@ -26,17 +26,10 @@ def paper_balance(
     of the mean, so the unit decides: it is a million parameters, as in the authors' program.
     Sums are exact, for a tie must not hang on rounding.
 
-    Our reading of the first rank: it holds the frozen units too, and of their size S_f only
-    lambda S_f counts. In print its size begins at 0 and S_f (1 - lambda) is taken off all the same.
-
-    Args:
-        sizes: Parameters of each unit, front to back.
-        n_ranks: K.
-        n_frozen: How many units in front are frozen.
-        lambda_: What a frozen unit costs over a live one.
-
-    Returns:
-        Live units of each rank, which may be 0, and the size of the largest rank, in parameters.
+    Our reading of the first rank: it holds the frozen units too, and of their size S_f only lambda
+    S_f counts. In print its size begins at 0 and S_f (1 - lambda) is taken off all the same.
+    Returns the live units of each rank, which may be 0, and the size of the largest rank, in
+    parameters.
     """
     live = [Fraction(size, _MILLION) for size in sizes[n_frozen:]]
     # 1 / 6 as a float is a little less than a sixth.
@@ -72,15 +65,8 @@ def min_max_balance(
 ) -> tuple[Balance, float] | None:
     """Cut a model so that the largest rank is as small as can be; exact.
 
-    Of several such cuts the one with the smallest sum of squares is taken.
-
-    Args:
-        sizes: Size of each unit, front to back, 0 or more.
-        n_ranks: Number of ranks; each gets a unit or more.
-        has_room: What a rank can hold; None for everything.
-
-    Returns:
-        Units of each rank, and the size of the largest; None if there is no such cut.
+    Of several such cuts the one with the smallest sum of squares is taken. Each rank gets a unit or
+    more. Returns their numbers and the size of the largest; None if there is no such cut.
     """
     sums = [math.fsum(sizes[:i]) for i in range(len(sizes) + 1)]
 
@@ -130,21 +116,13 @@ Fits = Callable[[int, int, int, int], bool]
 
 @dataclass(frozen=True)
 class ElasticPlan:
-    """A pipeline for what is still live.
+    """A pipeline for what is still live."""
 
-    Attributes:
-        n_ranks: Ranks of a pipeline, K'.
-        split: Units of each rank, frozen ones included, front to back.
-        n_replicas: Pipelines side by side.
-        n_microbatches: Microbatches of each replica; of all of them together as many as before.
-        largest: Size of the largest rank, in the unit that was balanced.
-    """
-
-    n_ranks: int
-    split: Balance
-    n_replicas: int
-    n_microbatches: int
-    largest: float
+    n_ranks: int  # ranks of a pipeline, K'
+    split: Balance  # units of each rank, frozen ones included, front to back
+    n_replicas: int  # pipelines side by side
+    n_microbatches: int  # microbatches of each replica; of all of them together as many as before
+    largest: float  # size of the largest rank, in the unit that was balanced
 
     @property
     def ranks_used(self) -> int:
@@ -174,26 +152,13 @@ def elastic_plan(
     to 6 K by measuring.
 
     ``TIME`` cuts where the largest rank takes least time, frozen units wherever that puts them.
-
-    Args:
-        sizes: Of each unit, front to back: parameters; with ``TIME`` milliseconds of a microbatch
-            in its present state, which for a frozen unit is its forward alone. The paper's units
-            are attention and MLP sublayers. A run moves whole layers, which find fewer cuts: of 12
-            layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen ones have none, all sublayers do.
-            Embedding and head belong to the first and the last one.
-        n_frozen: How many units in front are frozen; at least one is live.
-        n_ranks: Ranks of the pipeline at the start, K.
-        lambda_: Cost of a frozen unit over a live one, in [0, 1]; not used with ``TIME``.
-        largest_at_start: Largest rank of the pipeline at the start, M0, as ``sizes``.
-        n_microbatches: Microbatches of a batch.
-        min_ranks: It becomes no shorter.
-        partition: ``PARAMETERS`` or ``TIME``.
-        fits: What ranks have room for; with ``TIME`` it then decides in the place of M0.
-
-    Raises:
-        ValueError: If an argument is out of range, or a rank would get no unit.
+    Sizes are parameters, whole numbers; with ``TIME`` milliseconds of a microbatch in its present
+    state, which for a frozen unit is its forward alone. The paper's units are attention and MLP
+    sublayers. A run moves whole layers, which find fewer cuts: of 12 layers of ViT-B/16 on 8 ranks
+    5, 6, 7 or 9 frozen ones have none, all sublayers do. Embedding and head belong to the first and
+    the last one. ``lambda_``, not used with ``TIME``, is the cost of a frozen unit over a live one;
+    ``largest_at_start`` is M0, in whose place ``fits`` decides with ``TIME``.
     """
-    _check(sizes, n_frozen, n_ranks, lambda_, n_microbatches, partition)
 
     def cut(k: int) -> tuple[Balance, float] | None:
         if partition == TIME:
@@ -226,49 +191,17 @@ def replicas_of(n_ranks: int, n_ranks_each: int, n_microbatches: int) -> int:
     return max(n for n in range(1, room + 1) if n_microbatches % n == 0)
 
 
-def _check(
-    sizes: Sequence[float],
-    n_frozen: int,
-    n_ranks: int,
-    lambda_: float,
-    n_microbatches: int,
-    partition: str,
-) -> None:
-    if partition not in (PARAMETERS, TIME):
-        raise ValueError(f"partition is {partition!r}; it must be {PARAMETERS!r} or {TIME!r}")
-    if not all(0.0 <= size < math.inf for size in sizes):
-        raise ValueError(f"sizes are {_text(sizes)}; each must be finite and 0 or more")
-    if partition == PARAMETERS and any(size != int(size) for size in sizes):
-        raise ValueError(f"sizes are {_text(sizes)}; numbers of parameters are whole")
-    if not 0 <= n_frozen < len(sizes):
-        raise ValueError(
-            f"n_frozen is {n_frozen} of {len(sizes)} units; it must be 0 or more, and leave one "
-            "live"
-        )
-    if not 0.0 <= lambda_ <= 1.0:
-        raise ValueError(f"lambda_ is {lambda_}; it must lie in [0, 1]")
-    for name, count in (("n_ranks", n_ranks), ("n_microbatches", n_microbatches)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be 1 or more")
-
-
 def _text(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
 @dataclass(frozen=True)
 class BatchPacking:
-    """How a step's rows come together.
+    """How a step's rows come together."""
 
-    Attributes:
-        factor: Rows of a worker's batch, over those at the start.
-        accumulations: Batches of a worker whose gradients are added up in a step.
-        growth: Rows of a step, over those at the start.
-    """
-
-    factor: int
-    accumulations: int
-    growth: int = 1
+    factor: int  # rows of a worker's batch, over those at the start
+    accumulations: int  # batches of a worker whose gradients are added up in a step
+    growth: int = 1  # rows of a step, over those at the start
 
 
 def performance_packing(
@@ -277,19 +210,9 @@ def performance_packing(
     """Return the packing with the largest batch that there is room for.
 
     Steps first take fewer batches of more rows, the same rows in all; once they are down to one
-    batch, they take more rows, in whole multiples of those at the start.
-
-    Args:
-        fits: Whether a worker has room for a batch so many times as large as at the start, above 1.
-        accumulations: Batches of a step at the start, at least 1.
-        max_growth: How many times as many rows a step may have at most, at least 1.
-
-    Raises:
-        ValueError: If a number is out of range.
+    batch, they take more rows, in whole multiples of those at the start. ``fits`` says whether a
+    worker has room for a batch so many times as large as at the start.
     """
-    for name, number in (("accumulations", accumulations), ("max_growth", max_growth)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be 1 or more")
     best = BatchPacking(1, accumulations)
     same_rows = [
         BatchPacking(n, accumulations // n)
@@ -308,20 +231,9 @@ def efficiency_workers(n_workers: int, rows: int, room: int) -> int:
     """Return how many workers do, for the same rows in a step.
 
     The paper's p b_0 / b_l, brought up to a number that deals the rows evenly: of its example, 64
-    workers with 6 rows each, whose room grows to 54, 8 are left with 48 each.
-
-    Args:
-        n_workers: Workers at the start, p.
-        rows: Rows of each in a step at the start, b_0.
-        room: Rows that a worker now has room for, b_l, at least ``rows``.
-
-    Raises:
-        ValueError: If a number is below 1, or there is less room than at the start.
+    workers with 6 rows each, whose room grows to 54, 8 are left with 48 each. ``room`` is b_l, at
+    least the b_0 ``rows`` of the start.
     """
-    if n_workers < 1 or rows < 1:
-        raise ValueError(f"{n_workers} workers with {rows} rows each; both must be 1 or more")
-    if room < rows:
-        raise ValueError(f"room is {room}; it must be at least the {rows} rows of the start")
     total = n_workers * rows
     least = -(-total // room)
     return next(n for n in range(least, n_workers + 1) if total % n == 0)
@@ -330,11 +242,8 @@ def efficiency_workers(n_workers: int, rows: int, room: int) -> int:
 def last_step(n_steps: int, step: int, n_batches: int, growth: int) -> int:
     """Return the step with which a run has read the rows that it was to read.
 
-    Args:
-        n_steps: Steps of the run, if none had more rows than at the start.
-        step: The step that was finished last.
-        n_batches: Rows that were read until then, in steps of the start.
-        growth: Rows of each step from now on, in steps of the start. The last step is a whole one,
-            so it may read up to ``growth`` - 1 of them more.
+    ``n_batches`` were read by the finished ``step``, ``growth`` are read in each from now on, both
+    in steps of the start. The last step is a whole one, so it may read up to ``growth`` - 1 of them
+    more.
     """
     return step + -(-(n_steps - n_batches) // growth)

@@ -34,27 +34,20 @@ def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
     Ranks stay as they are; one that holds no other stage has no actions.
     """
     rows = [[action for action in row if action.stage >= n_front] for row in order.ranks]
-    pairs = [pair for pair in dependencies(order) if _first_stage(pair) >= n_front]
+    pairs = [(a, b) for a, b in dependencies(order) if min(a.stage, b.stage) >= n_front]
     return connect(rows, pairs, order.n_stages)
 
 
 @dataclass(frozen=True)
 class RunAhead:
-    """Several batches in a row; microbatches are numbered on through all of them.
+    """Several batches in a row; microbatches are numbered on through all of them."""
 
-    Attributes:
-        dag: The graph of all of them.
-        n_front: Stages that run ahead.
-        n_microbatches: Microbatches of a batch.
-        n_batches: Number of batches.
-        within_batch: bool, shape [E]. Which edges connect actions of one batch; the others stand
-            for the end of a step and carry no message.
-    """
-
-    dag: PipelineDag
-    n_front: int
-    n_microbatches: int
-    n_batches: int
+    dag: PipelineDag  # the graph of all of them
+    n_front: int  # stages that run ahead
+    n_microbatches: int  # microbatches of a batch
+    n_batches: int  # number of batches
+    # bool, shape [E]. Which edges connect actions of one batch; the others stand for the end of a
+    # step and carry no message
     within_batch: NDArray[np.bool_]
 
     def batch_ends_ms(
@@ -87,12 +80,8 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
     One batch ahead at most: the front begins with a batch when live stages begin with the one
     before it, so it needs room for the messages of one batch. A step ends, and the next one begins
     on live stages, when all of these are done. A rank that holds stages of both kinds runs them in
-    the order of the schedule, those of the front for the batch to come.
-
-    Args:
-        order: The schedule of one batch.
-        n_front: How many stages in front run ahead, from 0 to all but the last.
-        n_batches: How many batches; 6 or more for ``RunAhead.batch_ms``.
+    the order of the schedule, those of the front for the batch to come. All stages but the last may
+    run ahead; ``RunAhead.batch_ms`` needs 6 batches or more.
     """
     n = order.n_microbatches
 
@@ -110,7 +99,12 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
                     yield of_batch(action, batch + 1)
 
     rows = [tuple(row_of(row)) for row in order.ranks]
-    handed = [pair for pair in dependencies(order) if _runs(pair, n_front)]
+    # The front has forwards alone.
+    handed = [
+        pair
+        for pair in dependencies(order)
+        if all(a.stage >= n_front or a.kind is ActionKind.FORWARD for a in pair)
+    ]
     waits = [(of_batch(a, b), of_batch(c, b)) for a, c in handed for b in range(n_batches)]
     live = [[a for a in row if a.stage >= n_front] for row in order.ranks]
     live = [row for row in live if row]
@@ -127,15 +121,6 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
     return RunAhead(dag, n_front, n, n_batches, edges[:, 0] == edges[:, 1])
 
 
-def _first_stage(pair: tuple[Action, Action]) -> int:
-    return min(action.stage for action in pair)
-
-
-def _runs(pair: tuple[Action, Action], n_front: int) -> bool:
-    """Return whether both actions are run: the front has forwards alone."""
-    return all(a.stage >= n_front or a.kind is ActionKind.FORWARD for a in pair)
-
-
 def communication_ms(
     n_buckets: int,
     bucket_bytes: float,
@@ -145,45 +130,10 @@ def communication_ms(
 ) -> float:
     """Return T_comm = k (a (p - 1) + 2 b (p - 1) / (p BW)): gradients of a step, summed by a ring.
 
-    Args:
-        n_buckets: Buckets of gradients, k; those of frozen layers are not sent.
-        bucket_bytes: Size of each, b; of a last, smaller one the whole size counts.
-        n_workers: Replicas, p, at least 1.
-        bytes_per_ms: Bandwidth of a link, BW, above 0.
-        latency_ms: Of a message, a.
-
-    Raises:
-        ValueError: If a number is out of range.
+    There are k buckets of b bytes, those of frozen layers left out and a last, smaller one counted
+    whole, p replicas, a bandwidth BW and a latency a of messages.
     """
-    if n_workers < 1:
-        raise ValueError(f"n_workers is {n_workers}; it must be 1 or more")
-    if not bytes_per_ms > 0.0:
-        raise ValueError(f"bytes_per_ms is {bytes_per_ms}; it must be above 0")
-    for name, number in (
-        ("n_buckets", n_buckets),
-        ("bucket_bytes", bucket_bytes),
-        ("latency_ms", latency_ms),
-    ):
-        if not number >= 0.0:
-            raise ValueError(f"{name} is {number}; it must be 0 or more")
     others = n_workers - 1
     return n_buckets * (
         latency_ms * others + 2.0 * bucket_bytes * others / (n_workers * bytes_per_ms)
     )
-
-
-def epoch_ms(n_rows: int, batch_rows: int, compute_ms: float, communicate_ms: float) -> float:
-    """Return N / BS max(T_comp, T_comm): a pass over the rows, gradients sent meanwhile.
-
-    Args:
-        n_rows: Rows of the data, N.
-        batch_rows: Rows of a step on all workers together, BS, above 0.
-        compute_ms: A step's computation on a worker, T_comp.
-        communicate_ms: A step's communication, T_comm.
-
-    Raises:
-        ValueError: If ``batch_rows`` is below 1.
-    """
-    if batch_rows < 1:
-        raise ValueError(f"batch_rows is {batch_rows}; it must be 1 or more")
-    return n_rows / batch_rows * max(compute_ms, communicate_ms)

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
-from timelyfreeze.runtime.entering.stage import EnteringStage
+from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace, EnteringStage
 
 # Positional and named arguments of the stage's module, for each microbatch of a batch.
 Microbatches = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
@@ -28,16 +27,9 @@ class FrontAhead:
 
     All ranks call :meth:`begin_step` in every step, and :meth:`begin_batch`, :meth:`entry` and
     :meth:`end_batch` for each of its batches, with the same numbers. The first batch of a process
-    runs as ever: after it each stage knows the shape of what it receives.
-
-    Args:
-        stage: The only stage of this rank.
-        n_microbatches: Of a batch.
-        group: Of the pipeline's ranks, in their order, for these messages alone: they then cannot
-            come between those of the schedule.
-
-    Attributes:
-        n_front: How many stages are in front of the current step's batches; 0 for none.
+    runs as ever: after it each stage knows the shape of what it receives. ``group`` has the
+    pipeline's ranks, in their order, for these messages alone: they then cannot come between those
+    of the schedule.
     """
 
     def __init__(self, stage: EnteringStage, n_microbatches: int, group: dist.ProcessGroup) -> None:
@@ -49,7 +41,7 @@ class FrontAhead:
         self._inlet: Inlet | None = None
         self._n_announced = 0  # batches from the current one on whose messages are expected
         self._is_fed = False  # whether this rank has forwarded the current batch
-        self.n_front = 0
+        self.n_front = 0  # how many stages are in front of the current step's batches; 0 for none
 
     def begin_step(self, n_front: int) -> None:
         """Enter a step whose first ``n_front`` stages are frozen whole.
@@ -66,9 +58,9 @@ class FrontAhead:
     def begin_batch(self, microbatches: Callable[[], Microbatches], *, is_followed: bool) -> None:
         """Enter a batch; in front, forward it unless that is done.
 
-        Args:
-            microbatches: Returns what the stage's module gets from outside; only called in front.
-            is_followed: Whether it is known that another batch follows with the same front.
+        ``microbatches`` returns what the stage's module gets from outside, and is only called in
+        front. ``is_followed`` says whether it is known that another batch follows with the same
+        front.
         """
         if not self.n_front:
             return
@@ -90,8 +82,7 @@ class FrontAhead:
     def end_batch(self, microbatches: Callable[[], Microbatches] | None = None) -> None:
         """Leave a batch; in front, forward the one of the next step.
 
-        Args:
-            microbatches: Of that batch, as for :meth:`begin_batch`; None to forward nothing yet.
+        ``microbatches`` are that batch's, None to forward nothing yet.
         """
         if not self._has_run:
             self._has_run = True
@@ -173,10 +164,6 @@ class Inlet:
 
     The sender of a message waits until there is room for it. So the room is how far the sender can
     be ahead.
-
-    Args:
-        receive: Begins to receive the next message.
-        room: How many messages are received ahead, 1 or more.
     """
 
     def __init__(self, receive: Callable[[], Arrival], room: int) -> None:

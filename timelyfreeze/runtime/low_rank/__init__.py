@@ -5,18 +5,8 @@ for N tokens. With Q, an orthonormal basis of k directions of the layer's shorte
 that lies in Q costs k (1 / d_in + 1 / d_out) of that: dY^T (X Q) Q^T, or Q (dY Q)^T X.
 """
 
-from timelyfreeze.runtime.low_rank.captured import Energies
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
-from timelyfreeze.runtime.low_rank.stage import LowRankStage
 from timelyfreeze.runtime.low_rank.subspace import energies, first_basis, next_basis
 from timelyfreeze.runtime.low_rank.subspaces import Subspaces
 
-__all__ = [
-    "Energies",
-    "LowRankLayers",
-    "LowRankStage",
-    "Subspaces",
-    "energies",
-    "first_basis",
-    "next_basis",
-]
+__all__ = ["LowRankLayers", "Subspaces", "energies", "first_basis", "next_basis"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.low_rank.subspace import first_basis, is_of_inputs
 from timelyfreeze.settings import key
 
@@ -20,21 +23,10 @@ class LowRankLayers:
     """What the linear layers of a stage share: who is frozen now, and what lies in each subspace.
 
     One thread runs one action of a stage at a time, so layers read here what the stage has set.
-    Sums are float32, over the frozen microbatches of a batch.
-
-    Args:
-        named: Weights of all linear layers of the stage, by their names in the model.
-        module: The stage's, parallelisms applied; its layers are adopted.
-        rank: Directions of each subspace, 1 or more.
-        seed: Of the first directions.
-
-    Attributes:
-        rank: Directions wanted; a narrow layer has fewer.
-        bases: Q of each weight, by name.
-        turned_in: Makes what their subspaces are turned in, once a step, so that the time of it can
-            be told.
-        without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
-            output comes by: they stay exact.
+    Sums are float32, over the frozen microbatches of a batch. ``turned_in`` makes what their
+    subspaces are turned in, once a step, so that the time of it can be told. ``without_chain`` are
+    weights of layers whose input needs no gradient, so that no gradient of their output comes by:
+    they stay exact.
     """
 
     def __init__(
@@ -71,11 +63,7 @@ class LowRankLayers:
         return self._weights.keys()
 
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
-        """Go on with the subspaces of a checkpoint, by name.
-
-        Raises:
-            ValueError: If it has none for a weight, or one of another rank.
-        """
+        """Go on with the subspaces of a checkpoint, by name."""
         for name, basis in bases.items():
             rank, saved = self.bases[name].shape[1], 0 if basis is None else basis.shape[1]
             if basis is None or saved != rank:
@@ -249,3 +237,59 @@ def _low_rank_class(kind: Any) -> type[LowRankLinear]:
         return LowRankLinear
     made: type[LowRankLinear] = type(f"LowRank{kind.__name__}", (LowRankLinear, kind), {})
     return made
+
+
+class LowRankStage(EnteringStage):
+    """Pipeline stage that keeps a subspace for each linear weight, if it was prepared for it.
+
+    Only those weights can be frozen then: norms, biases and embeddings cost little and have no
+    product that a subspace would make cheaper.
+    """
+
+    low_rank: LowRankLayers | None = None
+    parameter_names: tuple[str, ...]
+    _masks: Mapping[int, NDArray[np.bool_]]
+
+    def _prepare_low_rank(
+        self, named: Sequence[tuple[str, Tensor]], *, rank: int, seed: int
+    ) -> NDArray[np.bool_]:
+        """Find the linear layers, parallelisms applied; return which parameters stay exact."""
+        self.low_rank = None
+        if rank == 0:
+            return np.zeros(len(named), dtype=np.bool_)
+        self.low_rank = LowRankLayers(dict(named), self.submod, rank=rank, seed=seed)
+        return np.array([name not in self.low_rank.names for name, _ in named], dtype=np.bool_)
+
+    def _low_rank_action(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return what an action runs in, so that layers know whether they are frozen."""
+        mask = self._masks.get(microbatch) if self._active else None
+        if self.low_rank is None or mask is None:
+            return nullcontext()
+        frozen = zip(self.parameter_names, mask, strict=True)
+        return self.low_rank.action_of(
+            microbatch, {name for name, is_frozen in frozen if is_frozen}
+        )
+
+    @contextmanager
+    def _low_rank_backward(self, backward_type: str, microbatch: int) -> Iterator[None]:
+        """Run a backward; the weight half does what the input half has put off."""
+        if self.low_rank is None:
+            yield
+            return
+        if backward_type == "weight":
+            self.low_rank.catch_up(microbatch)
+        half = self.low_rank.postponing() if backward_type == "input" else nullcontext()
+        with self._low_rank_action(microbatch), half:
+            yield
+
+    def _masked(self, microbatch: int) -> NDArray[np.bool_] | None:
+        """Return what a microbatch freezes, but for weights that no subspace reaches."""
+        mask = self._masks.get(microbatch)
+        if mask is None or self.low_rank is None or not self.low_rank.without_chain:
+            return mask
+        return mask & [name not in self.low_rank.without_chain for name in self.parameter_names]
+
+    def _end_low_rank(self, *, last_backward: bool) -> None:
+        """Complete the gradients after a batch's last backward."""
+        if last_backward and self.low_rank is not None:
+            self.low_rank.add_to_gradients()

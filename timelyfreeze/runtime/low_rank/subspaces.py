@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from timelyfreeze.runtime.low_rank.captured import CapturedMeter, Energies
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
-from timelyfreeze.runtime.low_rank.subspace import next_basis
+from timelyfreeze.runtime.low_rank.subspace import CapturedMeter, Energies, next_basis
 
 _ITERATIONS = 3
 
@@ -18,10 +17,6 @@ class Subspaces:
     """Subspaces that turn after each step's gradients.
 
     In the warm-up, which they begin at random, they turn several times a step.
-
-    Args:
-        layers: Of the stages of this process.
-        seed: Of directions that are tried.
     """
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
@@ -29,12 +24,7 @@ class Subspaces:
         self._captured, self._is_measured = CapturedMeter(seed), False
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
-        """Enter an optimizer step.
-
-        Args:
-            step: Its number.
-            is_warm: Whether it comes after the warm-up.
-        """
+        """Enter an optimizer step. ``is_warm``: it comes after the warm-up."""
         self._step, self._n_turns = step, 1 if is_warm else _ITERATIONS
         if not self._is_measured:
             self._captured.forget()
@@ -82,11 +72,7 @@ class Subspaces:
         return kept | self._captured.tensors(bases)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`tensors` returned.
-
-        Raises:
-            ValueError: If a weight has none, or one of another rank.
-        """
+        """Go on with what :meth:`tensors` returned."""
         for layers in self._layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.names})
         self._captured.load(saved, [name for _, name, _ in self._weights()])

@@ -29,14 +29,7 @@ from timelyfreeze.runtime.shards import as_sharded, local_gradient, local_part, 
 
 
 class ChangeMeter:
-    """Keeps the vectors that a measurement needs and takes metrics at checks.
-
-    Args:
-        named_parameters: The rank's parameters with names unique in the model.
-        measurement: What to measure.
-        on_host: Whether the vectors live in host memory instead of beside the parameters.
-        dtype: What they are kept in.
-    """
+    """Keeps the vectors that a measurement needs and takes metrics at checks."""
 
     def __init__(
         self,
@@ -79,8 +72,7 @@ class ChangeMeter:
     def add_step(self, frequency: NDArray[np.float64]) -> None:
         """Take note of the gradients of a step that has just been made.
 
-        Args:
-            frequency: Fraction of the step's backwards that reached each parameter.
+        ``frequency`` is the fraction of the step's backwards that reached each parameter.
         """
         self._frequency = frequency
         if self._measurement.source is Source.GRADIENTS:
@@ -185,8 +177,7 @@ class ChangeMeter:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the vectors as tensors of the parameters' shape and sharding.
 
-        Returns:
-            ``{"<kind>.<parameter>": tensor}``. Keys do not depend on the step.
+        Keys are ``"<kind>.<parameter>"`` and do not depend on the step.
         """
         return {
             f"{kind}.{name}": as_sharded(vector, parameter)

@@ -19,14 +19,10 @@ from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """Backwards of a stage and which tensors they left out.
+    """Backwards of a stage and which tensors they left out."""
 
-    Attributes:
-        backwards: Number of backwards that compute weight gradients.
-        frozen: How many of them each of the n tensors was frozen in, int64, shape [n].
-    """
-
-    backwards: int
+    backwards: int  # number of backwards that compute weight gradients
+    # how many of them each of the n tensors was frozen in, int64, shape [n]
     frozen: NDArray[np.int64]
 
     def __add__(self, other: Count) -> Count:
@@ -43,38 +39,42 @@ class Count:
 
 @dataclass(frozen=True)
 class StepFreezing:
-    """What a step froze on one rank.
+    """What a step froze on one rank."""
 
-    Attributes:
-        step: Number of the step.
-        frozen: Frozen elements, added up over its backwards.
-        elements: Elements that they could have updated.
-    """
-
-    step: int
-    frozen: int
-    elements: int
+    step: int  # number of the step
+    frozen: int  # frozen elements, added up over its backwards
+    elements: int  # elements that they could have updated
 
 
-class FreezeTally:
-    """Counts along the steps, on one rank.
+@dataclass(frozen=True)
+class RankUpdates:
+    """What a rank tells the others where metrics are logged."""
 
-    Attributes:
-        step: Counts of the current step, by stage.
-        recent: Counts since the last :meth:`take_recent`, or since a later change of phase.
-        since_freezing: Counts since freezing began, in the phases ``FREEZING_PHASES``.
-        total: Frozen elements, and elements, of all steps that have ended.
-    """
+    steps: list[StepFreezing]  # what each step since the last time froze
+    total: tuple[int, int]  # frozen elements, and elements, of all steps that have ended
+    # gradient energy of its tensors and what is let through; None if not measured
+    energy: PassedEnergy | None
 
-    def __init__(self, tables: Mapping[int, ParameterTable], n_microbatches: int) -> None:
-        self._tables = tables
-        self._n_microbatches = n_microbatches
+
+class UpdateMeter:
+    """Follows the updates of a rank's tensors along the steps: counts and gradient energy."""
+
+    def __init__(
+        self,
+        tables: Mapping[int, ParameterTable],
+        n_microbatches: int,
+        energy: GradientEnergy | None = None,
+    ) -> None:
+        self._tables, self._n_microbatches, self._energy = tables, n_microbatches, energy
         self._number = 0
         self._phase: Phase | None = None
         self._steps: list[StepFreezing] = []
+        # frozen elements, and elements, of all steps that have ended
         self.total: tuple[int, int] = (0, 0)
-        self.step = self._nothing()
+        self.step = self._nothing()  # counts of the current step, by stage
+        # counts since the last :meth:`take_recent`, or since a later change of phase
         self.recent = self._nothing()
+        # counts since freezing began, in the phases ``FREEZING_PHASES``
         self.since_freezing = self._nothing()
 
     def begin_step(self, step: int, phase: Phase) -> None:
@@ -88,9 +88,7 @@ class FreezeTally:
     def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of a batch.
 
-        Args:
-            masks: What it froze, by stage and microbatch; microbatches that are missing froze
-                nothing.
+        Masks are by stage and microbatch; microbatches that are missing froze nothing.
         """
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
@@ -125,102 +123,14 @@ class FreezeTally:
             steps.append(self._summed())
         return steps
 
-    def _summed(self) -> StepFreezing:
-        frozen, elements = 0, 0
-        for stage, count in self.step.items():
-            table = self._tables[stage]
-            frozen += int(count.frozen @ table.sizes)
-            elements += count.backwards * table.total
-        return StepFreezing(self._number, frozen, elements)
-
-    def _nothing(self) -> dict[int, Count]:
-        return {
-            stage: Count(0, np.zeros(len(table.names), dtype=np.int64))
-            for stage, table in self._tables.items()
-        }
-
-    # -- checkpoint --------------------------------------------------------------------------------
-
-    def plain_state(self) -> dict[str, Any]:
-        """Return the counts since freezing began as plain data, by stage."""
-        return {
-            str(stage): [count.backwards, count.frozen.tolist()]
-            for stage, count in self.since_freezing.items()
-        }
-
-    def load_plain_state(self, plain: Mapping[str, Sequence[Any]]) -> None:
-        """Restore what :meth:`plain_state` returned."""
-        for stage in self._tables:
-            backwards, frozen = plain[str(stage)]
-            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
-
-
-def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
-    """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
-
-    Args:
-        ranks: What each rank noted; a step that a rank has noted twice counts as noted last.
-    """
-    frozen: dict[int, float] = {}
-    elements: dict[int, int] = {}
-    for steps in ranks:
-        for number, step in {step.step: step for step in steps}.items():
-            frozen[number] = frozen.get(number, 0) + step.frozen
-            elements[number] = elements.get(number, 0) + step.elements
-    return {n: frozen[n] / elements[n] for n in sorted(frozen) if elements[n]}
-
-
-@dataclass(frozen=True)
-class RankUpdates:
-    """What a rank tells the others where metrics are logged.
-
-    Attributes:
-        steps: What each step since the last time froze.
-        total: Frozen elements, and elements, of all steps that have ended.
-        energy: Gradient energy of its tensors and what is let through; None if not measured.
-    """
-
-    steps: list[StepFreezing]
-    total: tuple[int, int]
-    energy: PassedEnergy | None
-
-
-@dataclass(frozen=True, eq=False)
-class StageCount:
-    """How often the tensors of one stage were frozen since freezing began."""
-
-    table: ParameterTable
-    count: Count
-
-
-class UpdateMeter(FreezeTally):
-    """Follows the updates of a rank's tensors along the steps: their counts, and gradient energy.
-
-    Args:
-        tables: Tensors of the rank's stages.
-        n_microbatches: Of a batch.
-        energy: Measures their gradients; None to do without p_eff.
-    """
-
-    def __init__(
-        self,
-        tables: Mapping[int, ParameterTable],
-        n_microbatches: int,
-        energy: GradientEnergy | None,
-    ) -> None:
-        super().__init__(tables, n_microbatches)
-        self._energy = energy
-
     def take(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
     ) -> RankUpdates:
         """Return what there is since the last call.
 
-        Args:
-            gradient_scale: What the gradients of the current step have to be multiplied with to
-                undo clipping; None to measure none. The same on every rank.
-            drawn_ratio: Gives the probability that the current step's masks freeze a tensor of a
-                stage, mean over its backwards; None where masks are not drawn evenly.
+        ``gradient_scale`` undoes the clipping of the current step's gradients; None to measure
+        none; the same on every rank. ``drawn_ratio`` gives the probability that the step's masks
+        freeze a tensor of a stage, mean over its backwards; None where masks are not drawn evenly.
         """
         return RankUpdates(self.take_steps(), self.total, self._passed(gradient_scale, drawn_ratio))
 
@@ -248,16 +158,30 @@ class UpdateMeter(FreezeTally):
             self._energy.measure(self.step, gradient_scale)
         return passed
 
-    def counts(self) -> dict[int, StageCount]:
+    def counts(self) -> dict[int, tuple[ParameterTable, Count]]:
         """Return how often each tensor was frozen since freezing began, by stage."""
-        since = self.since_freezing.items()
-        return {stage: StageCount(self._tables[stage], count) for stage, count in since}
+        return {stage: (self._tables[stage], count) for stage, count in self.since_freezing.items()}
+
+    def _summed(self) -> StepFreezing:
+        frozen, elements = 0, 0
+        for stage, count in self.step.items():
+            table = self._tables[stage]
+            frozen += int(count.frozen @ table.sizes)
+            elements += count.backwards * table.total
+        return StepFreezing(self._number, frozen, elements)
+
+    def _nothing(self) -> dict[int, Count]:
+        return {
+            stage: Count(0, np.zeros(len(table.names), dtype=np.int64))
+            for stage, table in self._tables.items()
+        }
 
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
         """Return ``{"tally": ..., "energy": ...}``, each with an entry for every stage."""
-        state = {"tally": super().plain_state()}
+        since = self.since_freezing.items()
+        state = {"tally": {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}}
         if self._energy is not None:
             state["energy"] = self._energy.plain_state()
         return state
@@ -267,45 +191,47 @@ class UpdateMeter(FreezeTally):
 
         A run that measured no energy has saved none; measuring begins anew then.
         """
-        super().load_plain_state(plain["tally"])
+        for stage in self._tables:
+            backwards, frozen = plain["tally"][str(stage)]
+            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
         if self._energy is not None and "energy" in plain:
             self._energy.load_plain_state(plain["energy"])
 
 
-def frozen_counts(
-    ranks: Sequence[Mapping[int, StageCount]], stage_to_rank: Sequence[int]
-) -> list[FrozenCount]:
-    """Put the counts of all ranks together, by stage; replicas have the same.
+def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
+    """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
 
-    Args:
-        ranks: What each rank counted.
-        stage_to_rank: Pipeline rank of each stage.
+    A step that a rank has noted twice counts as noted last.
     """
+    frozen: dict[int, float] = {}
+    elements: dict[int, int] = {}
+    for steps in ranks:
+        for number, step in {step.step: step for step in steps}.items():
+            frozen[number] = frozen.get(number, 0) + step.frozen
+            elements[number] = elements.get(number, 0) + step.elements
+    return {n: frozen[n] / elements[n] for n in sorted(frozen) if elements[n]}
+
+
+def frozen_counts(
+    ranks: Sequence[Mapping[int, tuple[ParameterTable, Count]]], stage_to_rank: Sequence[int]
+) -> list[FrozenCount]:
+    """Put the counts of all ranks together, by stage; replicas have the same."""
     by_stage = {stage: counted for rank in ranks for stage, counted in rank.items()}
     return [
-        FrozenCount(stage_to_rank[stage], stage, name, size, counted.count.backwards, frozen)
-        for stage, counted in sorted(by_stage.items())
+        FrozenCount(stage_to_rank[stage], stage, name, size, count.backwards, frozen)
+        for stage, (table, count) in sorted(by_stage.items())
         for name, size, frozen in zip(
-            counted.table.names,
-            counted.table.sizes.tolist(),
-            counted.count.frozen.tolist(),
-            strict=True,
+            table.names, table.sizes.tolist(), count.frozen.tolist(), strict=True
         )
     ]
 
 
 class GradientEnergy:
-    """Keeps the squared gradient norm of each tensor of a rank.
-
-    Args:
-        parameters: The tensors of each stage, in the order of its masks.
-
-    Attributes:
-        energy: By stage, float64, shape [n]; NaN until a tensor was first measured.
-    """
+    """Keeps the squared gradient norm of each tensor of a rank."""
 
     def __init__(self, parameters: Mapping[int, Sequence[Tensor]]) -> None:
         self._parameters = parameters
+        # by stage, float64, shape [n]; NaN until a tensor was first measured
         self.energy: dict[int, NDArray[np.float64]] = {
             stage: np.full(len(tensors), np.nan) for stage, tensors in parameters.items()
         }
@@ -318,9 +244,7 @@ class GradientEnergy:
     def measure(self, step: Mapping[int, Count], scale: float = 1.0) -> None:
         """Measure the gradients that there are; every rank must call this together.
 
-        Args:
-            step: What was frozen while they were made, by stage.
-            scale: What gradients have to be multiplied with to undo clipping.
+        ``step`` says what was frozen while they were made, ``scale`` undoes clipping.
         """
         tensors = [p for stage in self._parameters.values() for p in stage]
         squares = iter(_squared_norms(tensors))

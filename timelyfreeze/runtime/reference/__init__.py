@@ -9,12 +9,7 @@ from timelyfreeze.runtime.reference.capture import (
     plain_copy,
     stage_blocks,
 )
-from timelyfreeze.runtime.reference.model import (
-    CapturedBatch,
-    InlineReference,
-    Reference,
-    ReferenceModel,
-)
+from timelyfreeze.runtime.reference.model import CapturedBatch, InlineReference, Reference
 from timelyfreeze.runtime.reference.process import ReferenceProcess
 
 
@@ -24,7 +19,6 @@ def make_reference(settings: ReferenceSettings) -> Reference:
 
 
 __all__ = [
-    "Capture", "CapturedBatch", "InlineReference", "Reference", "ReferenceModel",
-    "ReferenceProcess", "StageBlock", "check_importable", "make_reference", "plain_copy",
-    "stage_blocks",
+    "Capture", "CapturedBatch", "InlineReference", "Reference", "StageBlock",
+    "check_importable", "make_reference", "plain_copy", "stage_blocks",
 ]  # fmt: skip

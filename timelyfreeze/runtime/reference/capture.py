@@ -26,17 +26,10 @@ _PLAIN = (bool, int, float, str, type(None))
 class Capture:
     """Hooks on blocks that copy the first microbatch that goes through them to the host.
 
-    Copies from a GPU are begun and not waited for.
-
-    Args:
-        stage: Says which microbatch's forward runs.
-        blocks: One or more, called one after the other.
-        step: What the batch is labelled with.
-        first: Likewise: the first layer.
-        max_tokens: Tokens of the output [B, T, d] that are kept, at most. Where it is 0, and of
-            outputs of another form, such as [B, C, H, W], whole examples are kept.
-        n_tokens: Told when the batch runs: how many tokens at the beginning of each example of the
-            first microbatch are no padding; None if nobody knows.
+    Copies from a GPU are begun and not waited for. At most ``max_tokens`` of an output [B, T, d]
+    are kept; where it is 0, and of outputs of another form, such as [B, C, H, W], whole examples.
+    ``n_tokens`` is asked when the batch runs: how many tokens at the beginning of each example of
+    the first microbatch are no padding; None if nobody knows.
     """
 
     def __init__(
@@ -135,28 +128,16 @@ def _to_host(value: Any, block: nn.Module) -> Any:
 
 @dataclass(frozen=True)
 class StageBlock:
-    """A transformer block of this rank.
+    """A transformer block of this rank."""
 
-    Attributes:
-        stage: Its stage.
-        module: Wrapped or not.
-        parameters: By name in the model, as the optimizer has them.
-        prefix: What those names begin with.
-    """
-
-    stage: FreezingStage
-    module: nn.Module
-    parameters: dict[str, Tensor]
-    prefix: str
+    stage: FreezingStage  # its stage
+    module: nn.Module  # wrapped or not
+    parameters: dict[str, Tensor]  # by name in the model, as the optimizer has them
+    prefix: str  # what those names begin with
 
 
 def stage_blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[int, StageBlock]:
-    """Return the blocks of a rank by layer: the modules whose name ends in the layer's number.
-
-    Args:
-        layout: The tensors of all stages.
-        stages: This rank's, recorders attached.
-    """
+    """Return the blocks of a rank by layer: the modules whose name ends in the layer's number."""
     layer_of = dict(zip(layout.names, layout.layers.tolist(), strict=True))
     blocks: dict[int, StageBlock] = {}
     for stage in stages:
@@ -174,11 +155,7 @@ def stage_blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[i
 
 
 def check_importable(blocks: Mapping[int, StageBlock]) -> None:
-    """Refuse classes of the script that was started, which no other process can import.
-
-    Raises:
-        ValueError: Naming the class and the first block that has it.
-    """
+    """Refuse classes of the script that was started, which no other process can import."""
     for layer, block in blocks.items():
         for module in block.module.modules():
             if type(module).__module__ == "__main__":
@@ -204,12 +181,7 @@ _OF_SHARDING = "__composable_api_"  # how names begin that fully_shard sets
 def plain_copy(block: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy on the host, in evaluation mode, whose parameters require no gradient.
 
-    Args:
-        block: Wrapped or not.
-        weights: Whole parameters by name without wrappers, on the host; not copied.
-
-    Raises:
-        ValueError: If the block has something that cannot be copied.
+    Weights are whole, by name without wrappers, on the host; they are not copied.
     """
     return _copied(block, weights, "", {}).eval()
 
@@ -256,8 +228,6 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 def _plain_class(kind: type) -> type[nn.Module]:
     """Return the class that ``fully_shard`` was applied to, or the class itself."""
-    return next(c for c in kind.__mro__ if issubclass(c, nn.Module) and not _is_sharded(c))
-
-
-def _is_sharded(kind: type) -> bool:
-    return issubclass(kind, FSDPModule)
+    return next(
+        c for c in kind.__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
+    )

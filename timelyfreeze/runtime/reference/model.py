@@ -17,26 +17,19 @@ from timelyfreeze.policies.policy import INT8
 
 @dataclass(frozen=True)
 class CapturedBatch:
-    """What went into blocks and came out of them, of one microbatch, on the host.
+    """What went into blocks and came out of them, of one microbatch, on the host."""
 
-    Attributes:
-        step: Step that it is from.
-        first: First layer of the blocks.
-        args: What the first block was called with; the first of it is the input, [..., d]. The
-            others get the rest of it too.
-        kwargs: Likewise.
-        rows: Which rows of the output, as [-1, d], are kept, int64, shape [b]; None if its
-            examples are the rows, all of them kept.
-        output: Those rows, shape [b, ...].
-        copied: Waits for the device until all of this is there; None if it is.
-    """
-
-    step: int
-    first: int
+    step: int  # step that it is from
+    first: int  # first layer of the blocks
+    # what the first block was called with; the first of it is the input, [..., d]. The others get
+    # the rest of it too
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: Mapping[str, Any]  # likewise
+    # which rows of the output, as [-1, d], are kept, int64, shape [b]; None if its examples are the
+    # rows, all of them kept
     rows: Tensor | None
-    output: Tensor
+    output: Tensor  # those rows, shape [b, ...]
+    # waits for the device until all of this is there; None if it is
     copied: torch.cuda.Event | None = None
 
     def arrived(self) -> CapturedBatch:
@@ -66,12 +59,7 @@ class Reference(Protocol):
 class ReferenceModel:
     """Blocks that compute in float32, their linear layers in 8 bits if so wanted and possible.
 
-    Args:
-        blocks: Copies on the host, one after the other; changed in place.
-        settings: How they are made and compared.
-
-    Attributes:
-        note: Why linear layers compute in float32 although 8 bits were asked for; None otherwise.
+    ``note`` says why linear layers compute in float32 although 8 bits were asked for.
     """
 
     def __init__(self, blocks: nn.ModuleList, settings: ReferenceSettings) -> None:

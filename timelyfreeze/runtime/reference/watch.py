@@ -34,16 +34,7 @@ _COPY = "copy."
 class OutputWatch:
     """A rank's part of comparing outputs.
 
-    Args:
-        layout: The tensors of all stages.
-        stages: This rank's.
-        evaluated: Those of them that this rank evaluates; of ranks that hold the same, one does.
-        settings: How the reference is run.
-        reference: It, or what stands for it in a test.
-        learning_rate: Returns that of the step to come; None if nobody knows it.
-
-    Raises:
-        ValueError: If another process could not import the blocks.
+    ``evaluated`` are the stages that this rank evaluates; of ranks that hold the same, one does.
     """
 
     def __init__(
@@ -84,10 +75,8 @@ class OutputWatch:
     def begin_step(self, step: int, *, counts: bool, is_due: bool) -> None:
         """Enter a step.
 
-        Args:
-            step: Its number.
-            counts: Whether it changes weights as training does, so that its loss counts.
-            is_due: Whether there is a check at its end, so that its first batch is compared.
+        The loss of a step ``counts`` if it changes weights as training does; where a check
+        ``is_due`` at its end, its first batch is compared.
         """
         self._listens = counts
         self._n_steps += counts
@@ -240,10 +229,6 @@ def is_busy(settings: ReferenceSettings, device: torch.device) -> bool:
 
     Where it trains itself, it always has; then the process gives way by its priority. Inline, a run
     is to be repeated exactly, whatever else the machine does.
-
-    Args:
-        settings: How the reference is run.
-        device: Where the stage trains.
     """
     if device.type == "cpu" or settings.place != BACKGROUND:
         return False

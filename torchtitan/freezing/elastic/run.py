@@ -369,7 +369,7 @@ class Leaving(Trainer):
         """
         assert self.controller is not None  # the trainer before had one
         self._manager.take_over(handed.memory)
-        self.controller.go_on_in(handed.phase)
+        self.controller.entered_phase = handed.phase
         if self._stop is not None:
             self._stop.heard = handed.heard
         self._arrived = arrived

@@ -46,8 +46,8 @@ def test_all_ranks_take_the_word_of_the_one_that_reads() -> None:
     entries = [cache.entry(number) for number in range(2)]
     assert cuts(entries) == [True, False]
     assert entries[0] is not None
-    assert entries[0].passes_by(0)
-    assert entries[0].begins_at(1)
+    assert entries[0].start is not None
+    assert entries[0].start.stage == 1
     assert len(entries[0].inputs) == 0
     cache.close()
 

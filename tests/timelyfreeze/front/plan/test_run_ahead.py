@@ -1,5 +1,7 @@
 """Batches behind a front and ahead of it, against closed forms and a simulation without a graph."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 
@@ -7,10 +9,16 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, needs, split_microbatches
+from timelyfreeze.front.plan import communication_ms
 from timelyfreeze.front.plan.run_ahead import RunAhead, behind_front, run_ahead
 from timelyfreeze.schedule.dag import makespan, start_times
-from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+)
 
 MAKERS = {"GPipe": gpipe_order, "1F1B": one_f_one_b_order}
 F, B = 2.0, 5.0
@@ -164,3 +172,15 @@ def test_ten_batches_tell_the_time_of_the_hundredth(seed: int) -> None:
 
     long = run_ahead(order, n_front, n_batches=100)
     assert batch_ms(run_ahead(order, n_front)) == pytest.approx(batch_ms(long), rel=0.01)
+
+
+def test_communication_by_hand() -> None:
+    # 3 buckets: 2 ms of latency to each of 3 others; 2 * 100 * 3 / (4 * 50) = 3 ms.
+    assert communication_ms(3, 100.0, 4, 50.0, 2.0) == 3 * (2 * 3 + 3)
+    assert communication_ms(3, 100.0, 1, 50.0, 2.0) == 0.0
+    assert communication_ms(0, 100.0, 4, 50.0, 2.0) == 0.0
+
+
+def test_more_replicas_send_ever_closer_to_twice_the_gradients() -> None:
+    sent = [communication_ms(1, 100.0, n, 1.0) for n in (2, 4, 100)]
+    assert sent == [100.0, 150.0, 198.0]

@@ -1,4 +1,8 @@
-"""SmartPipe's formulas beside batches in a row that are played, F = B = 1."""
+"""SmartPipe's formulas, Eq. 5 to 10 as printed, beside batches in a row that are played, F = B = 1.
+
+Notation: s stages on s devices, m microbatches of an iteration, I iterations, f frozen stages in
+front.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,10 +10,38 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from timelyfreeze.front.plan import smartpipe
 from timelyfreeze.front.plan.run_ahead import run_ahead
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder, gpipe_order, one_f_one_b_order
+
+
+def iteration_time(m: int, s: int) -> int:
+    """Eq. 5: time of an iteration without freezing."""
+    return 2 * (m + s - 1)
+
+
+def bubble_fraction(m: int, s: int) -> float:
+    """Eq. 6: fraction of it in which devices wait."""
+    return 1.0 - m / (m + s - 1)
+
+
+def gpipe_saved_time(f: int, iterations: int) -> int:
+    """Eq. 7: what freezing saves of all iterations under GPipe."""
+    return f * (2 * iterations - 1)
+
+
+def one_f_one_b_saved_time(f: int, iterations: int) -> int:
+    """Eq. 8: the same under 1F1B."""
+    return f * iterations
+
+
+def gpipe_bubbles(s: int, f: int, iterations: int) -> int:
+    """Eq. 9: idle slots of live devices under GPipe."""
+    return (s - f) * (iterations + 1) * (s - 2)
+
+
+def one_f_one_b_bubbles(s: int, f: int, iterations: int) -> int:
+    """Eq. 10: the same under 1F1B."""
+    return (s - f) * iterations
 
 
 class Played(NamedTuple):
@@ -56,16 +88,16 @@ def test_what_is_played(
 ) -> None:  # fmt: skip
     unfrozen, frozen = play(make, s, m, i, 0), play(make, s, m, i, f)
     # Eq. 5 and 6 hold for both schedules.
-    assert unfrozen.time == i * smartpipe.iteration_time(m, s)
-    assert unfrozen.idle / (s * unfrozen.time) == pytest.approx(smartpipe.bubble_fraction(m, s))
+    assert unfrozen.time == i * iteration_time(m, s)
+    assert unfrozen.idle / (s * unfrozen.time) == pytest.approx(bubble_fraction(m, s))
     assert unfrozen.time - frozen.time == saved
     assert frozen.idle_live == idle
     # Eq. 7 holds, and for 1F1B too where a step ends before the next begins; Eq. 8 only for I = 1.
-    assert saved == smartpipe.gpipe_saved_time(f, i)
-    assert (saved == smartpipe.one_f_one_b_saved_time(f, i)) == (i == 1)
+    assert saved == gpipe_saved_time(f, i)
+    assert (saved == one_f_one_b_saved_time(f, i)) == (i == 1)
     # Eq. 9 is right for four stages of which two are frozen, as in the figures; Eq. 10 never is.
-    assert (idle == smartpipe.gpipe_bubbles(s, f, i)) == ((s, f) == (4, 2))
-    assert idle != smartpipe.one_f_one_b_bubbles(s, f, i)
+    assert (idle == gpipe_bubbles(s, f, i)) == ((s, f) == (4, 2))
+    assert idle != one_f_one_b_bubbles(s, f, i)
 
 
 def test_eq_9_and_10_beside_the_papers_figures() -> None:
@@ -73,14 +105,14 @@ def test_eq_9_and_10_beside_the_papers_figures() -> None:
     for (m, i), time, bubbles in (((3, 2), 18, 13), ((6, 1), 16, 9)):
         played = play(gpipe_order, 4, m, i, 2)
         assert played.time == time
-        assert smartpipe.gpipe_bubbles(4, 2, i) == bubbles - 1
+        assert gpipe_bubbles(4, 2, i) == bubbles - 1
         # The one that is missing: the second frozen stage waits for its first message.
         assert played.idle_live + 1 == bubbles
     # Fig. 5 prints 10 and 9.
-    assert [smartpipe.one_f_one_b_bubbles(4, 2, i) for i in (2, 1)] == [4, 2]
+    assert [one_f_one_b_bubbles(4, 2, i) for i in (2, 1)] == [4, 2]
 
 
 def test_eq_7_needs_a_front_that_keeps_up() -> None:
     # Nine frozen stages and one microbatch: one batch ahead does not hide the chain.
     saved = play(gpipe_order, 10, 1, 4, 0).time - play(gpipe_order, 10, 1, 4, 9).time
-    assert saved < smartpipe.gpipe_saved_time(9, 4)
+    assert saved < gpipe_saved_time(9, 4)

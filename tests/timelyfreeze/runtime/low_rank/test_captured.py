@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from timelyfreeze.runtime.low_rank.captured import CapturedMeter
+from timelyfreeze.runtime.low_rank.subspace import CapturedMeter
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
-from timelyfreeze.runtime.meters.update_meter import FreezeTally, StepFreezing, step_ratios
+from timelyfreeze.runtime.meters.update_meter import StepFreezing, UpdateMeter, step_ratios
 from timelyfreeze.settings.phases import Phase
 
 TABLES: dict[int, ParameterTable] = {
@@ -20,9 +20,9 @@ FIRST = masks({0: [True, False], 2: [True, True]}, {})
 SECOND = masks({1: [False, True]}, {0: [True], 1: [True], 2: [True]})
 
 
-def tally_of(steps: list[tuple[int, Phase]]) -> FreezeTally:
+def tally_of(steps: list[tuple[int, Phase]]) -> UpdateMeter:
     """Each step has a pass of three microbatches with each of the two masks above."""
-    tally = FreezeTally(TABLES, n_microbatches=3)
+    tally = UpdateMeter(TABLES, n_microbatches=3)
     for step, phase in steps:
         tally.begin_step(step, phase)
         tally.add_batch(FIRST)
@@ -56,7 +56,7 @@ def test_recent_counts_begin_anew_with_a_phase() -> None:
 
 
 def test_a_backward_that_did_not_run_froze_nothing() -> None:
-    tally = FreezeTally(TABLES, 3)
+    tally = UpdateMeter(TABLES, 3)
     tally.begin_step(1, Phase.WARMUP)
     assert tally.step[0].update_frequency.tolist() == [1.0, 1.0]
     assert step_ratios([tally.take_steps()]) == {}
@@ -71,7 +71,7 @@ def test_the_ratio_of_a_step_is_by_elements_over_all_ranks() -> None:
 
 
 def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
-    tally = FreezeTally(TABLES, 3)
+    tally = UpdateMeter(TABLES, 3)
     tally.begin_step(1, Phase.RAMP)
     tally.add_batch(FIRST)
     assert tally.take_steps() == [StepFreezing(1, 50, 300)]
@@ -83,7 +83,7 @@ def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
 
 def test_counts_come_back_from_a_checkpoint() -> None:
     tally = tally_of([(1, Phase.STABLE)])
-    other = FreezeTally(TABLES, 3)
+    other = UpdateMeter(TABLES, 3)
     other.load_plain_state(tally.plain_state())
     other.begin_step(2, Phase.STABLE)
     other.add_batch(FIRST)

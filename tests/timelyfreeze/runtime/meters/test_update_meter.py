@@ -108,7 +108,7 @@ def test_the_state_comes_back_also_where_no_energy_was_measured() -> None:
     for tensor in tensors:
         tensor.grad = None
     other.load_plain_state(updates.plain_state())
-    assert other.counts()[1].count.frozen.tolist() == [2, 0]
+    assert other.counts()[1][1].frozen.tolist() == [2, 0]
     energy = other.take(None, by_frequency).energy
     assert energy is not None
     assert (energy.total, energy.p_eff) == (4.0, None)

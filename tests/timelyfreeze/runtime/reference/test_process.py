@@ -16,8 +16,7 @@ from torch.nn.attention import SDPBackend
 from tests.timelyfreeze.runtime.reference.test_model import batch, blocks
 from timelyfreeze.policies import Difference, ReferenceSettings
 from timelyfreeze.runtime.reference.model import ReferenceModel
-from timelyfreeze.runtime.reference.process import ReferenceProcess
-from timelyfreeze.runtime.reference.worker import answers_to, pickled
+from timelyfreeze.runtime.reference.process import ReferenceProcess, answers_to, pickled
 
 LONGEST_S = 120.0
 SETTINGS = ReferenceSettings(queue_length=2)

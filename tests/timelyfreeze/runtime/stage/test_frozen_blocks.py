@@ -20,7 +20,7 @@ from tests.timelyfreeze.helpers.stages import (
     sum_loss,
 )
 from tests.timelyfreeze.runtime.stage.test_entry import Part, is_in_front, step
-from timelyfreeze.runtime.entering.entry import FrozenBlocks
+from timelyfreeze.runtime.entering.stage import FrozenBlocks
 from timelyfreeze.runtime.shards import local_part
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -7,8 +7,7 @@ import pytest
 from torchtitan.config import ConfigManager
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from timelyfreeze.schedule.order import order_to_csv
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, order_to_csv
 from timelyfreeze.settings.phases import PhaseSchedule
 from torchtitan.freezing.checks import (
     ConfigError,

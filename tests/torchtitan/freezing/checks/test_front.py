@@ -161,8 +161,8 @@ def test_an_elastic_run_goes_together_with_the_cache() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
-        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
+        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must lie in [0, 1]"),
+        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must lie in [0, 1]"),
         (
             {"partition": "memory"},
             "freezing.elastic.partition is 'memory'; known: parameters, time",
