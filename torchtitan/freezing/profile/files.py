@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from timelyfreeze.schedule import ActionKind, PipelineDag, build_dag
@@ -14,7 +14,7 @@ from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig, pipeline_notes
-from torchtitan.freezing.partition import model_sizes
+from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.profile.bench import Repeats, Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
 
@@ -27,25 +27,13 @@ def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
 def profile_bounds(
     profile: Profile, first_stage: str = ALL_OR_NOTHING
 ) -> tuple[PipelineDag, DurationBounds]:
-    """Return the graph of the profiled schedule and the bounds that a run would have measured.
-
-    Times of messages are left out. ``first_stage`` says how the first stage is frozen.
-    """
+    """Return the profiled schedule's graph, and bounds as of a run, without messages."""
     dag = build_dag(profile.order)
     stages = chosen_responses(profile, first_stage)
-    samples = {action: _samples(stages[action.stage], action.kind) for action in dag.actions}
+    samples = {action: stages[action.stage].ends(action.kind) for action in dag.actions}
     unfrozen = {action: high for action, (_, high) in samples.items()}
     frozen = {action: low for action, (low, _) in samples.items()}
     return dag, bounds_from_samples(dag, unfrozen, frozen)
-
-
-def _samples(response: Response, kind: ActionKind) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the times of an action with everything and with nothing frozen."""
-    if kind is ActionKind.FORWARD:
-        return response.forward_ms, response.forward_ms
-    if kind is ActionKind.INPUT_BACKWARD:
-        return response.input_ms, response.input_ms
-    return response.ends(kind)
 
 
 def stage_times(response: Response) -> StageTimes:
@@ -53,57 +41,35 @@ def stage_times(response: Response) -> StageTimes:
     pairs: dict[ActionKind, Pair] = {}
     halves = [ActionKind.INPUT_BACKWARD] if response.input_ms else []
     for kind in [ActionKind.FORWARD, *response.curves, *halves]:
-        low, high = (spread(times).median_ms for times in _samples(response, kind))
+        low, high = (spread(times).median_ms for times in response.ends(kind))
         pairs[kind] = (min(low, high), high)  # no faster frozen: as ``bounds_from_samples``
     return complete_times(pairs, is_first=response.stage == 0)
 
 
-@dataclass(frozen=True)
-class Overheads:
-    """Overhead of a layer and of a stage without layers."""
-
-    layer: StageTimes
-    fixed: StageTimes
-
-
-def profile_overheads(profile: Profile) -> Overheads:
-    """Return the overheads at which layers move.
-
-    Raises:
-        ValueError: If the times of stages of two sizes contradict each other.
-    """
+def profile_overheads(profile: Profile) -> tuple[StageTimes, StageTimes]:
+    """Return what a layer takes, and a stage without; a ValueError if two sizes contradict."""
     one, many = profile.probes
-    return Overheads(*layer_overheads(stage_times(one), stage_times(many), many.n_layers))
+    return layer_overheads(stage_times(one), stage_times(many), many.n_layers)
 
 
-def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | None) -> str:
-    """Return the bounds file, with everything noted that planning for other pipelines needs.
-
-    ``overheads`` is None where they could not be told.
-    """
+def bounds_text(
+    profile: Profile, job_config: JobConfig, overheads: tuple[StageTimes, StageTimes] | None
+) -> str:
+    """Return the bounds file, with all that other pipelines are planned by."""
     freezing = job_config.freezing
     first_stage = first_stage_mode(freezing.first_stage, freezing.gradient_rank)
     dag, bounds = profile_bounds(profile, first_stage)
-    notes = replace(
-        pipeline_notes(
-            job_config,
-            profile.order,
-            profile.n_layers,
-            profile.n_processors,
-            model_sizes(job_config),
-        ),
-        stages=tuple(stage_times(r) for r in chosen_responses(profile, first_stage)),
-        layer=None if overheads is None else overheads.layer,
-        fixed=None if overheads is None else overheads.fixed,
+    sizes, (layer, fixed) = model_sizes(job_config), overheads or (None, None)
+    of_run = pipeline_notes(
+        job_config, profile.order, profile.n_layers, profile.n_processors, sizes
     )
+    stages = tuple(stage_times(r) for r in chosen_responses(profile, first_stage))
+    notes = replace(of_run, stages=stages, layer=layer, fixed=fixed)
     return bounds_file_text(dag, bounds, notes)
 
 
 def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) -> str:
-    """Return the responses as JSON: every point with its spread, and the lines through them.
-
-    ``about`` is what else to say: configuration, device, versions.
-    """
+    """Return what to say about the profile, every point with its spread, and the lines, as JSON."""
     plain = {
         **about,
         "cold_rounds": repeats.cold,

@@ -20,13 +20,7 @@ import torchtitan.tools.utils as titan_tools
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import arguments_named, unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
-from torchtitan.freezing.checks import (
-    PROFILE,
-    SPLIT,
-    feature_errors,
-    schedule_errors,
-    size_errors,
-)
+from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, schedule_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules, toml_key
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.profile.bench import Bench, Repeats, Response
@@ -36,42 +30,25 @@ from torchtitan.vision.spec import base_spec
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a configuration.
+    """What was measured of a configuration."""
 
-    Attributes:
-        order: The schedule of the configuration.
-        layers: Layers of each stage.
-        n_layers: Layers of the model.
-        responses: Of each stage; two of the first stage, one for each way to freeze it.
-        probes: Of stages in the middle with 1 layer and with more, which tell what a layer takes.
-        peak_bytes: The most that the device's allocator held, by stage; -1 where it tells none.
-        n_processors: How many ranks of a run on this host would compute at once; None if each has
-            a device, or cores, of its own.
-    """
-
-    order: ScheduleOrder
-    layers: tuple[int, ...]
-    n_layers: int
+    order: ScheduleOrder  # the schedule of the configuration
+    n_layers: int  # layers of the model
+    # of each stage; two of the first stage, one for each way to freeze it
     responses: tuple[Response, ...]
+    # of stages in the middle with 1 layer and with more, which tell what a layer takes
     probes: tuple[Response, Response]
+    # the most that the device's allocator held, by stage; -1 where it tells none
     peak_bytes: tuple[int, ...]
+    # How many ranks of a run on this host would compute at once; None if each has a device, or
+    # cores, of its own.
     n_processors: float | None = None
 
 
 def profile_stages(
     job_config: JobConfig, repeats: Repeats, report: Callable[[Response], None]
 ) -> Profile:
-    """Measure every stage, and what a layer adds to one.
-
-    Args:
-        job_config: The configuration of a run; its data and weights are not read.
-        repeats: How often to measure.
-        report: Called with each response as it is known.
-
-    Raises:
-        ValueError: If the configuration is of a kind that is not covered, or its keys contradict
-            each other; all reasons are named.
-    """
+    """Measure every stage, and what a layer adds to one; ``report`` gets each response at once."""
     with arguments_named(toml_key):
         reasons = list(_not_covered(job_config))
     if reasons:
@@ -87,18 +64,20 @@ def profile_stages(
     splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
     with _quiet_process(job_config):
         bench = Bench(job_config, spec, model_args, repeats, splits, report)
-        stages = [bench.measure(i, names, len(modules)) for i, names in enumerate(modules)]
+        last = len(modules) - 1
+        stages = [
+            bench.measure(names, i, is_first=i == 0, is_last=i == last)
+            for i, names in enumerate(modules)
+        ]
         responses = [response for measured, _ in stages for response in measured]
-        layers = count_layers(modules)
-        middle = [r for r in responses if r.stage in range(1, len(modules) - 1) and r.n_layers > 1]
-        many = middle[0] if middle else bench.probe(max(2, *layers))
+        middle = [r for r in responses if r.stage in range(1, last) and r.n_layers > 1]
+        many = middle[0] if middle else bench.probe(max(2, *count_layers(modules)))
         probes = (bench.probe(1), many)
         n_processors = None
         if titan_tools.device_type == "cpu":
             n_processors = shared_cores(order.n_ranks, torch.get_num_threads())
     return Profile(
         order=order,
-        layers=layers,
         n_layers=model_args.n_layers,
         responses=tuple(responses),
         probes=probes,
