@@ -58,10 +58,7 @@ def running_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
-    """Return the mean of the last ``window`` losses of a curve of (seconds, loss).
-
-    None if there are fewer, or it is not finite.
-    """
+    """Return the mean loss of the last ``window`` (seconds, loss); None if not finite, or fewer."""
     means = running_means([loss for _, loss in curve], window)
     return means[-1] if means and math.isfinite(means[-1]) else None
 
@@ -69,10 +66,7 @@ def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> floa
 def seconds_to_reach(
     curve: Sequence[tuple[float, float]], target: float, window: int
 ) -> float | None:
-    """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
-
-    That is at the last loss of the first ``window`` whose mean is not above it; else None.
-    """
+    """Return the seconds at the end of the first window whose mean loss is at most ``target``."""
     means = running_means([loss for _, loss in curve], window)
     ends = [seconds for seconds, _ in curve[window - 1 :]]
     return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
@@ -130,11 +124,7 @@ MOVES = Table("moves.csv", Move)
 
 @dataclass(frozen=True)
 class FrontRow:
-    """The front in one optimizer step; None for what the run has nothing of.
-
-    Raises:
-        ValueError: If more batches were read than there were.
-    """
+    """The front in one optimizer step; None for what the run has nothing of."""
 
     step: Number  # its number, from 1
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]  # name of its phase
@@ -168,11 +158,7 @@ PLASTICITY = Table("plasticity.csv", PlasticityRow)
 
 @dataclass(frozen=True)
 class FrozenCount:
-    """What became of one tensor since freezing began.
-
-    Raises:
-        ValueError: If that is more than there were.
-    """
+    """What became of one tensor since freezing began."""
 
     rank: Count  # pipeline rank that holds it
     stage: Count  # stage that it belongs to
@@ -205,23 +191,13 @@ class FrozenCount:
 COUNTS = Table("frozen_counts.csv", FrozenCount)
 
 
-@dataclass(frozen=True)
-class NeverUpdated:
-    """How much of a model has not learned since freezing began."""
-
-    tensors: float  # fraction of the tensors
-    elements: float  # fraction of the elements
-
-
-def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
-    """Return which fraction of a model was never updated; None if freezing has not begun."""
+def never_updated(counts: Sequence[FrozenCount]) -> dict[str, float]:
+    """Return how much was never updated, as a summary has it; nothing before freezing begins."""
     if not any(count.backwards for count in counts):
-        return None
+        return {}
     still = [count for count in counts if count.never_updated]
-    return NeverUpdated(
-        len(still) / len(counts),
-        sum(count.elements for count in still) / sum(count.elements for count in counts),
-    )
+    elements = sum(count.elements for count in still) / sum(count.elements for count in counts)
+    return {"never_updated_tensors": len(still) / len(counts), "never_updated_elements": elements}
 
 
 PROFILE_FILE = "response.json"
@@ -249,12 +225,7 @@ RESPONSES = Table("responses.csv", ResponseRow)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
-    """Read what a run or a profile has in its folder.
-
-    Raises:
-        OSError: If there is neither.
-        ValueError: If the file cannot be understood.
-    """
+    """Read what a run or a profile has in its folder; an OSError if there is neither."""
     path = folder / PROFILE_FILE
     if (folder / RESPONSES.name).exists() or not path.exists():
         return RESPONSES.read(folder)

@@ -38,10 +38,7 @@ from timelyfreeze.schedule import (
     check_delays,
 )
 from timelyfreeze.settings import Phase
-from timelyfreeze.timing import (
-    DurationBounds,
-    play_actions,
-)
+from timelyfreeze.timing import DurationBounds, play_actions
 
 MEASURED = "measured"
 PREDICTED = "predicted"
@@ -164,14 +161,8 @@ def predicted_timelines(
 ) -> tuple[Timeline, Timeline]:
     """Return the batch that a plan was made for: without freezing, and under the plan.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: What the plan was made from.
-        plan: The plan.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-
-    Raises:
-        ValueError: If the plan is of another pipeline.
+    ``n_processors`` says how many ranks can compute at once; None if each has a device of its own.
+    A plan of another pipeline is a ValueError.
     """
     if plan.actions != dag.actions:
         raise ValueError(
@@ -279,10 +270,7 @@ class _TimelineFile:
 
 
 def timeline_to_json(timeline: Timeline) -> str:
-    """Write a timeline as JSON, a line for each action; undone exactly by ``timeline_from_json``.
-
-    Batch time and bubble shares are in it for readers, though they follow from the rest.
-    """
+    """Write a timeline as JSON, a line an action, with batch time and bubbles for readers."""
     names = [field.name for field in fields(_Row)]
     plain = {
         **{name: getattr(timeline, name) for name in ("origin", "phase", "step", "entry_stage")},
@@ -303,11 +291,7 @@ def timeline_files(run_folder: Path) -> list[Path]:
 
 
 def timeline_from_json(text: str) -> Timeline:
-    """Read a timeline written by ``timeline_to_json``.
-
-    Raises:
-        ValueError: If the text has another form, or its actions are no complete pipeline.
-    """
+    """Read what ``timeline_to_json`` wrote; a ValueError if it is that of no complete pipeline."""
     try:
         file = read_dataclass(_TimelineFile, parse_json(text), partly=True)
     except ValueError as error:
