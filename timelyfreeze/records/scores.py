@@ -19,14 +19,12 @@ class Score:
     """How one benchmark went."""
 
     accuracy: Fraction
-    # standard error of the accuracy over the questions, None if lm-eval gives none
-    stderr: float | None
+    stderr: float | None  # standard error over the questions, None if lm-eval gives none
     n_questions: Annotated[int, Within(1)]  # how many were asked
     questions: str  # where they are from: a split of the hub's data set, or the name of a file
     n_shots: int  # solved examples before each question
     metric: str  # lm-eval's name of the metric
-    # further metrics of lm-eval, such as ``acc_norm``
-    others: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)  # such as ``acc_norm``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Scores:
     versions: Mapping[str, str]  # of lm-eval, transformers and torch
     evaluated_at: str  # ISO 8601 time with offset
     benchmarks: Mapping[Annotated[str, OneOf(*BY_KEY)], Score]  # by key
-    # metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric
+    # of other tasks of lm-eval, by task and metric
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     options: str = ""  # further options that lm-eval was given
     tasks: str = ""  # names of the tasks that were asked, with commas between

@@ -25,10 +25,8 @@ from timelyfreeze.timing import Intervals, clock_offsets, min_distances
 class SeenBatch:
     """One pass as one process saw it."""
 
-    # when each of its actions began and ended, by its own clock, milliseconds
-    intervals_ms: Intervals
-    # frozen fraction of elements of those that compute weight gradients
-    fractions: Mapping[Action, float]
+    intervals_ms: Intervals  # when each of its actions began and ended, by its own clock
+    fractions: Mapping[Action, float]  # frozen ones of elements, where weight gradients are due
 
 
 def measured_timeline(

@@ -85,21 +85,16 @@ class StepRow:
     """One optimizer step; None for what was not measured."""
 
     step: Number  # its number, from 1
-    # name of its phase; "" for a run without freezing
-    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]
+    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]  # "" without freezing
     seconds: Seconds  # sum of the step times up to and including this one, of this process's run
     step_ms: float  # how long it took
     tokens_per_second: float  # of each device
-    # in an emulation, how long it would have taken on devices of their own
-    virtual_step_ms: float | None = None
-    # fraction of all elements that its masks froze, mean over backwards and ranks
-    freeze_ratio: Fraction | None = None
-    # median pipeline batch of the phase since the step before that was logged
-    batch_ms: float | None = None
+    virtual_step_ms: float | None = None  # in an emulation, on devices of their own
+    freeze_ratio: Fraction | None = None  # of all elements, mean over backwards and ranks
+    batch_ms: float | None = None  # median of the phase since the last step that was logged
     batch_predicted_ms: float | None = None  # prediction for the batches of this step
     train_loss: float | None = None  # where it was logged
-    # median step of the phase since the step before that was logged, over the median unfrozen step
-    # (arXiv:2602.05754, Eq. 12)
+    # median step, likewise, over the median unfrozen step (arXiv:2602.05754, Eq. 12)
     kappa: float | None = None
     p_eff: float | None = None  # fraction of the gradient energy that those steps updated (Eq. 27)
 
@@ -130,11 +125,9 @@ class FrontRow:
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]  # name of its phase
     frozen_layers: Count  # blocks of the front; 0 where the policy's choice is not in force
     batches: Number  # batches of the step
-    # those of them that began behind the front, with what the activation cache had of it
-    read: Count | None = None
+    read: Count | None = None  # those that began behind the front, by the activation cache
     frozen_modules: Count | None = None  # modules of the front, of a policy that has modules
-    # 1 while such a policy does not look at modules yet, 0 afterwards
-    bootstrapping: Count | None = None
+    bootstrapping: Count | None = None  # 1 while such a policy does not look at them yet, then 0
 
     def __post_init__(self) -> None:
         """Refuse more than all."""
@@ -164,9 +157,7 @@ class FrozenCount:
     stage: Count  # stage that it belongs to
     parameter: str  # its name in the model
     elements: Number  # number of its elements
-    # backwards that could have updated it, from the first step of the ramp on; from the first step
-    # after warm-up, where a policy decides alone
-    backwards: Count
+    backwards: Count  # that could have updated it, since freezing began
     times_frozen: Count  # how many of them left it out
 
     def __post_init__(self) -> None:
@@ -217,8 +208,7 @@ class ResponseRow:
     microbatch: Annotated[int, Within(-1, MOST)]  # its microbatch; -1 where that is not known
     fraction: Fraction  # fraction of the stage's elements that it froze
     duration_ms: float  # how long it took
-    # 1 if it computed no input gradient because nobody needed it, else 0
-    cut: Annotated[int, Within(0, 1)] = 0
+    cut: Annotated[int, Within(0, 1)] = 0  # 1 if nobody needed its input gradient
 
 
 RESPONSES = Table("responses.csv", ResponseRow)

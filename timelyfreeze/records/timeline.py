@@ -73,12 +73,8 @@ class Block:
     rank: int  # where
     start_ms: float  # when it began, milliseconds since the batch did
     end_ms: float  # when it ended
-    # fraction of the action's elements that was frozen, or is planned to be, in [0, 1]; 0 for
-    # actions that freezing does not concern
-    freeze_ratio: float = 0.0
-    # whether it is on the critical path: the chain of actions, each waiting for the one before,
-    # that ends last
-    is_critical: bool = False
+    freeze_ratio: float = 0.0  # fraction of its elements that was frozen, or is planned to be
+    is_critical: bool = False  # whether it is in the chain of waiting actions that ends last
 
     @property
     def duration_ms(self) -> float:
@@ -94,9 +90,7 @@ class Timeline:
     phase: Phase  # what the batch is an example of: UPPER_BOUND is without freezing, STABLE with
     blocks: tuple[Block, ...]  # every action once, rank by rank, in the order of execution
     step: int | None = None  # optimizer step that it was measured in; None if it was not
-    # stage in which the batch began, with what the frozen front had put out before; stages in front
-    # of it ran nothing. None if the batch ran through the front
-    entry_stage: int | None = None
+    entry_stage: int | None = None  # in which the batch began behind a frozen front; None: at it
 
     @property
     def words(self) -> str:

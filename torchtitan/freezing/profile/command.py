@@ -32,14 +32,14 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.partition.cut import partition_line
     from torchtitan.freezing.profile.bench import Repeats, Response
-    from torchtitan.freezing.profile.files import (
+    from torchtitan.freezing.profile.profile import (
         HEADING,
         bounds_text,
         profile_overheads,
+        profile_stages,
         response_text,
         table_rows,
     )
-    from torchtitan.freezing.profile.runs import profile_stages
     from torchtitan.freezing.report.run_folder import free_name
 
     def show(response: Response) -> None:

@@ -23,7 +23,7 @@ from torchtitan.freezing.profile.bench import (
     Response,
     profile_clock,
 )
-from torchtitan.freezing.profile.runs import Profile, profile_stages
+from torchtitan.freezing.profile.profile import Profile, profile_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 

@@ -17,13 +17,13 @@ from timelyfreeze.whatif.loads import PartParameters
 from torchtitan.freezing.config.layout import pipeline_order
 from torchtitan.freezing.profile.bench import Point, Response, fit_line, spread
 from torchtitan.freezing.profile.command import main
-from torchtitan.freezing.profile.files import (
+from torchtitan.freezing.profile.profile import (
+    Profile,
     bounds_text,
     profile_bounds,
     profile_overheads,
     stage_times,
 )
-from torchtitan.freezing.profile.runs import Profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
