@@ -5,7 +5,7 @@ import torch
 
 from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.profile.bench import Repeats
-from torchtitan.freezing.profile.runs import profile_stages
+from torchtitan.freezing.profile.profile import profile_stages
 from torchtitan.upstream import fixes as upstream_fixes
 
 pytestmark = [

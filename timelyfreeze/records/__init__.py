@@ -1,10 +1,9 @@
 """What a run leaves behind, as values and files: timelines, traces, losses, steps, summary."""
 
 from timelyfreeze.records.convergence import (
-    SKIPPED_STEPS,
-    UNFROZEN_PHASES,
     PassedEnergy,
-    StepRatio,
+    StepLog,
+    TimedStep,
     kappa_error,
     kappa_of_cap,
     kappa_over_p_eff,
@@ -25,7 +24,14 @@ from timelyfreeze.records.scores import (
     scores_to_json,
 )
 from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
-from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
+from timelyfreeze.records.summary import (
+    FINAL,
+    SUMMARY_FILE,
+    RunSummary,
+    as_shown,
+    read_summary,
+    summary_to_json,
+)
 from timelyfreeze.records.tables import (
     ACCURACIES,
     COUNTS,
@@ -41,7 +47,6 @@ from timelyfreeze.records.tables import (
     FrozenCount,
     LossRow,
     Move,
-    NeverUpdated,
     PlasticityRow,
     ResponseRow,
     StepRow,
@@ -67,15 +72,14 @@ from timelyfreeze.records.title import RunNames, as_drawn, read_names, run_title
 from timelyfreeze.records.trace import trace_to_json
 
 __all__ = [
-    "ACCURACIES", "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FRONT", "FRONT_READ", "FROZEN",
-    "HUB", "KIND_WORDS", "LOSSES", "MOVES", "PLASTICITY", "RESPONSES", "SCORES", "SKIPPED_STEPS",
-    "STEPS", "SUMMARY_FILE", "UNFROZEN", "UNFROZEN_PHASES", "WINDOW", "AccuracyRow", "Benchmark",
-    "Block", "FrontRow", "FrozenCount", "LossRow", "Move", "NeverUpdated", "PassedEnergy",
-    "PlasticityRow", "ResponseRow", "RunNames", "RunSummary", "Score", "Scores", "SeenBatch",
-    "StepRatio", "StepRow", "Timeline", "as_drawn", "kappa_error", "kappa_of_cap",
-    "kappa_over_p_eff", "last_running_mean", "mean_p_eff", "measured_timeline", "never_updated",
-    "passed_energy", "predicted_timelines", "read_names", "read_scores", "read_summary",
-    "render_scores", "run_title", "running_means", "scores_to_json", "seconds_to_reach",
-    "summary_to_json", "timeline_file", "timeline_files", "timeline_from_json", "timeline_to_json",
-    "trace_to_json",
+    "ACCURACIES", "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FINAL", "FRONT", "FRONT_READ",
+    "FROZEN", "HUB", "KIND_WORDS", "LOSSES", "MOVES", "PLASTICITY", "RESPONSES", "SCORES", "STEPS",
+    "SUMMARY_FILE", "UNFROZEN", "WINDOW", "AccuracyRow", "Benchmark", "Block", "FrontRow",
+    "FrozenCount", "LossRow", "Move", "PassedEnergy", "PlasticityRow", "ResponseRow", "RunNames",
+    "RunSummary", "Score", "Scores", "SeenBatch", "StepLog", "StepRow", "TimedStep", "Timeline",
+    "as_drawn", "as_shown", "kappa_error", "kappa_of_cap", "kappa_over_p_eff", "last_running_mean",
+    "mean_p_eff", "measured_timeline", "never_updated", "passed_energy", "predicted_timelines",
+    "read_names", "read_scores", "read_summary", "render_scores", "run_title", "running_means",
+    "scores_to_json", "seconds_to_reach", "summary_to_json", "timeline_file", "timeline_files",
+    "timeline_from_json", "timeline_to_json", "trace_to_json",
 ]  # fmt: skip

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,11 +54,8 @@ class PassedEnergy:
 def passed_energy(update_frequency: ArrayLike, energy: ArrayLike) -> PassedEnergy:
     """Return what of the gradient energy of n tensors is let through.
 
-    A mask covers whole tensors, so the sum over elements of Eq. 27 is one over tensors.
-
-    Args:
-        update_frequency: Mean update probability of each tensor over microbatches, shape [n].
-        energy: Squared norm of its gradient, shape [n]; NaN where it is not known.
+    A mask covers whole tensors, so the sum over elements of Eq. 27 is one over tensors. Both are of
+    shape [n]: mean update probabilities over microbatches, and squared norms, NaN where unknown.
     """
     frequency, energies = np.asarray(update_frequency, float), np.asarray(energy, float)
     known = np.isfinite(energies)
@@ -67,26 +65,17 @@ def passed_energy(update_frequency: ArrayLike, energy: ArrayLike) -> PassedEnerg
 
 
 def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
-    """Return the average effective update probability, Eq. 28; None if there was no energy.
-
-    Args:
-        measured: p_eff and total gradient energy of each moment it was measured at.
-    """
+    """Return the mean over pairs of p_eff and energy, Eq. 28; None if there was no energy."""
     pairs = list(measured)
     total = sum(energy for _, energy in pairs)
     return sum(p * energy for p, energy in pairs) / total if total > 0.0 else None
 
 
 def kappa_of_cap(max_freeze_ratio: float, frozen_ms: float, unfrozen_ms: float) -> float:
-    """Return kappa as Eq. 50 estimates it from the cap alone, without a plan.
+    """Return kappa as Eq. 50 estimates it from the cap r_max alone, and two times of a batch.
 
     It takes the batch to shrink in proportion to the cap, so it is no bound on what is planned: a
     plan freezes where the schedule waits, and may do better or worse.
-
-    Args:
-        max_freeze_ratio: The cap r_max, in [0, 1].
-        frozen_ms: Batch with everything frozen, P_min, milliseconds.
-        unfrozen_ms: Batch with nothing frozen, P_max, above 0.
     """
     return 1.0 - max_freeze_ratio + max_freeze_ratio * frozen_ms / unfrozen_ms
 
@@ -117,38 +106,96 @@ def _median_error(values: Sequence[float]) -> float:
     return deviation * math.sqrt(math.pi / 2.0 / len(values)) / median
 
 
-class StepRatio:
-    """Follows kappa: how long steps take, over how long they took with nothing frozen."""
+@dataclass(frozen=True, slots=True)  # there are as many as a run has steps
+class TimedStep:
+    """A finished optimizer step."""
+
+    phase: Phase | None  # None without freezing
+    ms: float
+    n_tokens: float = 0.0
+
+
+class StepLog:
+    """How long steps took, by pipeline and phase; the first ones of a phase run cold.
+
+    Unfrozen steps are those of the first pipeline that had any, others those of the last.
+    """
 
     def __init__(self) -> None:
-        self._by_phase: dict[Phase | None, list[float]] = {}
-        self._n_taken: dict[Phase | None, int] = {}
-        self._knows_unfrozen = False
+        self._pipelines: list[dict[Phase | None, list[TimedStep]]] = [{}]
+        self._n_taken: dict[Phase, int] = {}
+        self._n_steps, self._n_tokens = 0, 0.0
 
     def begin_pipeline(self) -> None:
-        """Compare steps to come, of another pipeline, with the unfrozen ones so far."""
-        self._knows_unfrozen = any(self._by_phase.get(phase) for phase in UNFROZEN_PHASES)
+        """Begin another pipeline than the one so far."""
+        self._pipelines.append({})
 
-    def add(self, phase: Phase | None, step_ms: float) -> None:
+    def add(self, step: TimedStep) -> None:
         """Take note of a finished step."""
-        if self._knows_unfrozen and phase in UNFROZEN_PHASES:
-            return
-        self._by_phase.setdefault(phase, []).append(step_ms)
+        self._pipelines[-1].setdefault(step.phase, []).append(step)
+        self._n_steps += 1
+        self._n_tokens += step.n_tokens
 
-    def take(self, phase: Phase) -> float | None:
-        """Return kappa over the warm steps of ``phase`` since the last call for it.
+    def unfrozen(self, *phases: Phase) -> list[TimedStep]:
+        """Return the warm steps with nothing frozen, of all phases if none is given."""
+        return _warm(self._with_unfrozen, phases or UNFROZEN_PHASES)
 
-        Returns:
-            Their median over that of all warm unfrozen steps so far; None if there is none of one
-            of the two, as in a run that was resumed after monitoring.
-        """
-        steps = self._by_phase.get(phase, [])
+    def last(self, phase: Phase | None) -> list[TimedStep]:
+        """Return the warm steps of a phase in the last pipeline."""
+        return _warm(self._pipelines[-1], (phase,))
+
+    def kappa_since(self, phase: Phase) -> float | None:
+        """Return kappa over the warm steps of ``phase`` since the last call, if it is known."""
+        counted = [self._with_unfrozen] if phase in UNFROZEN_PHASES else self._pipelines
+        steps = [step for pipeline in counted for step in pipeline.get(phase, [])]
         recent = steps[max(SKIPPED_STEPS, self._n_taken.get(phase, 0)) :]
         self._n_taken[phase] = len(steps)
-        unfrozen = [ms for each in UNFROZEN_PHASES for ms in self._warm(each)]
-        if not recent or not unfrozen:
-            return None
-        return statistics.median(recent) / statistics.median(unfrozen)
+        after_ms, before_ms = median_ms(recent), median_ms(self.unfrozen())
+        return None if after_ms is None or before_ms is None else after_ms / before_ms
 
-    def _warm(self, phase: Phase) -> Sequence[float]:
-        return self._by_phase.get(phase, [])[SKIPPED_STEPS:]
+    def summed_up(self, *, freezes: bool, n_devices: int = 1) -> dict[str, float | None]:
+        """Return a summary's fields on steps; uneven padding is no speed, so mean tokens count."""
+        before_ms, after_ms = median_ms(self.unfrozen()), median_ms(self.frozen(freezes=freezes))
+
+        def speed(step_ms: float | None) -> float | None:
+            if step_ms is None:
+                return None
+            return 1e3 * self._n_tokens / self._n_steps / step_ms / n_devices
+
+        return {
+            "tokens_per_second_unfrozen": speed(before_ms),
+            "tokens_per_second": speed(after_ms),
+            "step_ms_unfrozen": before_ms,
+            "step_ms": after_ms,
+            "step_ms_off": median_ms(self.last(Phase.OFF)),
+        }
+
+    def frozen(self, *, freezes: bool) -> list[TimedStep]:
+        """Return the warm steps of the stable phase; of a run without phases, all."""
+        return self.last(Phase.STABLE if freezes else None)
+
+    def kappa_error(self) -> float | None:
+        """Return the standard error of kappa, as :func:`kappa_error` has it."""
+        before, after = self.unfrozen(), self.last(Phase.STABLE)
+        return kappa_error([step.ms for step in before], [step.ms for step in after])
+
+    def medians_ms(self) -> list[float | None]:
+        """Return the median step of each pipeline, without its first ones."""
+        every = ([*chain(*pipeline.values())] for pipeline in self._pipelines)
+        return [median_ms(steps[SKIPPED_STEPS:]) for steps in every]
+
+    @property
+    def _with_unfrozen(self) -> dict[Phase | None, list[TimedStep]]:
+        """The first pipeline that had unfrozen steps."""
+        return next((p for p in self._pipelines if not p.keys().isdisjoint(UNFROZEN_PHASES)), {})
+
+
+def _warm(
+    pipeline: Mapping[Phase | None, list[TimedStep]], phases: Iterable[Phase | None]
+) -> list[TimedStep]:
+    return [step for phase in phases for step in pipeline.get(phase, [])[SKIPPED_STEPS:]]
+
+
+def median_ms(steps: Sequence[TimedStep]) -> float | None:
+    """Return the median time of steps; None if there are none."""
+    return statistics.median(step.ms for step in steps) if steps else None

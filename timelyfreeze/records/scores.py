@@ -8,14 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from timelyfreeze.files import (
-    Fraction,
-    OneOf,
-    Within,
-    markdown_table,
-    parse_json,
-    read_dataclass,
-)
+from timelyfreeze.files import Fraction, OneOf, Within, markdown_table, parse_json, read_dataclass
 
 SCORES = "scores.json"
 HUB = "hub"
@@ -26,14 +19,12 @@ class Score:
     """How one benchmark went."""
 
     accuracy: Fraction
-    # standard error of the accuracy over the questions, None if lm-eval gives none
-    stderr: float | None
+    stderr: float | None  # standard error over the questions, None if lm-eval gives none
     n_questions: Annotated[int, Within(1)]  # how many were asked
     questions: str  # where they are from: a split of the hub's data set, or the name of a file
     n_shots: int  # solved examples before each question
     metric: str  # lm-eval's name of the metric
-    # further metrics of lm-eval, such as ``acc_norm``
-    others: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)  # such as ``acc_norm``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +39,18 @@ class Scores:
     device: str  # where it computed
     versions: Mapping[str, str]  # of lm-eval, transformers and torch
     evaluated_at: str  # ISO 8601 time with offset
-    benchmarks: Mapping[
-        Annotated[str, OneOf(*BY_KEY)], Score
-    ]  # scores by the key of their benchmark
-    # metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric
+    benchmarks: Mapping[Annotated[str, OneOf(*BY_KEY)], Score]  # by key
+    # of other tasks of lm-eval, by task and metric
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     options: str = ""  # further options that lm-eval was given
     tasks: str = ""  # names of the tasks that were asked, with commas between
 
     @property
     def average(self) -> float | None:
-        """Mean accuracy of the four benchmarks of the paper; None if one was not run."""
-        return average_accuracy({key: score.accuracy for key, score in self.benchmarks.items()})
+        """Mean of the accuracies of the paper's four benchmarks; None if one was not run."""
+        if any(key not in self.benchmarks for key in AVERAGED):
+            return None
+        return sum(self.benchmarks[key].accuracy for key in AVERAGED) / len(AVERAGED)
 
     @property
     def asked(self) -> str:
@@ -78,12 +69,7 @@ def scores_to_json(scores: Scores) -> str:
 
 
 def scores_from_json(text: str) -> Scores:
-    """Read what :func:`scores_to_json` wrote.
-
-    Raises:
-        ValueError: If the text is no JSON object, lacks a field or has an unknown one, names an
-            unknown benchmark, or holds an accuracy outside [0, 1] or of no questions.
-    """
+    """Read what :func:`scores_to_json` wrote; whatever else is a ValueError."""
     values = parse_json(text)
     if isinstance(values, dict):
         values.pop("average", None)
@@ -93,11 +79,7 @@ def scores_from_json(text: str) -> Scores:
 
 
 def read_scores(folder: Path) -> Scores | None:
-    """Return the scores in ``folder``, None if there are none.
-
-    Raises:
-        ValueError: If the file does not hold scores.
-    """
+    """Return the scores in ``folder``, None if there are none; a ValueError if it holds others."""
     path = folder / SCORES
     try:
         text = path.read_text()
@@ -165,14 +147,3 @@ BENCHMARKS = (
 )
 BY_KEY = {benchmark.key: benchmark for benchmark in BENCHMARKS}
 AVERAGED = tuple(benchmark.key for benchmark in BENCHMARKS if benchmark.counts)
-
-
-def average_accuracy(accuracies: Mapping[str, float]) -> float | None:
-    """Return the mean of the four accuracies, each weighing the same; None if one is missing.
-
-    Args:
-        accuracies: Accuracy by the key of its benchmark; others than the four are left out.
-    """
-    if any(key not in accuracies for key in AVERAGED):
-        return None
-    return sum(accuracies[key] for key in AVERAGED) / len(AVERAGED)

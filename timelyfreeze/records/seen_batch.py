@@ -18,21 +18,15 @@ from timelyfreeze.schedule import (
     edge_delays,
 )
 from timelyfreeze.settings import Phase
-from timelyfreeze.timing import (
-    Intervals,
-    clock_offsets,
-    min_distances,
-)
+from timelyfreeze.timing import Intervals, clock_offsets, min_distances
 
 
 @dataclass(frozen=True)
 class SeenBatch:
     """One pass as one process saw it."""
 
-    # when each of its actions began and ended, by its own clock, milliseconds
-    intervals_ms: Intervals
-    # frozen fraction of elements of those that compute weight gradients
-    fractions: Mapping[Action, float]
+    intervals_ms: Intervals  # when each of its actions began and ended, by its own clock
+    fractions: Mapping[Action, float]  # frozen ones of elements, where weight gradients are due
 
 
 def measured_timeline(
@@ -44,7 +38,7 @@ def measured_timeline(
     p2p_latency_ms: Mapping[tuple[int, int], float] | None = None,
     entry_stage: int | None = None,
 ) -> Timeline:
-    """Put together one batch from what each process saw of it.
+    """Put together one batch from what each process saw of it; a ValueError if that is no batch.
 
     Processes share no clock. Their clocks are set so that nothing begins before what it waits for
     has ended and arrived; messages in both directions leave a range of such settings, of which the
@@ -53,20 +47,10 @@ def measured_timeline(
     ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an emulation, there is
     one clock and nothing to set.
 
-    Args:
-        declared: Tells which rank holds each stage; the order that ran takes its place.
-        processes: Every process of the run, in the order of their numbers. Of data-parallel
-            replicas the first to hold a stage counts, which is one and the same replica where
-            processes of a stage are numbered one after the other.
-        phase: What the batch is an example of.
-        step: Optimizer step of the batch.
-        p2p_latency_ms: What messages between ranks take, as in ``DurationBounds``; None where
-            that is not known.
-        entry_stage: Stage in which the batch began behind a frozen front; None if at the front.
-            Actions in front of it take no time, where their rank is when it comes to them.
-
-    Raises:
-        ValueError: If the processes together did not see every action of a pipeline once.
+    ``declared`` tells which rank holds each stage; the order that ran takes its place. Of
+    data-parallel replicas the first to hold a stage counts, one and the same where processes of a
+    stage are numbered one after the other. Actions in front of ``entry_stage`` take no time, where
+    their rank is when it comes to them.
     """
     seen = _first_to_see(processes)
     sent = _without_messages_before(build_dag(_order_that_ran(declared, seen)), entry_stage or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,12 @@ from typing import Any
 from timelyfreeze.files import parse_json, read_dataclass, read_object, shown
 
 SUMMARY_FILE = "summary.json"
+_MS = "{:,.1f} ms"
+
+
+def metric(form: str, unknown: float | None = None, *, ends: bool = False) -> Any:
+    """Declare a metric: how it is shown, and whether TensorBoard's table of runs ends with it."""
+    return field(default=unknown, metadata={"form": form, "ends": ends})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,71 +30,57 @@ class RunSummary:
     """
 
     method: str  # ``freezing.method``
-    # pipeline schedule, or the name of the CSV file that holds it; None without a pipeline
-    schedule: str | None = None
+    schedule: str | None = None  # or the name of its CSV file; None without a pipeline
     seed: int | None = None  # ``debug.seed``
-    # ``data.seed``, where it has a say: shuffled examples of instruction data
-    data_seed: int | None = None
+    data_seed: int | None = None  # ``data.seed``, where examples are shuffled
     config_file: str | None = None  # ``job.config_file``
     model: str  # name and flavor, such as "llama3 8M"
     dataset: str  # ``training.dataset``, and its path where one is set
     n_devices: int  # processes of the run
-    # processes that one batch is split among; of an elastic run when it began
-    ranks_per_replica: int
+    ranks_per_replica: int  # processes that one batch is split among, when the run began
     batches_per_step: int = 1  # pipeline batches of an optimizer step, on each replica
     device: str  # name of the GPU, or of the processor with the number of usable cores
     torch_version: str  # of the process that wrote this
-    # of the model and its adapters; None where all are trained at times
-    parameters: int | None = None
-    parameters_trained: int | None = None  # those that are not frozen for good
+    parameters: int | None = metric("{:,}")  # adapters included; None where all learn at times
+    parameters_trained: int | None = metric("{:,}")  # those that are not frozen for good
     steps: int  # ``training.steps``
     steps_done: int = 0  # number of the last finished step
     started_at: str  # ISO 8601 time with offset
 
-    # what throughput counts: "tokens", or "images" for a model that reads pictures; where a name
-    # here says tokens, it is these
-    unit: str = "tokens"
+    unit: str = "tokens"  # what throughput counts; of pictures "images", where names say tokens
     counts_padding: bool | None = None  # ``report.count_padding``
     # per device, from the median step of warm-up and of the first half of monitoring
-    tokens_per_second_unfrozen: float | None = None
+    tokens_per_second_unfrozen: float | None = metric("{:,.0f}")
     # per device, from the median step of the stable phase; without freezing, of the run. Of an
     # elastic run it is that in its last pipeline, and so are all other times of the stable phase
-    tokens_per_second: float | None = None
-    step_ms_unfrozen: float | None = None  # median step in milliseconds, as above
-    step_ms: float | None = None  # likewise
-    step_ms_off: float | None = None  # median step in milliseconds since freezing was switched off
-    # what a step takes besides its batches, timed while measuring for the plan: optimizer,
-    # clipping, loading data
-    outside_ms: float | None = None
-    # batches under the plan, from the measured bounds, and ``outside_ms``
-    step_ms_predicted: float | None = None
-    # what a device is taken to reach at most, 10^12 operations a second
-    peak_tflops: float | None = None
+    tokens_per_second: float | None = metric("{:,.0f}", ends=True)
+    step_ms_unfrozen: float | None = metric(_MS)  # median step in milliseconds, as above
+    step_ms: float | None = metric(_MS)  # likewise
+    step_ms_off: float | None = metric(_MS)  # since freezing was switched off
+    # what a step takes besides its batches, timed while measuring: optimizer, clipping, data
+    outside_ms: float | None = metric(_MS)
+    step_ms_predicted: float | None = None  # batches under the plan, and ``outside_ms``
+    peak_tflops: float | None = metric("{:.4g}")  # what a device is taken to reach at most
     # model FLOPs utilization before freezing: FLOPs that the model needs for the counted tokens,
     # over the peak; by the virtual clock in an emulation
-    mfu_percent_unfrozen: float | None = None
-    # likewise of the stable phase, FLOPs of frozen gradients included as needed
-    mfu_percent: float | None = None
+    mfu_percent_unfrozen: float | None = metric("{:.2f}%")
+    mfu_percent: float | None = metric("{:.2f}%")  # of the stable phase, frozen gradients included
 
     # pipeline batch without freezing, from the measured bounds
     batch_ms_unfrozen_predicted: float | None = None
     batch_ms_unfrozen: float | None = None  # its median as measured
     batch_ms_predicted: float | None = None  # pipeline batch under the plan
-    # median pipeline batch of the stable phase as measured, under the last plan
-    batch_ms: float | None = None
-    # pipeline batch with everything frozen, from the measured bounds
-    all_frozen_batch_ms: float | None = None
+    batch_ms: float | None = metric(_MS, ends=True)  # its median as measured, under the last plan
+    all_frozen_batch_ms: float | None = metric(_MS)  # predicted, with everything frozen
     # 9 of 10 batches take between 1 / this and this times a prediction, as batches scattered while
     # measuring for the plan
     interval_factor: float | None = None
-    # what ranks predictions are for: with a device or core of their own, or sharing cores
-    predicts_for: str | None = None
+    predicts_for: str | None = None  # ranks with a device or core of their own, or sharing cores
     # how many times as long as when they were measured forwards took in the stable phase, which no
     # freezing shortens: a miss of the prediction by as much is the machine's
-    drift: float | None = None
-    planned_gain: float | None = None  # throughput the plan promises, as a fraction
-    # throughput that freezing everything would give, as a fraction
-    upper_bound_gain: float | None = None
+    drift: float | None = metric("{:.2f}")
+    planned_gain: float | None = metric("{:+.1%}")  # throughput the plan promises, as a fraction
+    upper_bound_gain: float | None = metric("{:+.1%}")  # the same of freezing everything
 
     # ranks of a pipeline that ran in one process; None where each had its own. Where it is set,
     # batches are measured by the virtual clock, which gives every rank a device of its own; steps
@@ -101,72 +93,76 @@ class RunSummary:
     virtual_step_ms: float | None = None  # likewise
     virtual_step_ms_off: float | None = None  # likewise
     real_batch_ms_unfrozen: float | None = None  # median batch as it ran on the one device
-    real_batch_ms: float | None = None  # likewise
+    real_batch_ms: float | None = metric(_MS)  # likewise
 
-    # mean planned freeze ratio of each stage's backwards
-    planned_stage_ratios: Mapping[int, float] | None = None
-    # what the masks of the last step froze of each stage
-    stage_ratios: Mapping[int, float] | None = None
-    average_freeze_ratio: float | None = None  # mean of all masks over steps, actions and elements
+    planned_stage_ratios: Mapping[int, float] | None = None  # mean over a stage's backwards
+    stage_ratios: Mapping[int, float] | None = None  # what the masks of the last step froze
+    # mean of all masks over steps, actions and elements
+    average_freeze_ratio: float | None = metric("{:.3f}", ends=True)
 
-    # estimated steps to a loss over those without freezing; None where unknown
-    steps_factor: float | None = None
+    steps_factor: float | None = metric("{:.2f}")  # estimated steps to a loss, over those without
     # the same for time: ``steps_factor`` times ``kappa``, or times the predicted ratio of batches
     # where ``kappa`` is not known
-    time_to_loss: float | None = None
+    time_to_loss: float | None = metric("{:.2f}", ends=True)
     # median step of the stable phase over the median unfrozen one (Eq. 12 of the paper); of an
     # emulation by the virtual clock
-    kappa: float | None = None
-    # its standard error, from how steps scatter; None with fewer than 3 of a kind
-    kappa_error: float | None = None
+    kappa: float | None = metric("{:.3f}", ends=True)
+    kappa_error: float | None = metric("{:.2f}")  # its standard error, from how steps scatter
     # fraction of the gradient energy that the stable phase updated, mean by energy (Eq. 28)
-    p_eff: float | None = None
-    kappa_over_p_eff: float | None = None  # below 1 where freezing gets to a loss sooner (Eq. 13)
+    p_eff: float | None = metric("{:.3f}", ends=True)
+    kappa_over_p_eff: float | None = metric("{:.2f}", ends=True)  # below 1: a loss sooner (Eq. 13)
     # fraction of the model's tensors that no backward has reached since freezing began
-    never_updated_tensors: float | None = None
-    never_updated_elements: float | None = None  # the same as a fraction of elements
+    never_updated_tensors: float | None = metric("{:.1%}")
+    never_updated_elements: float | None = metric("{:.1%}")  # the same as a fraction of elements
 
     reference_run: str | None = None  # folder of ``report.reference_run``
     reference_device: str | None = None  # what it ran on
-    reference_loss: float | None = None  # its last training loss, as a mean of the last logged ones
-    reference_seconds: float | None = None  # when its own mean came down to that
+    reference_loss: float | None = metric("{:.4f}")  # mean of its last logged training losses
+    reference_seconds: float | None = metric("{:,.1f} s")  # when its own mean came down to that
     # when this run's did; None if never, or without a reference
-    seconds_to_reference_loss: float | None = None
+    seconds_to_reference_loss: float | None = metric("{:,.1f} s")
 
-    # mean of the losses logged in the last tenth of the steps; the last one where none was logged
-    # there
-    train_loss: float | None = None
+    # mean of the losses logged in the last tenth of the steps, or the last one
+    train_loss: float | None = metric("{:.4f}", ends=True)
     last_loss: float | None = None  # training loss logged last
-    validation_loss: float | None = None  # of the last validation
-    # fraction of its pictures whose class had the highest score
-    validation_top1: float | None = None
-    validation_top5: float | None = None  # likewise, one of the five highest
+    validation_loss: float | None = metric("{:.4f}", ends=True)  # of the last validation
+    validation_top1: float | None = metric("{:.2%}")  # fraction of its pictures
+    validation_top5: float | None = metric("{:.2%}")
 
-    seconds: float = 0.0  # sum of the step times; validation and checkpoints are not in it
+    seconds: float = metric("{:,.1f}", 0.0, ends=True)  # of steps; no validation, no checkpoints
     # of the whole run, parts before this one, moves and restarts included: time of each step times
     # the processes that it had; None in an emulation
-    device_seconds: float | None = None
+    device_seconds: float | None = metric("{:,.1f}")
     # that in hours, times ``report.device_hour_price``; None where this is 0
-    cost: float | None = None
+    cost: float | None = metric("{:,.2f}")
     # largest over the ranks: memory reserved by CUDA's allocator, on a CPU the resident set
-    peak_memory_gib: float | None = None
+    peak_memory_gib: float | None = metric("{:.2f} GiB", ends=True)
     score_ms_per_step: float | None = None  # what a method spends on finding out what to freeze
     score_memory_mib: float | None = None  # what it keeps for that
-    cache_batches: int | None = None  # batches with a frozen front, where what it puts out is kept
-    cache_entered: int | None = None  # those of them that began behind it
-    # by how much these were shorter, estimated from measured times
-    cache_saved_ms: float | None = None
-    cache_spent_ms: float | None = None  # what reading and keeping took, on all ranks together
-    cache_mib: float | None = None  # what is kept at the end
-    # rows of the disk that were in memory when they were needed
-    cache_read_ahead: int | None = None
-    # how often an elastic run went on in another pipeline; None for other runs
-    moves: int | None = None
-    moves_seconds: float | None = None  # what that took; ``seconds`` has none of it
+    cache_batches: int | None = metric("{:,}")  # with a front whose outputs are kept
+    cache_entered: int | None = metric("{:,}")  # those of them that began behind it
+    cache_saved_ms: float | None = metric("{:,.0f} ms")  # estimated from measured times
+    cache_spent_ms: float | None = metric("{:,.0f} ms")  # reading and keeping, on all ranks
+    cache_mib: float | None = metric("{:,.0f} MiB")  # what is kept at the end
+    cache_read_ahead: int | None = None  # rows of the disk in memory when they were needed
+    moves: int | None = None  # how often an elastic run went on in another pipeline
+    moves_seconds: float | None = metric("{:,.1f} s")  # what that took; ``seconds`` has none of it
     failure: str | None = None  # why a method that plans has no plan
     switched_off: str | None = None  # since when and why nothing is frozen although there is a plan
-    # why the run ended before its last step, after which one, and what was saved
-    ended_early: str | None = None
+    ended_early: str | None = None  # why, after which step, and what was saved
+
+
+# Metrics that a table of runs has.
+FINAL = tuple(each.name for each in fields(RunSummary) if each.metadata.get("ends"))
+
+
+def as_shown(summary: RunSummary) -> dict[str, str]:
+    """Return what is known of a run by name, each metric as it is shown."""
+    shown_of = {}
+    for each in fields(summary):
+        if (value := getattr(summary, each.name)) is not None:
+            shown_of[each.name] = each.metadata.get("form", "{}").format(value)
+    return shown_of
 
 
 def summary_to_json(summary: RunSummary) -> str:
@@ -179,22 +175,12 @@ def summary_to_json(summary: RunSummary) -> str:
 
 
 def summary_from_json(text: str | bytes) -> RunSummary:
-    """Read what :func:`summary_to_json` wrote; a metric that is missing is None.
-
-    Raises:
-        ValueError: If the text is no JSON object, has unknown fields, values of another kind, or
-            lacks a field that every run has.
-    """
+    """Read what :func:`summary_to_json` wrote; whatever else is a ValueError."""
     return _summary(parse_json(text))
 
 
 def read_summary(run_folder: Path) -> RunSummary:
-    """Read the summary of a run.
-
-    Raises:
-        OSError: If there is none.
-        ValueError: If it is none of a run; names the file and the key.
-    """
+    """Read the summary of a run; an OSError if there is none, a ValueError if it is no run's."""
     values = read_object(run_folder / SUMMARY_FILE)
     try:
         return _summary(values)

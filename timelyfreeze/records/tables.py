@@ -58,10 +58,7 @@ def running_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
-    """Return the mean of the last ``window`` losses of a curve of (seconds, loss).
-
-    None if there are fewer, or it is not finite.
-    """
+    """Return the mean loss of the last ``window`` (seconds, loss); None if not finite, or fewer."""
     means = running_means([loss for _, loss in curve], window)
     return means[-1] if means and math.isfinite(means[-1]) else None
 
@@ -69,10 +66,7 @@ def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> floa
 def seconds_to_reach(
     curve: Sequence[tuple[float, float]], target: float, window: int
 ) -> float | None:
-    """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
-
-    That is at the last loss of the first ``window`` whose mean is not above it; else None.
-    """
+    """Return the seconds at the end of the first window whose mean loss is at most ``target``."""
     means = running_means([loss for _, loss in curve], window)
     ends = [seconds for seconds, _ in curve[window - 1 :]]
     return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
@@ -91,21 +85,16 @@ class StepRow:
     """One optimizer step; None for what was not measured."""
 
     step: Number  # its number, from 1
-    # name of its phase; "" for a run without freezing
-    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]
+    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]  # "" without freezing
     seconds: Seconds  # sum of the step times up to and including this one, of this process's run
     step_ms: float  # how long it took
     tokens_per_second: float  # of each device
-    # in an emulation, how long it would have taken on devices of their own
-    virtual_step_ms: float | None = None
-    # fraction of all elements that its masks froze, mean over backwards and ranks
-    freeze_ratio: Fraction | None = None
-    # median pipeline batch of the phase since the step before that was logged
-    batch_ms: float | None = None
+    virtual_step_ms: float | None = None  # in an emulation, on devices of their own
+    freeze_ratio: Fraction | None = None  # of all elements, mean over backwards and ranks
+    batch_ms: float | None = None  # median of the phase since the last step that was logged
     batch_predicted_ms: float | None = None  # prediction for the batches of this step
     train_loss: float | None = None  # where it was logged
-    # median step of the phase since the step before that was logged, over the median unfrozen step
-    # (arXiv:2602.05754, Eq. 12)
+    # median step, likewise, over the median unfrozen step (arXiv:2602.05754, Eq. 12)
     kappa: float | None = None
     p_eff: float | None = None  # fraction of the gradient energy that those steps updated (Eq. 27)
 
@@ -130,21 +119,15 @@ MOVES = Table("moves.csv", Move)
 
 @dataclass(frozen=True)
 class FrontRow:
-    """The front in one optimizer step; None for what the run has nothing of.
-
-    Raises:
-        ValueError: If more batches were read than there were.
-    """
+    """The front in one optimizer step; None for what the run has nothing of."""
 
     step: Number  # its number, from 1
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]  # name of its phase
     frozen_layers: Count  # blocks of the front; 0 where the policy's choice is not in force
     batches: Number  # batches of the step
-    # those of them that began behind the front, with what the activation cache had of it
-    read: Count | None = None
+    read: Count | None = None  # those that began behind the front, by the activation cache
     frozen_modules: Count | None = None  # modules of the front, of a policy that has modules
-    # 1 while such a policy does not look at modules yet, 0 afterwards
-    bootstrapping: Count | None = None
+    bootstrapping: Count | None = None  # 1 while such a policy does not look at them yet, then 0
 
     def __post_init__(self) -> None:
         """Refuse more than all."""
@@ -168,19 +151,13 @@ PLASTICITY = Table("plasticity.csv", PlasticityRow)
 
 @dataclass(frozen=True)
 class FrozenCount:
-    """What became of one tensor since freezing began.
-
-    Raises:
-        ValueError: If that is more than there were.
-    """
+    """What became of one tensor since freezing began."""
 
     rank: Count  # pipeline rank that holds it
     stage: Count  # stage that it belongs to
     parameter: str  # its name in the model
     elements: Number  # number of its elements
-    # backwards that could have updated it, from the first step of the ramp on; from the first step
-    # after warm-up, where a policy decides alone
-    backwards: Count
+    backwards: Count  # that could have updated it, since freezing began
     times_frozen: Count  # how many of them left it out
 
     def __post_init__(self) -> None:
@@ -205,23 +182,13 @@ class FrozenCount:
 COUNTS = Table("frozen_counts.csv", FrozenCount)
 
 
-@dataclass(frozen=True)
-class NeverUpdated:
-    """How much of a model has not learned since freezing began."""
-
-    tensors: float  # fraction of the tensors
-    elements: float  # fraction of the elements
-
-
-def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
-    """Return which fraction of a model was never updated; None if freezing has not begun."""
+def never_updated(counts: Sequence[FrozenCount]) -> dict[str, float]:
+    """Return how much was never updated, as a summary has it; nothing before freezing begins."""
     if not any(count.backwards for count in counts):
-        return None
+        return {}
     still = [count for count in counts if count.never_updated]
-    return NeverUpdated(
-        len(still) / len(counts),
-        sum(count.elements for count in still) / sum(count.elements for count in counts),
-    )
+    elements = sum(count.elements for count in still) / sum(count.elements for count in counts)
+    return {"never_updated_tensors": len(still) / len(counts), "never_updated_elements": elements}
 
 
 PROFILE_FILE = "response.json"
@@ -241,20 +208,14 @@ class ResponseRow:
     microbatch: Annotated[int, Within(-1, MOST)]  # its microbatch; -1 where that is not known
     fraction: Fraction  # fraction of the stage's elements that it froze
     duration_ms: float  # how long it took
-    # 1 if it computed no input gradient because nobody needed it, else 0
-    cut: Annotated[int, Within(0, 1)] = 0
+    cut: Annotated[int, Within(0, 1)] = 0  # 1 if nobody needed its input gradient
 
 
 RESPONSES = Table("responses.csv", ResponseRow)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
-    """Read what a run or a profile has in its folder.
-
-    Raises:
-        OSError: If there is neither.
-        ValueError: If the file cannot be understood.
-    """
+    """Read what a run or a profile has in its folder; an OSError if there is neither."""
     path = folder / PROFILE_FILE
     if (folder / RESPONSES.name).exists() or not path.exists():
         return RESPONSES.read(folder)

@@ -38,10 +38,7 @@ from timelyfreeze.schedule import (
     check_delays,
 )
 from timelyfreeze.settings import Phase
-from timelyfreeze.timing import (
-    DurationBounds,
-    play_actions,
-)
+from timelyfreeze.timing import DurationBounds, play_actions
 
 MEASURED = "measured"
 PREDICTED = "predicted"
@@ -76,12 +73,8 @@ class Block:
     rank: int  # where
     start_ms: float  # when it began, milliseconds since the batch did
     end_ms: float  # when it ended
-    # fraction of the action's elements that was frozen, or is planned to be, in [0, 1]; 0 for
-    # actions that freezing does not concern
-    freeze_ratio: float = 0.0
-    # whether it is on the critical path: the chain of actions, each waiting for the one before,
-    # that ends last
-    is_critical: bool = False
+    freeze_ratio: float = 0.0  # fraction of its elements that was frozen, or is planned to be
+    is_critical: bool = False  # whether it is in the chain of waiting actions that ends last
 
     @property
     def duration_ms(self) -> float:
@@ -97,9 +90,7 @@ class Timeline:
     phase: Phase  # what the batch is an example of: UPPER_BOUND is without freezing, STABLE with
     blocks: tuple[Block, ...]  # every action once, rank by rank, in the order of execution
     step: int | None = None  # optimizer step that it was measured in; None if it was not
-    # stage in which the batch began, with what the frozen front had put out before; stages in front
-    # of it ran nothing. None if the batch ran through the front
-    entry_stage: int | None = None
+    entry_stage: int | None = None  # in which the batch began behind a frozen front; None: at it
 
     @property
     def words(self) -> str:
@@ -164,14 +155,8 @@ def predicted_timelines(
 ) -> tuple[Timeline, Timeline]:
     """Return the batch that a plan was made for: without freezing, and under the plan.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: What the plan was made from.
-        plan: The plan.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-
-    Raises:
-        ValueError: If the plan is of another pipeline.
+    ``n_processors`` says how many ranks can compute at once; None if each has a device of its own.
+    A plan of another pipeline is a ValueError.
     """
     if plan.actions != dag.actions:
         raise ValueError(
@@ -279,10 +264,7 @@ class _TimelineFile:
 
 
 def timeline_to_json(timeline: Timeline) -> str:
-    """Write a timeline as JSON, a line for each action; undone exactly by ``timeline_from_json``.
-
-    Batch time and bubble shares are in it for readers, though they follow from the rest.
-    """
+    """Write a timeline as JSON, a line an action, with batch time and bubbles for readers."""
     names = [field.name for field in fields(_Row)]
     plain = {
         **{name: getattr(timeline, name) for name in ("origin", "phase", "step", "entry_stage")},
@@ -303,11 +285,7 @@ def timeline_files(run_folder: Path) -> list[Path]:
 
 
 def timeline_from_json(text: str) -> Timeline:
-    """Read a timeline written by ``timeline_to_json``.
-
-    Raises:
-        ValueError: If the text has another form, or its actions are no complete pipeline.
-    """
+    """Read what ``timeline_to_json`` wrote; a ValueError if it is that of no complete pipeline."""
     try:
         file = read_dataclass(_TimelineFile, parse_json(text), partly=True)
     except ValueError as error:

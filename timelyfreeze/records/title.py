@@ -28,11 +28,7 @@ class RunNames:
 
 
 def read_names(run_folder: Path) -> RunNames | None:
-    """Return what a run's settings say; None where there are none, as beside a bare plan.
-
-    Raises:
-        ValueError: If its settings are no run's.
-    """
+    """Return what a run's settings say; None where there are none, as beside a bare plan."""
     path = run_folder / SETTINGS_FILE
     if not path.exists():
         return None
@@ -56,11 +52,7 @@ def read_names(run_folder: Path) -> RunNames | None:
 
 
 def run_title(run_folder: Path) -> str:
-    """Return method, schedule, ranks and model of a run, as plots can draw it.
-
-    It is the folder's name if there are no settings, or none that can be read: they spoil no
-    plot of what was measured.
-    """
+    """Return what a run is called above plots; without settings that can be read, its folder."""
     try:
         names = read_names(run_folder)
     except ValueError:

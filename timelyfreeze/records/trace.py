@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from timelyfreeze.records.timeline import KIND_WORDS, Timeline
@@ -34,21 +35,17 @@ def trace_to_json(timelines: Sequence[Timeline]) -> str:
 def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
     """Return the events of a trace: names of processes and threads first, the rest by time.
 
-    Args:
-        timelines: Rank r of the n-th has process number r plus the ranks of those before it.
+    Rank r of the n-th timeline has process number r plus the ranks of those before it.
     """
     names: list[Event] = []
     events: list[Event] = []
-    first_pid = 0
-    n_arrows = 0
+    first_pid, numbers = 0, count()
     for timeline in timelines:
-        names.extend(_names(timeline, first_pid))
+        names += _names(timeline, first_pid)
         slices = _slices(timeline)
-        events.extend(_actions(timeline, slices, first_pid))
-        events.extend(_idle_times(timeline, slices, first_pid))
-        arrows = list(_arrows(timeline, slices, first_pid, n_arrows))
-        events.extend(arrows)
-        n_arrows += len(arrows) // 2
+        events += _actions(timeline, slices, first_pid)
+        events += _idle_times(timeline, slices, first_pid)
+        events += _arrows(timeline, slices, first_pid, numbers)
         first_pid += timeline.n_ranks
     return names + sorted(events, key=lambda event: event["ts"])
 
@@ -132,19 +129,15 @@ def _idle(pid: int, start_ns: int, end_ns: int, until: str) -> Event:
 
 
 def _arrows(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int, first_id: int
+    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int, numbers: Iterator[int]
 ) -> Iterator[Event]:
-    """Yield an arrow for each dependency between ranks; what takes no time can hold none.
-
-    An arrow begins within the slice it belongs to and not at its end, which is the next one's
-    start.
-    """
-    number = first_id
+    """Yield an arrow, from within a slice, for each dependency between ranks that takes time."""
     for i, j in timeline.edges:
         before, after = timeline.blocks[i], timeline.blocks[j]
         (began, ended), (begins, ends) = slices[i], slices[j]
         if before.rank == after.rank or ended == began or ends == begins:
             continue
+        number = next(numbers)
         both = {"cat": "dependency", "name": "waits for", "id": number, "tid": _ACTIONS_THREAD}
         # A pass whose clocks could not be brought together may have arrived before it was sent.
         leaves = max(began, min(ended - 1, begins))
@@ -153,4 +146,3 @@ def _arrows(
         received = {"ph": "f", "bp": "e", "pid": first_pid + after.rank, "ts": arrives / _NS_PER_US}
         yield {**sent, **both}
         yield {**received, **both}
-        number += 1

@@ -22,13 +22,8 @@ from torchtitan.config import ConfigManager
 from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import shown
 from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors
-from torchtitan.freezing.config import (
-    JobConfig,
-    job_config_class,
-    preset_errors,
-    with_preset,
-)
-from torchtitan.freezing.partition import check_live_times, with_partition
+from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
+from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
@@ -38,16 +33,8 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     """Return the configuration of ``args`` and of the TOML file that they name.
 
-    A model that is named by its id on the hub is fetched, if its folder is not there yet.
-
-    Args:
-        args: Command line.
-        weights: Whether to fetch the weights too, should the run begin from them.
-
-    Raises:
-        ConfigError: Naming the file if it cannot be read, else every key of it that is unknown or
-            has a value of another type; or the model that cannot be fetched.
-        SystemExit: If an argument is wrong, which has then been said.
+    A model named by its id on the hub is fetched, if its folder is not there yet, with ``weights``
+    too, should the run begin from them. A ConfigError names every key that is wrong.
     """
     path, config_class = _value_of(args, _FILE_KEYS), job_config_class()
     table = {} if path is None else read_toml(path)
@@ -95,7 +82,17 @@ class _Manager(ConfigManager):
         return self._table
 
 
-def _find_home(section: Any) -> None:
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
+    """Yield section, name and whole key of each value of a configuration."""
+    for field in fields(section):
+        value, key = getattr(section, field.name), f"{prefix}{field.name}"
+        if is_dataclass(value):
+            yield from _values(value, f"{key}.")
+        else:
+            yield section, field.name, key
+
+
+def _find_home(config: JobConfig) -> None:
     """Let every text that begins with ``~/`` begin with the user's folder: it is a path."""
 
     def found(value: Any) -> Any:
@@ -104,12 +101,10 @@ def _find_home(section: Any) -> None:
         is_path = isinstance(value, str) and value.startswith("~")
         return os.path.expanduser(value) if is_path else value
 
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if is_dataclass(value):
-            _find_home(value)
-        elif (path := found(value)) != value:
-            setattr(section, field.name, path)
+    for section, name, _ in _values(config):
+        value = getattr(section, name)
+        if (path := found(value)) != value:
+            setattr(section, name, path)
 
 
 def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
@@ -146,11 +141,7 @@ def _value_of(args: Sequence[str], keys: tuple[str, ...]) -> str | None:
 
 
 def read_toml(path: str) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        ConfigError: Naming the file and, where it is no TOML, the line.
-    """
+    """Return the tables of a TOML file; a ConfigError names it and, if it is no TOML, the line."""
     try:
         with open(path, "rb") as file:
             return tomllib.loads(file.read().decode("utf-8-sig"))
@@ -164,13 +155,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a table that are unknown or whose value is of another type.
-
-    Args:
-        section: Dataclass that the table is for.
-        table: As it was read.
-        prefix: Names of the tables that it is in, each with a dot.
-    """
+    """Yield the keys of a table that a dataclass has not, or whose value is of another type."""
     known = typing.get_type_hints(section)
     for key, value in table.items():
         name = f"{prefix}{key}"
@@ -231,12 +216,10 @@ def _words(kind: Any) -> str:
     return _WORDS.get(kind, str(kind))
 
 
-def _not_numbers(section: Any, prefix: str = "") -> Iterator[str]:
+def _not_numbers(config: JobConfig) -> Iterator[str]:
     """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if is_dataclass(value):
-            yield from _not_numbers(value, f"{prefix}{field.name}.")
+    for section, name, key in _values(config):
+        value = getattr(section, name)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, float) and math.isnan(one):
-                yield f"{prefix}{field.name} is {shown(value)}; it must be a number"
+                yield f"{key} is {shown(value)}; it must be a number"

@@ -24,7 +24,7 @@ def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     from torchtitan.freezing.config import pipeline_title
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
-    from torchtitan.freezing.partition import partition_line
+    from torchtitan.freezing.partition.cut import partition_line
 
     all_fit = True
     for schedule in options.schedules or [None]:

@@ -44,12 +44,10 @@ _WORD_OF_THE_FIRST_S = 60.0
 
 
 def launch(args: Sequence[str], local_rank: int) -> int:
-    """Parse ``args``, check them and train.
+    """Parse ``args``, check them and train; return the exit status.
 
-    Returns:
-        The exit status: 2 if the configuration has errors, which the first process of each host
-        prints, or if data cannot be used; 0 after ``--help``, and where all steps of the run are
-        done.
+    It is 2 if the configuration has errors, which the first process of each host prints, or if data
+    cannot be used; 0 where nothing is left to do.
     """
     has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if has_torchrun:
@@ -100,11 +98,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
 
 def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager[object]:
-    """Keep other runs from saving where this one does, by its first process, until it ends.
-
-    Raises:
-        ConfigError: If one does.
-    """
+    """Keep other runs from saving where this one does, by its first process, until it ends."""
     checkpoint, folder = job_config.checkpoint, job_config.job.dump_folder
     is_first = os.environ.get("RANK", "0") == "0"
     if not is_first or not checkpoint.enable or checkpoint.load_only:
@@ -132,16 +126,20 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
 
 def trainer_for(job_config: JobConfig) -> Any:
     """Return what builds the trainer that a configuration asks for."""
-    from torchtitan.freezing.elastic import ElasticRun, in_parts, running_ahead
+    from torchtitan.freezing.elastic.ahead import RunningAhead
+    from torchtitan.freezing.elastic.packing import RunPart
+    from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
 
     freezing = job_config.freezing
-    if freezes_by_turns(freezing.method) and freezing.packing.gives_back:
-        return in_parts(FreezingTrainer)
-    if freezes_by_turns(freezing.method) and (freezing.elastic.enable or freezing.packing.is_on):
+    if not freezes_by_turns(freezing.method):
+        return FreezingTrainer
+    if freezing.packing.gives_back:
+        return type("PartTrainer", (RunPart, FreezingTrainer), {})
+    if freezing.elastic.enable or freezing.packing.is_on:
         return partial(ElasticRun, FreezingTrainer)
-    if freezes_by_turns(freezing.method) and freezing.run_ahead:
-        return running_ahead(FreezingTrainer)
+    if freezing.run_ahead:
+        return type("AheadTrainer", (RunningAhead, FreezingTrainer), {})
     return FreezingTrainer
 
 
@@ -159,40 +157,28 @@ def _done_run(job_config: JobConfig) -> str:
 
 
 def _leave_to_the_first(message: str) -> None:
-    """Wait for torchrun to end this process, since the first one of the host ends for an error.
+    """Wait for torchrun to end this process, so that the host's first one can say what is wrong.
 
-    Torchrun ends all processes as soon as one fails. If that were this one, the first might not
-    have come to telling what is wrong. If the first finds nothing wrong, this one has to tell.
+    Torchrun ends all processes as soon as one fails. If the first finds no fault, this one tells.
     """
     time.sleep(_WORD_OF_THE_FIRST_S)
     print(message, flush=True)
 
 
 def check(args: Sequence[str]) -> None:
-    """Check ``args`` as :func:`launch` does, and start nothing.
-
-    Raises:
-        ConfigError: If the configuration has errors.
-        SystemExit: If an argument is wrong, which has then been said.
-    """
+    """Check ``args`` as :func:`launch` does, and start nothing; errors are a ConfigError."""
     job_config = prepare(args)
     check_examples(job_config)
     check_readers(job_config)
 
 
 def prepare(args: Sequence[str]) -> JobConfig:
-    """Parse and check ``args`` and register the train spec they ask for.
-
-    After this a trainer can be built.
-
-    Raises:
-        ConfigError: If the configuration has errors.
-    """
+    """Parse and check ``args``, and register the train spec that a trainer is built from."""
     upstream_fixes.install()
     # torchdata 0.11 calls a function that torch 2.13 has deprecated, once per process.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Imported after the patches: it takes upstream's functions by name.
-    from torchtitan.freezing.elastic import present_config
+    from torchtitan.freezing.elastic.packing import present_config
     from torchtitan.freezing.spec import build_train_spec
     from torchtitan.vision.spec import base_spec
 

@@ -14,11 +14,7 @@ from timelyfreeze.files.options import parse_with_keys, status_of, whole
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the first sequences of the configured training data.
-
-    Returns:
-        The exit status: 2 if the configuration has errors.
-    """
+    """Print the first sequences of the configured training data; return the exit status."""
     options, settings = parse_with_keys(_parser(), arguments)
     return status_of(lambda: _show(options, settings))
 

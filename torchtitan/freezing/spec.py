@@ -25,7 +25,7 @@ from torchtitan.data.validation import build_instruct_validator
 from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
-from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
+from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import Decoder, DecoderArgs, LlamaAdapter
 from torchtitan.hf.document_attention import (
     DocumentTransformer,
@@ -47,15 +47,10 @@ from torchtitan.vision.spec import with_classes
 
 
 def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
-    """Return ``upstream``'s spec with this fork's builders around its own.
+    """Return ``upstream``'s spec for ``model.name`` with this fork's builders around its own.
 
-    Args:
-        upstream: The spec registered for ``model.name``.
-        job_config: Read for the model's flavor and settings; not changed.
-
-    Raises:
-        ValueError: If the flavor is unknown, its folder cannot be read, RoPE keys are set for a
-            model that has none, or the model cannot read packed sequences or conversations.
+    A ValueError if the flavor is unknown, its folder cannot be read, RoPE keys are set for a model
+    that has none, or the model cannot read packed sequences or conversations.
     """
     flavor = job_config.model.flavor
     model_args = chosen_args(job_config, upstream.model_args)
@@ -113,17 +108,11 @@ def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Builders:
-    """What stands in place of upstream's builders, by the same arguments.
+    """What stands in place of upstream's builders, by the same arguments."""
 
-    Attributes:
-        upstream: Has those that are called where nothing of ours is wanted.
-        flavor: Of the model.
-        model_args: Likewise.
-    """
-
-    upstream: TrainSpec
-    flavor: str
-    model_args: Any
+    upstream: TrainSpec  # has those that are called where nothing of ours is wanted
+    flavor: str  # of the model
+    model_args: Any  # likewise
 
     def parallelized(self, *args: Any) -> nn.Module:
         return reduce_by_sum_on_cpu(self.upstream.parallelize_fn(*args))

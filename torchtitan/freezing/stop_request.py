@@ -19,11 +19,7 @@ _is_listening = False
 
 
 def _end_by_the_rank_alone() -> None:
-    """Have workers that read data end when their rank says so.
-
-    The signals that a rank is asked to stop by reach them too, and torch has a worker end by
-    SIGTERM, and then the rank with a stack trace.
-    """
+    """Have workers that read data end when their rank says so; torch would end them by SIGTERM."""
     if _is_listening:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         threading.Thread(target=_wait_for, args=(os.getppid(),), daemon=True).start()
@@ -41,15 +37,8 @@ os.register_at_fork(after_in_child=_end_by_the_rank_alone)
 class StopRequest:
     """A signal to stop to any rank, known to all of them one step later.
 
-    Ranks get signals at different moments, some none at all, and a rank that stopped alone would
-    leave the others waiting. So before every step each tells the others what it has heard, and asks
-    what was said a step ago: that has long arrived, so nobody waits for it.
-
-    Args:
-        timeout: How long ranks wait for each other.
-
-    Attributes:
-        heard: The signal that this rank has heard, or 0.
+    A rank that stopped alone would leave others waiting. So before every step each tells what it
+    has ``heard``, 0 for nothing, and asks what was said a step ago, which has long arrived.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -61,10 +50,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals instead of ending by them; none ends what is forked.
-
-        Further ones change nothing: torchrun kills what has not ended some minutes after the first.
-        """
+        """Take note of signals instead of ending by them; further ones change nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may handle signals
             return
@@ -82,10 +68,7 @@ class StopRequest:
         self.heard = self.heard or number
 
     def agreed(self) -> signal.Signals | None:
-        """Return the signal by which the run ends now, the same on every rank.
-
-        Every rank must call this, before each step.
-        """
+        """Return the signal by which the run ends now; all ranks ask before each step."""
         found = self.settled()
         if found is None:
             self._said = torch.tensor(self.heard, dtype=torch.int64)

@@ -26,12 +26,12 @@ from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.sequences import ROWS
-from torchtitan.freezing.assembly.controller import Assembly
+from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.partition import partition_line
+from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
@@ -50,10 +50,8 @@ _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 class FreezingTrainer(Trainer):
     """Upstream's trainer with the freeze controller around each step and each pipeline batch.
 
-    Attributes:
-        output: Of a run that has begun elsewhere, if there is one, set before this is built.
-        device_seconds: Of all steps of the run, and of its moves, each times the processes.
-        why_early: Why it ends before its last step, if nobody stops it.
+    ``output`` is that of a run that began elsewhere, set before this is built; ``device_seconds``
+    are those of all its steps and moves, each times the processes.
     """
 
     output: RunRecorder | None = None
@@ -164,13 +162,7 @@ class FreezingTrainer(Trainer):
         return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
-        """Return the batches of the next step, if all replicas have them.
-
-        Of examples that end, one replica may have fewer than another, which would wait for it.
-
-        Raises:
-            DataloaderExhaustedError: If a replica has none left; then on all of them.
-        """
+        """Return the batches of the next step; examples that end, end on all replicas at once."""
         is_endless = getattr(getattr(self.dataloader, "dataset", None), "infinite", False)
         if is_endless or not self.parallel_dims.dp_enabled or self._stop is None:
             return data_iterator
@@ -209,13 +201,7 @@ class FreezingTrainer(Trainer):
         return nullcontext() if self.recorder is None else self.recorder.recorded_batch()
 
     def train(self) -> None:
-        """Train, then report; by a signal to stop, save a checkpoint first.
-
-        Raises:
-            CheckpointError: If the checkpoint to resume from does not fit or is damaged, or one
-                could not be written.
-            SystemExit: After a signal to stop, once everything is saved.
-        """
+        """Train, then report; by a signal to stop, save a checkpoint first, and then exit."""
         with nullcontext() if self._stop is None else self._stop.listening():
             try:
                 super().train()
@@ -254,10 +240,7 @@ class FreezingTrainer(Trainer):
         return super().should_continue_training() and stopped_by is None
 
     def _end_early(self) -> str | None:
-        """Save what a run has that ends before its last step; return why it does.
-
-        Upstream saves at intervals and after the last step alone.
-        """
+        """Save what a run has that ends before its last step; return why it does."""
         n_steps = self.job_config.training.steps
         done, self.step = self.step, self._steps_done if self._steps_done is not None else self.step
         if self.step >= n_steps:
@@ -273,10 +256,7 @@ class FreezingTrainer(Trainer):
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what upstream saves of the trainer, and what all its processes together have used.
-
-        Every rank must call this together.
-        """
+        """Return what upstream saves, and what all processes together have used; all come here."""
         ours = {ALL_TOKENS: self._tokens_of_all(), DEVICE_SECONDS: self.device_seconds}
         return {**super().state_dict(), **ours}
 
@@ -286,10 +266,7 @@ class FreezingTrainer(Trainer):
         return {k: v for k, v in self.state_dict().items() if k not in ours or k in keys}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint, of this number of replicas or of another.
-
-        Upstream saves one replica's count of tokens and hands it to all.
-        """
+        """Go on from a checkpoint, of any number of replicas."""
         super().load_state_dict(state_dict)
         self.device_seconds = float(state_dict.get(DEVICE_SECONDS, 0.0))
         if ALL_TOKENS in state_dict:

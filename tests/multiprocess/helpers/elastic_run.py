@@ -39,8 +39,8 @@ def run(scenario, folder):
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.config import count_layers, stage_modules
-    from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
+    from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None

@@ -51,7 +51,7 @@ class Fault:
         if "max_bytes" in self.settings:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings["max_bytes"], -1))
         if "full" in self.settings:
-            losses = trainer.metrics_processor.run_folder / "losses.csv"
+            losses = trainer.metrics_processor.recorder.run.folder / "losses.csv"
             losses.unlink()
             losses.symlink_to("/dev/full")
         if "poison" in self.settings:

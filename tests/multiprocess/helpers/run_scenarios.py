@@ -300,7 +300,7 @@ def run(scenario, folder):
         seen["p2p_latency_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
         seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller._stages}
     if controller is not None:
-        folder_of_run = trainer.metrics_processor.run_folder
+        folder_of_run = trainer.metrics_processor.recorder.run.folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
         seen["switched_off"] = controller.switched_off
         frozen, elements = controller._updates.total

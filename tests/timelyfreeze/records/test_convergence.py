@@ -7,7 +7,8 @@ import pytest
 
 from timelyfreeze.records.convergence import (
     PassedEnergy,
-    StepRatio,
+    StepLog,
+    TimedStep,
     kappa_error,
     kappa_of_cap,
     kappa_over_p_eff,
@@ -79,32 +80,32 @@ def test_kappa_of_a_cap_lies_between_the_envelopes(cap: float, kappa: float) -> 
 
 
 def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:
-    steps = StepRatio()
+    steps = StepLog()
     for ms in (900.0, 900.0, 10.0, 12.0):
-        steps.add(Phase.WARMUP, ms)
-    assert steps.take(Phase.WARMUP) == 1.0
-    assert steps.take(Phase.STABLE) is None
+        steps.add(TimedStep(Phase.WARMUP, ms))
+    assert steps.kappa_since(Phase.WARMUP) == 1.0
+    assert steps.kappa_since(Phase.STABLE) is None
     for ms in (700.0, 5.0, 14.0):  # the third unfrozen step that counts
-        steps.add(Phase.UPPER_BOUND, ms)
+        steps.add(TimedStep(Phase.UPPER_BOUND, ms))
     for ms in (1.0, 1.0, 6.0, 3.0, 30.0):
-        steps.add(Phase.STABLE, ms)
-    assert steps.take(Phase.STABLE) == pytest.approx(6.0 / 12.0)
-    steps.add(Phase.STABLE, 9.0)
-    assert steps.take(Phase.STABLE) == pytest.approx(9.0 / 12.0), "only what is new"
-    assert steps.take(Phase.STABLE) is None
+        steps.add(TimedStep(Phase.STABLE, ms))
+    assert steps.kappa_since(Phase.STABLE) == pytest.approx(6.0 / 12.0)
+    steps.add(TimedStep(Phase.STABLE, 9.0))
+    assert steps.kappa_since(Phase.STABLE) == pytest.approx(9.0 / 12.0), "only what is new"
+    assert steps.kappa_since(Phase.STABLE) is None
 
 
 def test_kappa_of_a_later_pipeline_is_over_unfrozen_steps_of_the_first() -> None:
-    steps = StepRatio()
+    steps = StepLog()
     steps.begin_pipeline()  # nothing was measured before
     for ms in (9.0, 9.0, 10.0):
-        steps.add(Phase.UPPER_BOUND, ms)
+        steps.add(TimedStep(Phase.UPPER_BOUND, ms))
     steps.begin_pipeline()
     for ms in (4.0, 4.0, 4.0, 4.0):
-        steps.add(Phase.UPPER_BOUND, ms)
+        steps.add(TimedStep(Phase.UPPER_BOUND, ms))
     for ms in (5.0, 5.0, 5.0):
-        steps.add(Phase.STABLE, ms)
-    assert steps.take(Phase.STABLE) == pytest.approx(5.0 / 10.0)
+        steps.add(TimedStep(Phase.STABLE, ms))
+    assert steps.kappa_since(Phase.STABLE) == pytest.approx(5.0 / 10.0)
 
 
 def test_the_error_of_kappa_is_how_far_simulated_runs_lie_apart() -> None:
@@ -124,7 +125,7 @@ def test_two_steps_do_not_tell_how_far_others_may_lie() -> None:
 
 
 def test_a_run_without_unfrozen_steps_has_no_kappa() -> None:
-    steps = StepRatio()
+    steps = StepLog()
     for _ in range(5):
-        steps.add(Phase.STABLE, 3.0)
-    assert steps.take(Phase.STABLE) is None
+        steps.add(TimedStep(Phase.STABLE, 3.0))
+    assert steps.kappa_since(Phase.STABLE) is None

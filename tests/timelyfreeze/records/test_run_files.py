@@ -9,13 +9,14 @@ from timelyfreeze.records.tables import (
     COUNTS,
     FRONT,
     LOSSES,
+    MOVES,
     PLASTICITY,
     RESPONSES,
     STEPS,
     FrontRow,
     FrozenCount,
     LossRow,
-    NeverUpdated,
+    Move,
     PlasticityRow,
     ResponseRow,
     StepRow,
@@ -111,11 +112,14 @@ def test_counts_and_what_was_never_updated(tmp_path: Path) -> None:
     ]
     assert COUNTS.read(tmp_path) == counts
     assert [count.frequency for count in counts] == [1.0, 0.25, 0.875, 1.0]
-    assert never_updated(counts) == NeverUpdated(tensors=0.5, elements=0.3)
+    assert never_updated(counts) == {
+        "never_updated_tensors": 0.5,
+        "never_updated_elements": 0.3,
+    }
 
 
 def test_before_freezing_nothing_is_said_to_be_never_updated() -> None:
-    assert never_updated([FrozenCount(0, 0, "a", 10, 0, 0)]) is None
+    assert never_updated([FrozenCount(0, 0, "a", 10, 0, 0)]) == {}
     assert FrozenCount(0, 0, "a", 10, 0, 0).frequency == 0.0
 
 
@@ -150,3 +154,23 @@ def test_responses_of_a_profile(tmp_path: Path) -> None:
 def test_a_folder_without_responses_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"responses\.csv"):
         read_responses(tmp_path)
+
+
+def test_a_line_for_each_move(tmp_path: Path) -> None:
+    moves = [Move(13, 1, 4, 1, "3 2 2 3", 2.5), Move(37, 8, 2, 2, "8 2", 3.25)]
+    MOVES.write(tmp_path, moves)
+    assert (tmp_path / "moves.csv").read_text().splitlines() == [
+        "step,frozen_layers,ranks,replicas,split,seconds",
+        "13,1,4,1,3 2 2 3,2.5",
+        "37,8,2,2,8 2,3.25",
+    ]
+    assert MOVES.read(tmp_path) == moves
+
+
+@pytest.mark.parametrize(
+    "line", ["0,1,4,1,4,1.0", "1,1,0,1,4,1.0", "1,1,4,0,4,1.0", "1,1,4,1,4,-1"]
+)
+def test_what_no_run_can_have_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "moves.csv").write_text(f"{','.join(MOVES.header)}\n{line}\n")
+    with pytest.raises(ValueError, match=r"moves\.csv, line 2"):
+        MOVES.read(tmp_path)

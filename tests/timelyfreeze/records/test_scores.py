@@ -12,7 +12,6 @@ from timelyfreeze.records.scores import (
     BENCHMARKS,
     Score,
     Scores,
-    average_accuracy,
     read_scores,
     render_scores,
     scores_from_json,
@@ -65,7 +64,7 @@ def test_the_average_is_the_papers(name: str) -> None:
     keys = [benchmark.key for benchmark in BENCHMARKS if benchmark.counts]
     accuracies = {key: value / 100 for key, value in zip(keys, columns, strict=True)}
     # Each of the five was rounded to two digits.
-    assert 100 * average_accuracy(accuracies) == pytest.approx(printed, abs=0.0101)
+    assert 100 * (scores(**accuracies).average or 0.0) == pytest.approx(printed, abs=0.0101)
 
 
 def test_the_titles_are_in_the_order_of_the_papers_columns() -> None:
@@ -87,9 +86,9 @@ def test_the_papers_metrics_are_shares_of_questions(title: str, n_questions: int
 
 
 def test_no_average_without_all_four_and_mc2_has_no_say() -> None:
-    assert average_accuracy({**ALL, "truthfulqa_mc2": 0.9}) == pytest.approx(0.35)
+    assert scores(**ALL, truthfulqa_mc2=0.9).average == pytest.approx(0.35)
     for key in ALL:
-        assert average_accuracy({k: v for k, v in ALL.items() if k != key}) is None
+        assert scores(**{k: v for k, v in ALL.items() if k != key}).average is None
 
 
 def test_what_is_written_is_read_back() -> None:

@@ -229,10 +229,7 @@ def test_neighbours_that_round_apart_do_not_overlap() -> None:
     half = 2.5e-6
     later = float(np.nextafter(half, 1.0))
     assert round(half * 1e6) < round(later * 1e6)
-    blocks = (
-        Block(parse_action("0F0"), 0, 0.0, later),
-        Block(parse_action("0B0"), 0, half, 1.0),
-    )
+    blocks = (Block(parse_action("0F0"), 0, 0.0, later), Block(parse_action("0B0"), 0, half, 1.0))
     check_format(trace_to_json([Timeline(MEASURED, Phase.STABLE, blocks)]))
 
 

@@ -26,6 +26,6 @@ def _remembered(count: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture(autouse=True, scope="session")
 def _models_are_counted_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("module_bytes", "parameter_shapes", "block_bytes"):
+        for name in ("decoder_bytes", "block_bytes"):
             patch.setattr(estimate, name, _remembered(getattr(estimate, name)))
         yield

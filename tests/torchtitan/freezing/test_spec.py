@@ -111,9 +111,7 @@ def test_text_is_validated_as_upstream_does() -> None:
 
 
 @pytest.mark.slow
-def test_validating_on_rows_that_are_trained_on_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_validating_on_rows_that_are_trained_on_is_said(caplog: pytest.LogCaptureFixture) -> None:
     text = "Validation reads the examples that are trained on"
     config = job_config(data__validation_fraction=0.0)
     spec = build_train_spec(get_train_spec("llama3"), config)

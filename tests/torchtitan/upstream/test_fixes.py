@@ -37,7 +37,7 @@ from tests.timelyfreeze.helpers.stages import (
     sum_loss,
 )
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
+from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.upstream import fixes as upstream_fixes
 from torchtitan.upstream.cpu_device import CpuDevice
 from torchtitan.upstream.fixes import PipelineLoss, evaluate_forwards_alone

@@ -24,9 +24,7 @@ _ABOUT_ROWS = ("n_tokens", ROWS)
 
 
 class RunningAhead(Trainer):
-    """Of such a trainer the first base; the second is ``FreezingTrainer``.
-
-    Its pipeline has one stage on each rank, and no replicas.
+    """Of such a trainer the first base; the second is ``FreezingTrainer``. A rank has one stage.
 
     Every rank reads the next batch where the front may begin with it, so that all of them know
     whether there is one. What a checkpoint saves of the loader is where the steps are.
@@ -84,20 +82,16 @@ class RunningAhead(Trainer):
 
     @property
     def _may_begin_next(self) -> bool:
-        """Whether the front goes on with a batch of the next step after the current one."""
+        """Whether the front goes on with the next step's batch: nothing comes before that."""
         if self._n_batches_left or not self._ahead.n_front:
             return False
         assert self.controller is not None  # the front is its
         assert self.controller.checks is not None  # likewise
         assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
-        validates = self.job_config.validation.enable
-        return may_begin_next(
-            self.step,
-            self.job_config.training.steps,
-            validates=validates and self.validator.should_validate(self.step),
-            saves=self.checkpointer.saves_after(self.step),
-            decides=self.controller.checks.decides,
-        )
+        validates = self.job_config.validation.enable and self.validator.should_validate(self.step)
+        saves = self.checkpointer.saves_after(self.step)
+        between = validates or saves or self.controller.checks.decides
+        return self.step < self.job_config.training.steps and not between
 
     def _microbatches(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
@@ -112,23 +106,3 @@ class RunningAhead(Trainer):
         if not self.pp_has_first_stage:
             return split_batch(self.pp_schedule, (), of_every)
         return split_batch(self.pp_schedule, (inputs,), {**of_first, **of_every})
-
-
-def running_ahead(trainer: type[Trainer]) -> type[RunningAhead]:
-    """Return ``FreezingTrainer``, or what stands in its place, with a front that works ahead."""
-    return type("AheadTrainer", (RunningAhead, trainer), {})
-
-
-def may_begin_next(step: int, n_steps: int, *, validates: bool, saves: bool, decides: bool) -> bool:
-    """Return whether the front may forward a batch of step ``step`` + 1 in ``step``.
-
-    Every rank comes to the same answer.
-
-    Args:
-        step: The current step, from 1.
-        n_steps: Of the run.
-        validates: Whether validation comes between the two.
-        saves: Whether a checkpoint does.
-        decides: Whether a policy does, by which the front may grow or learn again.
-    """
-    return step < n_steps and not (validates or saves or decides)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
-from timelyfreeze.front.plan import (
-    BatchPacking,
-    last_step,
-    min_max_balance,
-    performance_packing,
-)
+import torch.distributed as dist
+from torchtitan.tools.logging import logger
+from torchtitan.train import Trainer
+
+from timelyfreeze.cli.torchrun import Part, present_part
+from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
 from torchtitan.freezing.elastic.pipeline import Moment, Pace, Pipeline, ending_with, first_pipeline
 from torchtitan.freezing.memory.estimate import CutMemory
-from torchtitan.freezing.partition import part_parameters
+from torchtitan.freezing.partition.cut import part_parameters
 
 # Time of a forward, over that of a forward and its backward: all that a frozen layer takes.
 _FROZEN_COST = 1 / 3
@@ -22,18 +23,11 @@ _Split = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """How large batches are, how the model is cut for them, and when the run ends.
+    """How large batches are, how the model is cut for them, and when the run ends."""
 
-    Attributes:
-        packing: A worker's batch and a step, over those of the start.
-        rows: Rows of a step.
-        split: Layers of each stage.
-        last_step: The last step of the run.
-    """
-
-    packing: BatchPacking
-    rows: int
-    split: _Split
+    packing: BatchPacking  # a worker's batch and a step, over those of the start
+    rows: int  # rows of a step
+    split: _Split  # layers of each stage
     last_step: int
 
     def __str__(self) -> str:
@@ -81,15 +75,10 @@ def first_batch(config: JobConfig) -> PackedBatch:
 
 
 def packed_batch(config: JobConfig, moment: Moment) -> PackedBatch:
-    """Return the batch that suits a run at a moment.
+    """Return the batch that suits a run, which began with ``config``, at a moment.
 
     It is the largest for which the model can be cut so that no rank needs more memory than the
-    fullest one at the start, by the estimate of ``timelyfreeze estimate``. Of such cuts it is the
-    one whose slowest rank is fastest. Where no larger batch has room, the cut of the start stays.
-
-    Args:
-        config: What the run began with.
-        moment: Where it is; with nothing frozen, the batch is that of the start.
+    fullest one at the start; of such cuts the one whose slowest rank is fastest.
     """
     start = first_batch(config)
     max_growth = max(1, config.freezing.packing.max_global_batch // start.rows)
@@ -114,12 +103,7 @@ def packed_batch(config: JobConfig, moment: Moment) -> PackedBatch:
 def fewest_ranks(config: JobConfig, n_frozen: int) -> Pipeline:
     """Return the shortest pipeline that a model with ``n_frozen`` layers in front frozen fits in.
 
-    No rank may need more memory than the fullest one at the start. Batches stay as they are. With
-    nothing frozen, and where no shorter one will do, it is the pipeline of the start.
-
-    Args:
-        config: What the run began with.
-        n_frozen: Layers.
+    No rank may need more memory than the fullest one at the start, whose pipeline is the longest.
     """
     start = first_pipeline(config)
     if not n_frozen:
@@ -147,3 +131,62 @@ def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Spli
 
     found = min_max_balance(costs, len(start), has_room)
     return None if found is None else found[0]
+
+
+class RunPart(Trainer):
+    """Of such a trainer the first base; the second is ``FreezingTrainer``.
+
+    It ends, with a checkpoint, before a step that needs another number of ranks, and leaves word.
+    """
+
+    def __init__(self, job_config: JobConfig) -> None:
+        self._former = present_part()
+        self._pipeline = self._next = first_pipeline(job_config)
+        self._first, self._start = self._pipeline, job_config
+        if self._former is not None:
+            self._first = Pipeline(tuple(self._former.first_split))
+            self._start = self._first.moved(job_config)
+        self._n_frozen: int | None = None
+        self._left_at = 0.0
+        super().__init__(job_config)
+
+    def should_continue_training(self) -> bool:
+        """Return whether there is another step for as many ranks."""
+        goes_on = super().should_continue_training()
+        if (former := self._former) is not None:
+            self._former = None
+            # From the last step of the part before; those of its processes are counted that stay.
+            self.device_seconds += former.n_former * (time.time() - former.left_at)
+        if not goes_on or self.controller is None:
+            return goes_on
+        n_frozen = self.controller.settled_front
+        if n_frozen == self._n_frozen:
+            return True
+        self._n_frozen = n_frozen
+        found = fewest_ranks(self._start, n_frozen)
+        if found.n_ranks == self._pipeline.n_ranks:
+            return True
+        self._next, self._left_at = found, time.time()
+        self.why_early = f"{n_frozen} layers are frozen, and the run goes on {found}"
+        return False
+
+    def train(self) -> None:
+        """Train to the end of the run, or until it goes on with other processes."""
+        super().train()
+        if self._next is self._pipeline:
+            return
+        if dist.get_rank() == 0:
+            Part(self._next.split, self._first.split, self._pipeline.n_ranks, self._left_at).leave()
+        logger.info(
+            "Frozen layers: %d; the run goes on %s instead of %d, from the checkpoint of step %d",
+            self._n_frozen,
+            self._next,
+            self._pipeline.n_ranks,
+            self.step,
+        )
+
+
+def present_config(job_config: JobConfig) -> JobConfig:
+    """Return the configuration of this part of a run, of that which the run began with."""
+    part = present_part()
+    return job_config if part is None else Pipeline(tuple(part.split)).moved(job_config)

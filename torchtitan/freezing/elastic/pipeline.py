@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 from torchtitan.tools.logging import logger
 
@@ -21,25 +20,19 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.memory.estimate import CutMemory
-from torchtitan.freezing.partition import count_model_layers, live_layer_times, part_parameters
+from torchtitan.freezing.partition.cut import count_model_layers, live_layer_times, part_parameters
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a run's processes share the model.
+    """How a run's processes share the model."""
 
-    Attributes:
-        split: Layers of each stage; a stage for each pipeline rank.
-        n_replicas: Copies of the pipeline, for each one that the run began with.
-        last_step: The last step of a run in which each replica has as many rows in a step as the
-            pipeline of the start; None where replicas share its rows.
-        microbatch: Examples of a microbatch; None for as many as at the start.
-    """
-
-    split: tuple[int, ...]
-    n_replicas: int = 1
+    split: tuple[int, ...]  # layers of each stage; a stage for each pipeline rank
+    n_replicas: int = 1  # copies of the pipeline, for each one that the run began with
+    # the last step of a run in which each replica has as many rows in a step as the pipeline of the
+    # start; None where replicas share its rows
     last_step: int | None = None
-    microbatch: int | None = None
+    microbatch: int | None = None  # examples of a microbatch; None for as many as at the start
 
     @property
     def n_ranks(self) -> int:
@@ -84,15 +77,9 @@ class Pipeline:
                 pipeline_parallel_microbatch_size=self.microbatch
                 or parallelism.pipeline_parallel_microbatch_size,
             ),
-            training=replace(
-                training,
-                local_batch_size=batch,
-                global_batch_size=rows,
-            ),
+            training=replace(training, local_batch_size=batch, global_batch_size=rows),
             validation=replace(
-                validation,
-                local_batch_size=validation.local_batch_size // n,
-                steps=n_validated,
+                validation, local_batch_size=validation.local_batch_size // n, steps=n_validated
             ),
         )
         return moved if self.last_step is None else ending_with(moved, self.last_step)
@@ -118,17 +105,11 @@ def first_pipeline(config: JobConfig) -> Pipeline:
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.front.plan``): shorter as long as
-    its largest rank gets no larger than at the start, by parameters or by the memory estimate, and
-    with replicas on all ranks that this frees. Where replicas cannot share the microbatches so
-    that each has one for every stage, it stays longer.
-
-    Args:
-        config: What the run began with.
-        n_frozen: With nothing or everything frozen, it is the pipeline of the start.
-
-    Returns:
-        None if no cut of the model suits: the algorithm may leave a rank without layers.
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.front.plan``): shorter as long as its
+    largest rank gets no larger than at the start, by parameters or by the memory estimate, and with
+    replicas on all ranks that this frees. Where replicas cannot share the microbatches so that each
+    has one for every stage, it stays longer. With nothing or everything frozen, it is that of the
+    start. None if no cut of the model suits: the algorithm may leave a rank without layers.
     """
     start, settings = first_pipeline(config), config.freezing.elastic
     n_layers, n_ranks = sum(start.split), len(start.split)
@@ -197,56 +178,29 @@ def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run is.
+    """Where a run is."""
 
-    Attributes:
-        n_frozen: Layers in front that are frozen.
-        step: The step that was finished last.
-        n_batches: Rows that were read until then, in steps of the start.
-        seconds: What that step took on this rank; 0 if it was not in the present form.
-    """
-
-    n_frozen: int
-    step: int
-    n_batches: int
-    seconds: float = 0.0
+    n_frozen: int  # layers in front that are frozen
+    step: int  # that was finished last
+    n_batches: int  # rows that were read until then, in steps of the start
+    seconds: float = 0.0  # what that step took on this rank; 0 if it was not in the present form
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a step is, over one of the start.
+    """What a step is, over one of the start."""
 
-    Attributes:
-        growth: Rows; the schedule of the learning rate goes on by as many steps.
-        rate_factor: Learning rate.
-    """
-
-    growth: int = 1
-    rate_factor: float = 1.0
-
-
-class Form(Protocol):
-    """One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks"."""
-
-    @property
-    def split(self) -> tuple[int, ...]:
-        """Layers of each stage."""
-
-    def moved(self, config: JobConfig) -> JobConfig:
-        """Return the configuration that a run goes on with that began with ``config``."""
-
-    def pace(self, config: JobConfig) -> Pace:
-        """Return what its steps are, of a run that began with ``config``."""
+    growth: int = 1  # rows; the schedule of the learning rate goes on by as many steps
+    rate_factor: float = 1.0  # of the learning rate
 
 
 def ending_with(config: JobConfig, last_step: int) -> JobConfig:
     """Return a run that ends with another step; the schedule of its learning rate stays."""
-    scheduler, n_steps = config.lr_scheduler, config.lr_scheduler.total_steps
-    if n_steps is None:
-        n_steps = config.training.steps
+    training, scheduler = config.training, config.lr_scheduler
+    n_steps = training.steps if scheduler.total_steps is None else scheduler.total_steps
     return replace(
         config,
-        training=replace(config.training, steps=last_step),
+        training=replace(training, steps=last_step),
         lr_scheduler=replace(scheduler, total_steps=n_steps),
     )
 
@@ -258,12 +212,8 @@ _N_COUNTED = 3  # steps of a trial, besides its first
 class MicrobatchSearch:
     """Tries numbers of microbatches, and keeps the fastest one of each length of a pipeline.
 
-    All ranks ask alike. Where a move to a trial is given up, the steps of the pipeline that stays
-    count as its own.
-
-    Args:
-        config: What the run began with.
-        slowest: Returns the largest of the numbers that all ranks call it with.
+    All ranks ask alike; ``slowest`` returns the largest of the numbers that they call it with.
+    Where a move to a trial is given up, the steps of the pipeline that stays count as its own.
     """
 
     def __init__(self, config: JobConfig, slowest: Callable[[float], float]) -> None:

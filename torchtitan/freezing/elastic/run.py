@@ -28,9 +28,8 @@ from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.elastic.packing import first_batch, packed_batch
+from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
-    Form,
     MicrobatchSearch,
     Moment,
     Pace,
@@ -41,22 +40,21 @@ from torchtitan.freezing.elastic.pipeline import (
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 
+# One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks".
+Form = Pipeline | PackedBatch
+
 
 class ElasticRun:
     """A trainer for as long as its form suits what is frozen, then another for the next.
 
-    All processes stay. Meshes, stages and optimizers are built anew, and what a checkpoint would
-    hold goes through the processes' memory. What the run writes goes on in the same folder.
-
-    Args:
-        trainer: The trainer's class.
-        job_config: What the run begins with.
+    All processes stay, and what a checkpoint would hold goes through their memory.
     """
 
     def __init__(self, trainer: type[Trainer], job_config: JobConfig) -> None:
-        self._build = leaving(trainer)
+        self._build = type("LeavingTrainer", (Leaving, trainer), {})
         self._config = job_config
-        self._form = _first_form(job_config)
+        packs = job_config.freezing.packing.is_on
+        self._form: Form = first_batch(job_config) if packs else first_pipeline(job_config)
         self._next = self._form
         self._n_frozen: int | None = None
         self._search: MicrobatchSearch | None = None
@@ -73,11 +71,7 @@ class ElasticRun:
         )
 
     def train(self) -> None:
-        """Train to the end, in as many forms as it takes.
-
-        Raises:
-            Exception: As ``FreezingTrainer.train``.
-        """
+        """Train to the end, in as many forms as it takes."""
         while self._trainer is not None:
             self._trainer.train()
             if self._next == self._form:
@@ -99,7 +93,7 @@ class ElasticRun:
         wanted = self._form
         if moment.n_frozen != self._n_frozen:
             self._n_frozen = moment.n_frozen
-            wanted = _form_for(self._config, moment, self._form)
+            wanted = self._form_for(moment)
             if self._search is not None:
                 wanted = self._search.begin(wanted)
         elif self._search is not None and moment.seconds > 0.0:
@@ -108,6 +102,12 @@ class ElasticRun:
         if wanted != self._form:
             self._next = self._joined(self._possible(wanted))
         return None if self._next == self._form else self._next
+
+    def _form_for(self, moment: Moment) -> Form:
+        if self._config.freezing.packing.is_on:
+            return packed_batch(self._config, moment)
+        pipeline = pipeline_for(self._config, moment.n_frozen) or self._form
+        return pipeline.ending(self._config, moment)
 
     def _possible(self, form: Form) -> Form:
         """Return ``form``, or the present one if a run cannot have it."""
@@ -159,18 +159,6 @@ class ElasticRun:
         )
 
 
-def _first_form(config: JobConfig) -> Form:
-    return first_batch(config) if config.freezing.packing.is_on else first_pipeline(config)
-
-
-def _form_for(config: JobConfig, moment: Moment, present: Form) -> Form:
-    if config.freezing.packing.is_on:
-        return packed_batch(config, moment)
-    pipeline = pipeline_for(config, moment.n_frozen) or present
-    assert isinstance(pipeline, Pipeline)  # the present one is as the first
-    return pipeline.ending(config, moment)
-
-
 _VERDICT = "verdict"
 
 
@@ -179,12 +167,6 @@ class Joining:
 
     A collective that times out leaves its process group broken, and ranks that disagree on whether
     it did. Here the first word in the store counts for everyone, also for a rank that comes later.
-
-    Args:
-        store: Reached by all processes, which build this together.
-        rank: Of this process.
-        n_ranks: Processes of the run.
-        limit_s: How long a rank that is ready waits for the others, in seconds.
     """
 
     def __init__(self, store: dist.Store, rank: int, n_ranks: int, limit_s: float) -> None:
@@ -192,40 +174,25 @@ class Joining:
         self._rank, self._n_ranks = rank, n_ranks
         self._limit = timedelta(seconds=limit_s)
         self._n_moves = 0
-        self._store.set(_host(rank), socket.gethostname())  # a rank that is late tells nothing
+        # A rank that is late tells nothing.
+        self._store.set(f"host/{rank}", socket.gethostname())
 
     def absent(self) -> list[str]:
-        """Wait for all ranks to call this; return those that did not in time, with their hosts.
-
-        All ranks get the same. Where it is empty, all of them are ready and the move is on.
-        """
+        """Wait for all ranks to call this; all get which did not in time, with their hosts."""
         # A connection of its own: torch's watchdogs may use the other one meanwhile.
         store = self._store.clone()
         move = dist.PrefixStore(f"move/{self._n_moves}", store)
         self._n_moves += 1
-        move.set(_ready(self._rank), "")
+        move.set(f"ready/{self._rank}", "")
         if move.add("n_ready", 1) == self._n_ranks:
-            _settle(move, [])
+            move.compare_set(_VERDICT, "", "[]")
         try:
             move.wait([_VERDICT], self._limit)
         except dist.DistStoreError:
-            ranks = range(self._n_ranks)
-            _settle(move, [rank for rank in ranks if not move.check([_ready(rank)])])
+            late = [rank for rank in range(self._n_ranks) if not move.check([f"ready/{rank}"])]
+            move.compare_set(_VERDICT, "", json.dumps(late))  # unless it was said before
         late = json.loads(move.get(_VERDICT))
-        return [f"rank {rank} on host {store.get(_host(rank)).decode()}" for rank in late]
-
-
-def _settle(move: dist.Store, late: list[int]) -> None:
-    """Say who is late, unless it was said before."""
-    move.compare_set(_VERDICT, "", json.dumps(late))
-
-
-def _host(rank: int) -> str:
-    return f"host/{rank}"
-
-
-def _ready(rank: int) -> str:
-    return f"ready/{rank}"
+        return [f"rank {rank} on host {store.get(f'host/{rank}').decode()}" for rank in late]
 
 
 Leaves = Callable[[Moment], Form | None]
@@ -238,31 +205,19 @@ class _Left(BaseException):
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What a run goes on from in another trainer.
+    """What a run goes on from in another trainer."""
 
-    Attributes:
-        memory: What a checkpoint would hold.
-        heard: A signal to stop that came late, or 0.
-        phase: Of the last step; None if there was none since the run was resumed.
-        output: What the run is shown and recorded by.
-    """
-
-    memory: MemoryCheckpoint
-    heard: int
-    phase: Phase | None
-    output: RunRecorder
+    memory: MemoryCheckpoint  # what a checkpoint would hold
+    heard: int  # a signal to stop that came late, or 0
+    phase: Phase | None  # of the last step; None if there was none since the run was resumed
+    output: RunRecorder  # what the run is shown and recorded by
 
 
 class Leaving(Trainer):
     """Of a trainer of a part of a run the first base; the second is ``FreezingTrainer``.
 
-    Args:
-        job_config: What to train, and how.
-        leaves: Asked before each step, on all ranks alike: how the run goes on elsewhere, None if
-            it goes on here.
-        pace: What its steps are.
-        dims: Those of the trainers before, by degrees; takes this one's up.
-        output: Of the run that goes on here; None if it begins here.
+    ``leaves`` says before each step, on all ranks alike, how the run goes on elsewhere, None if it
+    does not. ``dims`` are those of former trainers, by degrees, ``output`` that of a run so far.
     """
 
     def __init__(
@@ -360,13 +315,7 @@ class Leaving(Trainer):
         return HandedOver(memory, heard, self.controller.entered_phase, self._left_with)
 
     def take_over(self, handed: HandedOver, arrived: Callable[[], None]) -> None:
-        """Go on from what another trainer has handed over.
-
-        Args:
-            handed: By the trainer before; loaded when training begins.
-            arrived: Called once it is loaded, before the first step; until then the log has
-                warnings alone.
-        """
+        """Go on from what another trainer has handed over; call ``arrived`` once it is loaded."""
         assert self.controller is not None  # the trainer before had one
         self._manager.take_over(handed.memory)
         self.controller.entered_phase = handed.phase
@@ -379,11 +328,6 @@ class Leaving(Trainer):
     def _manager(self) -> SafeCheckpointManager:
         assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
         return self.checkpointer
-
-
-def leaving(trainer: type[Trainer]) -> type[Leaving]:
-    """Return ``FreezingTrainer``, or what stands in its place, as a trainer that may leave."""
-    return type("LeavingTrainer", (Leaving, trainer), {})
 
 
 @contextmanager

@@ -35,11 +35,7 @@ def as_one_process(config: JobConfig) -> Iterator[None]:
 
 
 def emulated_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
-    """Return the order of the pipeline that is emulated, as its ranks would execute it.
-
-    Raises:
-        ValueError: If the stages of the model are not those of the schedule.
-    """
+    """Return the emulated ranks' order; a ValueError if its stages are not those of the model."""
     n_ranks = config.parallelism.pipeline_parallel_degree
     n_stages = len(stage_modules(config, n_layers))
     name = config.parallelism.pipeline_parallel_schedule
@@ -66,33 +62,16 @@ def build_emulated_pipeline(
     config: JobConfig,
     device: torch.device,
     model_args: Any,
-    parallelize_fn: Callable[..., nn.Module],
-    loss_fn: Callable[..., Tensor],
+    *others: Any,
 ) -> tuple[Any, list[nn.Module], bool, bool]:
-    """Build what upstream's ``pipelining_fn`` builds, with the stages of all ranks in this process.
+    """Build what upstream's ``pipelining_fn``, ``build``, does, with all stages in this process.
 
-    Upstream's own function cuts the model and makes the stages; it is told of one rank that holds
-    them all. The schedule that it returns then gets the order of the pipeline's ranks, merged.
-
-    Args:
-        build: Upstream's function; its arguments follow.
-        model: The whole model.
-        parallel_dims: Told which rank would hold each stage.
-        config: Names the pipeline to emulate.
-        device: Where all stages compute.
-        model_args: Has ``n_layers``.
-        parallelize_fn: Applied to each stage.
-        loss_fn: Of one microbatch.
-
-    Returns:
-        Schedule, modules of all stages, and twice True: the first and the last stage are here.
-
-    Raises:
-        ValueError: As ``emulated_order``.
+    It is told of one rank, whose schedule then gets the order of the pipeline's ranks, merged.
     """
     order = emulated_order(config, model_args.n_layers)
+    asked = config.parallelism
     parallelism = replace(
-        config.parallelism,
+        asked,
         pipeline_parallel_degree=1,
         pipeline_parallel_schedule=_VEHICLE,
         pipeline_parallel_schedule_csv="",
@@ -100,15 +79,9 @@ def build_emulated_pipeline(
         pipeline_parallel_expert_parallel_overlap=False,
         module_fqns_per_model_part=stage_modules(config, model_args.n_layers),
     )
-    schedule, model_parts, has_first_stage, has_last_stage = build(
-        model,
-        parallel_dims,
-        replace(config, parallelism=parallelism),
-        device,
-        model_args,
-        parallelize_fn,
-        loss_fn,
-    )
+    of_one = replace(config, parallelism=parallelism)
+    built = build(model, parallel_dims, of_one, device, model_args, *others)
+    schedule, model_parts, *_ = built
     actions = merge_ranks(order)
     run_in_order(schedule, actions)
     parallel_dims.pipeline.place(model_parts, order.stage_to_rank)
@@ -118,21 +91,16 @@ def build_emulated_pipeline(
         "Emulating %d ranks and %d stages of %s in this process: %d actions a batch, one at a time",
         order.n_ranks,
         order.n_stages,
-        config.parallelism.pipeline_parallel_schedule_csv
-        or config.parallelism.pipeline_parallel_schedule,
+        asked.pipeline_parallel_schedule_csv or asked.pipeline_parallel_schedule,
         len(actions),
     )
-    return schedule, model_parts, has_first_stage, has_last_stage
+    return built
 
 
 def _draw_weights_as_ranks(
     model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int], seed: int
 ) -> None:
-    """Make initial weights those that a pipeline with ``debug.seed`` begins with.
-
-    Upstream seeds each rank with the seed plus its number, and a rank initializes its stages in
-    their order.
-    """
+    """Draw initial weights as ranks do, each from the seed plus its number, stage by stage."""
     for rank, parts in enumerate(parts_of_ranks(model_parts, stage_to_rank)):
         numbers = _RankNumbers((seed + rank) % 2**64)
         for part in parts:
@@ -184,12 +152,7 @@ class EmulatedMesh:
         return dist.group.WORLD
 
     def place(self, model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int]) -> None:
-        """Say which rank would hold each stage.
-
-        Args:
-            model_parts: The stages' modules, in the order of stages.
-            stage_to_rank: Rank of each.
-        """
+        """Say which rank would hold each stage, in the order of stages."""
         self._ranks = parts_of_ranks(model_parts, stage_to_rank)
 
     def clear(self) -> None:
@@ -200,20 +163,12 @@ class EmulatedMesh:
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, *, foreach: bool | None = None
     ) -> Tensor:
-        """Clip as the ranks of a pipeline do, to the last bit.
+        """Clip as the ranks of a pipeline do, to the last bit, and return the total norm.
 
         Each rank takes the norm of its own gradients, and the squares are added over the ranks. The
         norm of all gradients at once would be rounded elsewhere, and clipping would carry that into
         every weight. They are added in the order of gloo's ring, from the last rank to the first;
         with NCCL the order depends on the machine.
-
-        Args:
-            parameters: Those of all ranks.
-            max_norm: As upstream's, like ``foreach``.
-            foreach: Whether to use the faster implementation.
-
-        Returns:
-            Tensor: Total norm of the gradients, a scalar.
         """
         squares = []
         for parts in self._ranks:

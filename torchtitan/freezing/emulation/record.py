@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +11,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
-from timelyfreeze.records import SKIPPED_STEPS, UNFROZEN_PHASES, kappa_error
+from timelyfreeze.records import StepLog, TimedStep
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
 
 class OptimizerClock:
-    """Times the optimizer of each stage, which the ranks of a pipeline step at the same time.
-
-    Args:
-        optimizers: One for each stage that learns.
-        ranks: Rank that would hold each.
-        clock: Takes the marks, those of whole steps as well; of the kind that times the batches.
-    """
+    """Times the optimizers of stages that learn, on ``ranks``, which step theirs all at once."""
 
     def __init__(self, optimizers: Sequence[Optimizer], ranks: Sequence[int], clock: Clock) -> None:
         self.clock = clock
@@ -67,38 +61,17 @@ class OptimizerClock:
         return sum(by_rank.values()) - max(by_rank.values(), default=0.0)
 
 
-@dataclass(frozen=True)
-class EmulatedStep:
-    """A finished optimizer step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedStep(TimedStep):
+    """A finished optimizer step, with virtual batches and only the slowest rank's optimizer."""
 
-    Attributes:
-        phase: Phase of the step; None without freezing.
-        n_tokens: Tokens it learned from.
-        virtual_ms: What it took here, milliseconds, with virtual batches in place of those that ran
-            here, and with the slowest rank's optimizer in place of all.
-        batches: Its batches.
-    """
-
-    phase: Phase | None
-    n_tokens: int
-    virtual_ms: float
     batches: tuple[EmulatedBatch, ...]
 
 
 class EmulationRecord:
     """Puts together what the batches and steps of an emulated pipeline took.
 
-    Batches become known when the recorder is read, steps when they end, so a step is complete once
-    both have come.
-
-    Args:
-        recorder: Has the batches.
-        optimizers: Times the optimizers.
-        n_ranks: Ranks that are emulated.
-        batches_per_step: Batches of a step (gradient accumulation).
-
-    Attributes:
-        n_replicas: Pipelines side by side on the emulated ranks, which take turns here.
+    Batches become known when the recorder is read, steps when they end, in either order.
     """
 
     def __init__(
@@ -117,24 +90,18 @@ class EmulationRecord:
         self._ended: list[
             tuple[Phase | None, tuple[Any, Any], int, list[tuple[int, Any, Any]]]
         ] = []
-        self._steps: list[EmulatedStep] = []
-        self._n_shown = 0
-        self._n_taken = 0
-        self._n_former = self._n_first = 0
+        self.steps = StepLog()
+        self._not_shown: list[EmulatedStep] = []
+        self._not_taken: list[EmulatedStep] = []
         self.n_replicas = 1
 
     def go_on_from(self, former: EmulationRecord) -> None:
-        """Take up a run that goes on in this record's pipeline, with replicas on all its ranks.
-
-        Args:
-            former: The record so far, which has collected everything.
-        """
+        """Take up a run that goes on in this record's pipeline, with replicas on all its ranks."""
         self.n_replicas = former._n_ranks // self._n_ranks
         self._n_ranks = former._n_ranks
-        self._steps = former._steps
-        self._n_shown, self._n_taken = former._n_shown, former._n_taken
-        self._n_former = len(self._steps)
-        self._n_first = former._n_first or self._n_former
+        self.steps, self._not_shown = former.steps, former._not_shown
+        self._not_taken = former._not_taken
+        self.steps.begin_pipeline()
 
     def begin_step(self) -> None:
         """Take note that a step begins."""
@@ -146,10 +113,7 @@ class EmulationRecord:
         self._ended.append((phase, span, n_tokens, self._optimizers.take_marks()))
 
     def collect(self) -> None:
-        """Read the recorder and complete the steps all of whose batches are known.
-
-        A controller that shares the recorder must have collected before.
-        """
+        """Complete the steps all of whose batches are known; a controller has collected before."""
         self._recorder.drain()
         self._batches.extend(self._recorder.take_batches())
         n = self._batches_per_step
@@ -160,7 +124,10 @@ class EmulationRecord:
             real_ms = self._optimizers.clock.elapsed_ms(began, ended)
             outside_ms = real_ms - sum(b.real_ms for b in mine) - self._optimizers.waited_ms(marks)
             virtual_ms = outside_ms + self._slowest_ms(mine)
-            self._steps.append(EmulatedStep(phase, n_tokens, virtual_ms, mine))
+            step = EmulatedStep(phase, virtual_ms, n_tokens, batches=mine)
+            for steps in (self._not_shown, self._not_taken):
+                steps.append(step)
+            self.steps.add(step)
 
     def _slowest_ms(self, batches: Sequence[EmulatedBatch]) -> float:
         """Return how long the slowest replica takes for its batches; they take turns."""
@@ -168,16 +135,13 @@ class EmulationRecord:
         return max(sum(batch.virtual_ms for batch in batches[i::n]) for i in range(n))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics to log: of the steps completed since the last call.
-
-        The step that is being logged has not ended yet and comes with the next call.
-        """
+        """Return the metrics of the steps completed since the last call."""
         self.collect()
-        steps, self._n_shown = self._steps[self._n_shown :], len(self._steps)
+        steps, self._not_shown = self._not_shown, []
         if not steps:
             return {}
         batches = [batch for step in steps for batch in step.batches]
-        virtual_ms = sum(step.virtual_ms for step in steps)
+        virtual_ms = sum(step.ms for step in steps)
         n_tokens = sum(step.n_tokens for step in steps)
         return {
             "freezing/emulation/virtual_tokens_per_second": 1e3
@@ -189,58 +153,30 @@ class EmulationRecord:
             "freezing/emulation/real_batch_ms": statistics.median(b.real_ms for b in batches),
         }
 
-    def take_steps(self) -> list[tuple[Phase | None, float]]:
-        """Return phase and virtual milliseconds of each step completed since the last call."""
-        steps, self._n_taken = self._steps[self._n_taken :], len(self._steps)
-        return [(step.phase, step.virtual_ms) for step in steps]
+    def take_steps_ms(self) -> list[float]:
+        """Return the virtual times of the steps completed since the last call."""
+        steps, self._not_taken = self._not_taken, []
+        return [step.ms for step in steps]
 
     def summarize(self, *, freezes: bool) -> dict[str, Any]:
-        """Return the fields of a run's summary that only an emulated pipeline has.
-
-        Args:
-            freezes: Whether the run had phases; without, all of it counts as one.
-        """
+        """Return the fields of a summary that only an emulation has."""
         self.collect()
-        before = self._warm(UNFROZEN_PHASES, until=self._n_first or None)
-        after = self._warm([Phase.STABLE] if freezes else [None], self._n_former)
-        measuring = self._warm([Phase.UPPER_BOUND], until=self._n_first or None)
-        batches_before = [b for s in measuring or before for b in s.batches]
+        steps = self.steps
+        of_steps = steps.summed_up(freezes=freezes, n_devices=self._n_ranks)
+        before = steps.unfrozen(Phase.UPPER_BOUND) or steps.unfrozen()
+        after = [batch for step in steps.frozen(freezes=freezes) for batch in step.batches]
         fields: dict[str, Any] = {
             "emulated_ranks": self._n_ranks,
-            "virtual_tokens_per_second_unfrozen": self._tokens_per_second(before),
-            "virtual_tokens_per_second": self._tokens_per_second(after),
-            "virtual_step_ms_unfrozen": _median(s.virtual_ms for s in before),
-            "virtual_step_ms": _median(s.virtual_ms for s in after),
-            "virtual_step_ms_off": _median(s.virtual_ms for s in self._warm([Phase.OFF])),
-            "kappa_error": None
-            if not freezes
-            else kappa_error([s.virtual_ms for s in before], [s.virtual_ms for s in after]),
-            "real_batch_ms_unfrozen": _median(b.real_ms for b in batches_before),
-            "real_batch_ms": _median(b.real_ms for s in after for b in s.batches),
+            **{f"virtual_{name}": value for name, value in of_steps.items()},
+            "kappa_error": steps.kappa_error() if freezes else None,
+            "real_batch_ms_unfrozen": _median(b.real_ms for step in before for b in step.batches),
+            "real_batch_ms": _median(batch.real_ms for batch in after),
         }
         if not freezes:
-            fields["batch_ms"] = _median(b.virtual_ms for s in after for b in s.batches)
+            fields["batch_ms"] = _median(batch.virtual_ms for batch in after)
         return fields
 
-    def _warm(
-        self, phases: Sequence[Phase | None], since: int = 0, until: int | None = None
-    ) -> list[EmulatedStep]:
-        steps = self._steps[since:until]
-        return [
-            step
-            for phase in phases
-            for step in [s for s in steps if s.phase is phase][SKIPPED_STEPS:]
-        ]
 
-    def _tokens_per_second(self, steps: Sequence[EmulatedStep]) -> float | None:
-        """Return tokens/s of each device at the run's mean number of tokens in a step."""
-        if not steps:
-            return None
-        n_tokens = statistics.fmean(step.n_tokens for step in self._steps)
-        step_ms = statistics.median(step.virtual_ms for step in steps)
-        return 1e3 * n_tokens / step_ms / self._n_ranks
-
-
-def _median(values: Any) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
     values = list(values)
     return statistics.median(values) if values else None

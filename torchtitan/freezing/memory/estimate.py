@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
@@ -48,7 +49,7 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.emulation.pipeline import emulated_order
-from torchtitan.freezing.memory.activations import kept_bytes, module_bytes, put_on_fakes
+from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
@@ -57,16 +58,11 @@ from torchtitan.vision.model import VisionModel
 from torchtitan.vision.spec import base_spec, with_classes
 
 # What upstream calls the ends of the model.
-_INPUT = "tok_embeddings"
-_PARTS = {_INPUT: EMBEDDING, "norm": NORM, "output": HEAD}
+_PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "output": HEAD}
 
 
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
-    """Return what each pipeline rank of a run needs, or the one device that emulates them all.
-
-    Raises:
-        ValueError: As ``model_bytes``.
-    """
+    """Return what each pipeline rank of a run needs, or the one device that emulates them all."""
     model = model_bytes(job_config)
     n_layers = _args(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
@@ -86,73 +82,28 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
 
 
 def model_bytes(job_config: JobConfig) -> ModelBytes:
-    """Return what the parts of the model of a run take.
-
-    Raises:
-        ValueError: If the run is of a kind that is not covered, or its keys contradict each other;
-            all reasons are named.
-    """
+    """Return what the parts of a run's model take; a ValueError has all reasons why not."""
     if reasons := [*feature_errors(job_config, (MEMORY,)), *size_errors(job_config)]:
         raise ValueError("; ".join(reasons))
     args = _args(job_config)
-    dtype = TORCH_DTYPE_MAP[job_config.training.dtype]
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
-    n_rows, autocast = examples_of_microbatch(job_config), None if mixed == torch.float32 else mixed
-    recompute = job_config.activation_checkpoint.mode == "full"
-    update_copies = int(job_config.optimizer.implementation == "foreach")
+    how = How(
+        n_rows=examples_of_microbatch(job_config),
+        dtype=TORCH_DTYPE_MAP[job_config.training.dtype],
+        autocast=None if mixed == torch.float32 else mixed,
+        recompute=job_config.activation_checkpoint.mode == "full",
+        update_copies=int(job_config.optimizer.implementation == "foreach"),
+    )
     if isinstance(args, VisionArgs):
-        return block_bytes(
-            args,
-            n_pictures=n_rows,
-            dtype=dtype,
-            autocast=autocast,
-            recompute=recompute,
-            update_copies=update_copies,
-        )
-    prepare = partial(_prepared, job_config, autocast)
-    kept = module_bytes(
-        args,
-        n_rows=n_rows,
-        seq_len=job_config.training.seq_len,
-        dtype=dtype,
-        autocast=autocast,
-        recompute=recompute,
-        prepare=prepare,
-    )
-    with titan_tools.set_default_dtype(dtype):
-        modules = model_modules(args, prepare)
+        return block_bytes(args, how=how)
+    prepare = None
+    if job_config.freezing.method == LORA:
+        lora, seed = job_config.lora, job_config.freezing.seed
 
-    def part(module: str, kept: int = 0, kept_between_halves: int = 0) -> PartBytes:
-        parameters = dict(modules[module].named_parameters())
-        trained = [p.nbytes for p in parameters.values() if p.requires_grad]
-        # An embedding is looked up as it is, and norms stay in float32.
-        cast = [
-            p.numel() * autocast.itemsize
-            for name, p in parameters.items()
-            if module != _INPUT and (p.dim() == 2 or name.endswith("bias"))
-            if autocast not in (None, p.dtype)
-        ]
-        whole = PartBytes(
-            weights=sum(p.nbytes for p in parameters.values()),
-            casts=sum(cast),
-            kept=kept,
-            kept_between_halves=kept_between_halves,
-            largest_weight=max(trained, default=0),
-        )
-        if len(trained) == len(parameters):
-            return whole
-        return PartlyTrained(**vars(whole), trained=sum(trained))
+        def prepare(model: nn.Module) -> nn.Module:
+            return add_adapters(model, lora, seed, how.autocast)
 
-    return ModelBytes(
-        embedding=part(_INPUT, kept.tokens),
-        layer=part("layers.0", kept.block, kept.block_linear_outputs),
-        norm=part("norm"),
-        head=part("output", kept.head, kept.head_linear_outputs),
-        message=kept.hidden,
-        logits=kept.logits,
-        recomputed=kept.recomputed,
-        update_copies=update_copies,
-    )
+    return decoder_bytes(args, how=how, seq_len=job_config.training.seq_len, prepare=prepare)
 
 
 def _args(job_config: JobConfig) -> Any:
@@ -165,55 +116,15 @@ def _args(job_config: JobConfig) -> Any:
     return args
 
 
-def _prepared(config: JobConfig, autocast: torch.dtype | None, model: nn.Module) -> nn.Module:
-    """Freeze and add what a run freezes for good and adds."""
-    if config.freezing.method != LORA:
-        return model
-    return add_adapters(model, config.lora, config.freezing.seed, autocast)
-
-
-def parameter_shapes(args: TransformerModelArgs) -> dict[str, dict[str, torch.Size]]:
-    """Return the shape of each parameter, by module ("layers.3", "output", ...) and name in it."""
-    modules = model_modules(args)
-    return {name: {n: p.shape for n, p in m.named_parameters()} for name, m in modules.items()}
-
-
-def model_modules(
-    args: TransformerModelArgs, prepare: Callable[[nn.Module], nn.Module] = lambda model: model
-) -> dict[str, nn.Module]:
-    """Return the parts of a model without memory, after ``prepare``, as ``module_bytes`` has it."""
-    with torch.device("meta"):
-        model: Any = prepare(Decoder(as_decoder(args)))
-    return {
-        **{name: getattr(model, name) for name in _PARTS},
-        **{f"layers.{name}": layer for name, layer in model.layers.items()},
-    }
-
-
 class CutMemory:
-    """Tells what ranks need, wherever the model is cut.
-
-    Args:
-        job_config: A run with one stage on each rank.
-        n_layers: Layers of its model.
-
-    Raises:
-        ValueError: As ``model_bytes``.
-    """
+    """Tells what ranks need, wherever a model with one stage on each rank is cut."""
 
     def __init__(self, job_config: JobConfig, n_layers: int) -> None:
         self._model = model_bytes(job_config)
         self._order = pipeline_order(job_config, n_layers)
 
     def of_rank(self, rank: int, start: int, stop: int, n_frozen: int = 0) -> RankMemory:
-        """Return what a rank holds at its fullest.
-
-        Args:
-            rank: Which one.
-            start: Its first layer.
-            stop: The layer behind its last.
-            n_frozen: Layers in front of the model that are frozen, the embedding with them.
-        """
+        """Return what a rank with layers ``start`` to before ``stop`` of the model holds."""
         order = self._order
         parts = parts_of(rank, order.n_stages, stop - start)
         live, frozen = frozen_parts(parts, min(max(n_frozen - start, 0), parts[LAYER]))
@@ -235,7 +146,62 @@ class CutMemory:
         )
 
 
-_CAST = (nn.Linear, nn.Conv2d)
+class How(NamedTuple):
+    """How microbatches are computed."""
+
+    n_rows: int  # of a microbatch
+    dtype: torch.dtype  # of the parameters
+    autocast: torch.dtype | None = None  # what stages compute in under autocast; None without
+    recompute: bool = False  # whether blocks keep their input alone and run again in the backward
+    update_copies: int = 0  # as ``ModelBytes`` has it
+
+    def casting(self) -> AbstractContextManager[Any]:
+        """Return what forwards run under."""
+        return nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast)
+
+
+def decoder_bytes(
+    args: TransformerModelArgs,
+    *,
+    how: How,
+    seq_len: int,
+    prepare: Callable[[nn.Module], nn.Module] | None = None,
+) -> ModelBytes:
+    """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch."""
+    n_tokens = how.n_rows * seq_len
+    # Other kinds of attention keep what fused attention keeps, and need masks to run.
+    one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
+    with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
+        model: Any = Decoder(one)
+        model = model if prepare is None else prepare(model)
+    with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
+        put_on_fakes(model)
+        x = torch.empty(how.n_rows, seq_len, args.dim, requires_grad=True)
+        frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
+        block = model.layers["0"]
+        of_block, between = _part(block, how), _OutputBytes(block)
+        kept, out = kept_bytes(block, how.casting(), x, frequencies, None, buffers=[frequencies])
+        labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
+        norm, of_head = _part(model.norm, how), _part(model.output, how)
+        between_head = _OutputBytes(model.output)
+        kept_by_head, _ = kept_bytes(
+            nn.Sequential(model.norm, model.output),
+            how.casting(),
+            torch.empty_like(out, requires_grad=True),
+            loss=lambda out: cross_entropy_loss(out, labels),
+        )
+    return ModelBytes(
+        embedding=replace(_part(model.tok_embeddings, how), kept=8 * n_tokens),
+        layer=replace(
+            of_block, kept=x.nbytes if how.recompute else kept, kept_between_halves=between.total
+        ),
+        norm=norm,
+        head=replace(of_head, kept=kept_by_head, kept_between_halves=between_head.total),
+        message=out.nbytes,
+        logits=4 * n_tokens * args.vocab_size,
+        recomputed=kept if how.recompute else 0,
+        update_copies=how.update_copies,
+    )
 
 
 class _Head(nn.Module):
@@ -250,72 +216,56 @@ class _Head(nn.Module):
         return self.output(self.norm(self.pool(hidden)))
 
 
-def block_bytes(
-    args: VisionArgs,
-    *,
-    n_pictures: int,
-    dtype: torch.dtype,
-    autocast: torch.dtype | None,
-    recompute: bool,
-    update_copies: int,
-) -> BlockBytes:
-    """Count what the parts of an image classifier keep in one microbatch.
-
-    Args:
-        args: The model, with the classes and the size of pictures of the run.
-        n_pictures: Pictures of a microbatch.
-        dtype: Type of the parameters.
-        autocast: Type that stages compute in under autocast; None without autocast.
-        recompute: Whether blocks keep their input alone and run again in the backward.
-        update_copies: As ``ModelBytes`` has it.
-    """
-    casting = nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-    cast_bytes = 0 if autocast in (None, dtype) else (autocast or dtype).itemsize
-    part = partial(_part, itemsize=dtype.itemsize, cast_bytes=cast_bytes)
-    with torch.device("meta"), titan_tools.set_default_dtype(dtype):
+def block_bytes(args: VisionArgs, *, how: How) -> BlockBytes:
+    """Count what the parts of an image classifier take, and keep in one microbatch."""
+    with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
         model = VisionModel(args)  # the library looks at values meanwhile, which fake tensors lack
-    with FakeTensorMode(), titan_tools.set_default_dtype(dtype):
+    with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
         put_on_fakes(model)
         channels = getattr(args.config(), "num_channels", 3)
-        pictures = torch.empty(n_pictures, channels, args.image_size, args.image_size)
-        kept, hidden = kept_bytes(model.tok_embeddings, casting, pictures)
-        embedding = part(model.tok_embeddings, max(kept, pictures.nbytes), 0)
+        pictures = torch.empty(how.n_rows, channels, args.image_size, args.image_size)
+        kept, hidden = kept_bytes(model.tok_embeddings, how.casting(), pictures)
+        embedding = _part(model.tok_embeddings, how, max(kept, pictures.nbytes))
         blocks, outputs, recomputed = [], [hidden.nbytes], 0
         for block in model.layers.values():
             enters = torch.empty_like(hidden, requires_grad=True)
             between = _OutputBytes(block)
-            kept, hidden = kept_bytes(block, casting, enters)
-            if recompute:
+            kept, hidden = kept_bytes(block, how.casting(), enters)
+            if how.recompute:
                 recomputed, kept = max(recomputed, kept), enters.nbytes
-            blocks.append(part(block, kept, between.total))
+            blocks.append(_part(block, how, kept, between.total))
             outputs.append(hidden.nbytes)
-        labels = torch.empty(n_pictures, dtype=torch.int64)
+        labels = torch.empty(how.n_rows, dtype=torch.int64)
         head, enters = _Head(model), torch.empty_like(hidden, requires_grad=True)
         between = _OutputBytes(head)
         kept, logits = kept_bytes(
-            head, casting, enters, loss=lambda out: F.cross_entropy(out.float(), labels)
+            head, how.casting(), enters, loss=lambda out: F.cross_entropy(out.float(), labels)
         )
         return BlockBytes(
             embedding=embedding,
             layer=blocks[0],
-            norm=part(model.norm, 0, 0),
-            head=part(model.output, kept, between.total),
+            norm=_part(model.norm, how),
+            head=_part(model.output, how, kept, between.total),
             message=outputs[0],
             logits=4 * logits.numel(),
             recomputed=recomputed,
-            update_copies=update_copies,
+            update_copies=how.update_copies,
             blocks=tuple(blocks),
             outputs=tuple(outputs),
         )
 
 
+# Whose weights autocast casts; an embedding is looked up as it is, and norms stay in float32.
+_CAST = (nn.Linear, nn.Conv2d)
+
+
 class _OutputBytes:
-    """Bytes that linear layers and convolutions put out in a module's first forward."""
+    """Bytes that linear layers and convolutions that learn put out in a module's last forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self._of: dict[nn.Module, int] = {}
         for child in module.modules():
-            if isinstance(child, _CAST):
+            if isinstance(child, _CAST) and child.weight.requires_grad:
                 child.register_forward_hook(self._note)
 
     def _note(self, child: nn.Module, _: object, output: Tensor) -> None:
@@ -326,15 +276,19 @@ class _OutputBytes:
         return sum(self._of.values())
 
 
-def _part(
-    module: nn.Module, kept: int, between_halves: int, *, itemsize: int, cast_bytes: int
-) -> PartBytes:
-    sizes = [p.numel() for p in module.parameters()]
-    cast = [p.numel() for m in module.modules() if isinstance(m, _CAST) for p in m.parameters()]
-    return PartBytes(
-        weights=sum(sizes) * itemsize,
-        casts=sum(cast) * cast_bytes,
+def _part(module: nn.Module, how: How, kept: int = 0, kept_between_halves: int = 0) -> PartBytes:
+    every = [*module.parameters()]
+    trained = [p.nbytes for p in every if p.requires_grad]
+    cast = [p for m in module.modules() if isinstance(m, _CAST) for p in m.parameters()]
+    part = PartBytes(
+        weights=sum(p.nbytes for p in every),
+        casts=sum(
+            p.numel() * how.autocast.itemsize for p in cast if how.autocast not in (None, p.dtype)
+        ),
         kept=kept,
-        kept_between_halves=between_halves,
-        largest_weight=max(sizes) * itemsize,
+        kept_between_halves=kept_between_halves,
+        largest_weight=max(trained, default=0),
     )
+    if len(trained) == len(every):
+        return part
+    return PartlyTrained(**vars(part), trained=sum(trained))

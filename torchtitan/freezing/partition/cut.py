@@ -51,11 +51,7 @@ _UNITS = {
 
 
 def with_partition(job_config: JobConfig) -> JobConfig:
-    """Return a configuration whose model is cut as its partition says, if it asks for one.
-
-    Raises:
-        ValueError: If the cut cannot be worked out; the message names key, value and rule.
-    """
+    """Return a configuration cut as its partition says; a ValueError says if it cannot be."""
     parallelism = job_config.parallelism
     if not parallelism.partition:
         return job_config
@@ -73,15 +69,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
 
 
 def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
-    """Return what layers take of a microbatch by the run's profile, as ``layer_times``.
-
-    Args:
-        job_config: A run whose profile is ``parallelism.partition_profile``.
-        n_frozen: How many layers in front are frozen.
-
-    Raises:
-        ValueError: If the profile does not tell.
-    """
+    """Return what layers take of a microbatch by the run's profile, as ``layer_times``."""
     model = _profiled_layers(job_config, count_model_layers(job_config))
     if not isinstance(model, LayerModel):
         raise ValueError(
@@ -93,11 +81,7 @@ def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
 
 
 def check_live_times(job_config: JobConfig) -> None:
-    """Refuse an elastic run by time that could not tell times of layers or memory of ranks.
-
-    Raises:
-        ValueError: As ``live_layer_times`` and ``model_bytes``.
-    """
+    """Refuse an elastic run by time that could not tell times of layers or memory of ranks."""
     freezing = job_config.freezing
     if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time:
         live_layer_times(job_config, 1)
@@ -105,10 +89,7 @@ def check_live_times(job_config: JobConfig) -> None:
 
 
 def partition_line(job_config: JobConfig) -> str | None:
-    """Return the cut that a partition has made and the loads that are known of it, as a run tells.
-
-    None without a partition.
-    """
+    """Return what a run tells of its partition, the cut and its loads; None without one."""
     parallelism = job_config.parallelism
     if not parallelism.partition:
         return None
@@ -179,22 +160,14 @@ def model_sizes(job_config: JobConfig) -> ModelSizes:
 
 
 def count_model_layers(job_config: JobConfig) -> int:
-    """Return the number of layers of a run's model.
-
-    Raises:
-        ValueError: If upstream does not cut the model by layers, or does not know it.
-    """
+    """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
     _, args = _described(job_config)
     n_layers: int = args.n_layers
     return n_layers
 
 
 def part_parameters(job_config: JobConfig) -> PartParameters:
-    """Count the parameters of a run's model on the meta device.
-
-    Raises:
-        ValueError: As ``count_model_layers``, or if the classes of its pictures cannot be told.
-    """
+    """Count the parameters of a run's model on the meta device."""
     spec, args = _described(job_config)
     args.update_from_config(job_config)
     with torch.device("meta"):

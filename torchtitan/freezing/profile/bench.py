@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,13 @@ import numpy as np
 import torch
 import torchtitan.distributed.pipeline_parallel as titan_pipeline
 import torchtitan.tools.utils as titan_tools
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
@@ -20,26 +28,27 @@ from torchtitan.protocols import ModelProtocol
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec
 
-from timelyfreeze.masks import draw_uniform, mask_rng
+from timelyfreeze.masks import ParameterTable, build_parameter_table, draw_uniform, mask_rng
+from timelyfreeze.runtime import (
+    NOTHING_FROZEN,
+    ActionRecorder,
+    Clock,
+    FreezingStage,
+    clock_for,
+    run_batches_in,
+)
 from timelyfreeze.schedule import ActionKind
 from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
 from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
-from torchtitan.freezing.profile.stage import LoneStage, Microbatch
-from torchtitan.upstream.fixes import autocast_stages
+from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing, milliseconds.
+    """Several measurements of one thing, milliseconds."""
 
-    Attributes:
-        median_ms: The middle one.
-        quartiles_ms: A quarter lies below the first, a quarter above the second.
-        n: How many there are.
-    """
-
-    median_ms: float
-    quartiles_ms: tuple[float, float]
+    median_ms: float  # the middle one
+    quartiles_ms: tuple[float, float]  # a quarter lies below the first, a quarter above the second
     n: int
 
 
@@ -51,17 +60,11 @@ def spread(times_ms: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Point:
-    """Backwards that were frozen at one ratio.
+    """Backwards that were frozen at one ratio."""
 
-    Attributes:
-        ratio: The ratio that masks were drawn with.
-        fractions: Fraction of elements that each mask froze.
-        times_ms: How long each backward took, milliseconds.
-    """
-
-    ratio: float
-    fractions: tuple[float, ...]
-    times_ms: tuple[float, ...]
+    ratio: float  # the ratio that masks were drawn with
+    fractions: tuple[float, ...]  # fraction of elements that each mask froze
+    times_ms: tuple[float, ...]  # how long each backward took, milliseconds
 
     @property
     def fraction(self) -> float:
@@ -71,39 +74,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """How well backward time is a straight line in the freeze ratio.
+    """How well backward time is a straight line in the freeze ratio."""
 
-    Attributes:
-        unfrozen_ms: Measured median with nothing frozen.
-        frozen_ms: Measured median with everything frozen.
-        largest_miss_ms: Of the points in between, the measured median that is farthest from the
-            line through these two, minus what the line says. 0 if there are none.
-        largest_miss: The same as a fraction of ``unfrozen_ms``.
-        fit_unfrozen_ms: Least-squares line through all medians, at ratio 0.
-        fit_frozen_ms: The same at ratio 1.
-        fit_residual_ms: The largest distance of a median from it.
-        r_squared: Fraction of the medians' variance that it explains; 1 if there is none.
-    """
-
-    unfrozen_ms: float
-    frozen_ms: float
+    unfrozen_ms: float  # measured median with nothing frozen
+    frozen_ms: float  # measured median with everything frozen
+    # of the points in between, the measured median that is farthest from the line through these
+    # two, minus what the line says. 0 if there are none
     largest_miss_ms: float
-    largest_miss: float
-    fit_unfrozen_ms: float
-    fit_frozen_ms: float
-    fit_residual_ms: float
-    r_squared: float
+    largest_miss: float  # the same as a fraction of ``unfrozen_ms``
+    fit_unfrozen_ms: float  # least-squares line through all medians, at ratio 0
+    fit_frozen_ms: float  # the same at ratio 1
+    fit_residual_ms: float  # the largest distance of a median from it
+    r_squared: float  # fraction of the medians' variance that it explains; 1 if there is none
 
 
 def fit_line(points: Sequence[Point]) -> Line:
-    """Compare a response with the line that a plan assumes, and with the best line.
-
-    Args:
-        points: With ratios 0 and 1 among them.
-
-    Raises:
-        ValueError: If one of these is missing.
-    """
+    """Compare a response, ratios 0 and 1 included, with a plan's line and with the best line."""
     by_ratio = {point.ratio: statistics.median(point.times_ms) for point in points}
     if 0.0 not in by_ratio or 1.0 not in by_ratio:
         raise ValueError(
@@ -135,43 +121,139 @@ def fit_line(points: Sequence[Point]) -> Line:
 
 @dataclass(frozen=True)
 class Response:
-    """What was measured of one stage under one way of freezing it.
+    """What was measured of one stage under one way of freezing it."""
 
-    Attributes:
-        stage: The stage; None for one that was made only to measure what a layer takes.
-        n_layers: How many layers it has.
-        first_stage: For the first stage, which of ``settings.FIRST_STAGE_MODES`` it ran under.
-        forward_ms: Times of F, over all batches.
-        input_ms: Times of I, over all batches with a split backward.
-        curves: Backward times by ratio: of B, and of W where split backwards were measured.
-    """
-
-    stage: int | None
+    stage: int | None  # the stage; None for one that was made only to measure what a layer takes
     n_layers: int
+    # for the first stage, which of ``settings.FIRST_STAGE_MODES`` it ran under
     first_stage: str | None
-    forward_ms: tuple[float, ...]
-    input_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]  # times of F, over all batches
+    input_ms: tuple[float, ...]  # times of I, over all batches with a split backward
+    # backward times by ratio: of B, and of W where split backwards were measured
     curves: dict[ActionKind, tuple[Point, ...]]
 
     def ends(self, kind: ActionKind) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the times of ``kind`` with everything and with nothing frozen."""
+        alike = {ActionKind.FORWARD: self.forward_ms, ActionKind.INPUT_BACKWARD: self.input_ms}
+        if kind in alike:
+            return alike[kind], alike[kind]
         by_ratio = {point.ratio: point.times_ms for point in self.curves[kind]}
         return by_ratio[1.0], by_ratio[0.0]
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often to measure.
+    """How often to measure."""
 
-    Attributes:
-        ratios: Freeze ratios, 0 and 1 among them, in ascending order.
-        cold: Rounds that are run first and thrown away; a round runs every ratio once.
-        kept: Rounds that count.
+    ratios: tuple[float, ...]  # freeze ratios, 0 and 1 among them, in ascending order
+    cold: int  # rounds that are run first and thrown away; a round runs every ratio once
+    kept: int  # rounds that count
+
+
+_MICROBATCH = 0  # each batch has one
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What goes into the pipeline, and the shape of what travels between stages."""
+
+    tokens: Tensor  # token ids, shape [sequences, tokens of a sequence]
+    labels: Tensor  # target ids, of the same shape
+    width: int  # last dimension of what one stage sends to the next
+    dtype: torch.dtype  # its type
+
+
+def profile_clock(device: torch.device) -> Clock:
+    """Return a run's clock; with one thread on a CPU other processes do not count."""
+    return clock_for(device, lone=torch.get_num_threads() == 1)
+
+
+class LoneStage:
+    """A stage between stand-ins for its neighbours, in a process group of one rank.
+
+    Gradients are kept from one batch to the next, as one of many microbatches adds them up.
     """
 
-    ratios: tuple[float, ...]
-    cold: int
-    kept: int
+    def __init__(
+        self,
+        module: nn.Module,
+        microbatch: Microbatch,
+        loss_fn: Callable[..., Tensor],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        device = microbatch.tokens.device
+        modules: list[nn.Module] = [module]
+        if not is_first:
+            modules.insert(0, _Neighbour(microbatch, is_first=True))
+        if not is_last:
+            modules.append(_Neighbour(microbatch, is_first=False))
+        place = modules.index(module)
+        self._microbatch = microbatch
+        self._recorder = ActionRecorder(profile_clock(device))
+        self.stage = FreezingStage(module, place, len(modules), device)
+        self._stages = [
+            self.stage if other is module else PipelineStage(other, i, len(modules), device)
+            for i, other in enumerate(modules)
+        ]
+        self._loss = PipelineLoss(loss_fn if is_last else _sum)
+        self._schedules: dict[bool, Any] = {}
+        self.table = self.attach(per_tensor=False)
+        self._times_loss = is_last
+
+    def attach(self, *, per_tensor: bool) -> ParameterTable:
+        """Attach clocks and masks, once more for a first stage that shall keep its chain."""
+        self.stage.attach(self._recorder, per_tensor=per_tensor)
+        sizes = self.stage.parameter_sizes.tolist()
+        return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
+
+    def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
+        """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
+        self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
+        schedule = self._schedule(split)
+        tokens, labels = self._microbatch.tokens, self._microbatch.labels
+        with self._loss.divided_by(labels.numel()):
+            schedule.step(tokens, target=labels, losses=[], return_outputs=False)
+        self.stage.freeze_nothing()
+        return self.stage.applied_ratios[_MICROBATCH]
+
+    def take_times(self) -> list[dict[ActionKind, float]]:
+        """Wait for the device; return milliseconds by kind, of each batch since the last call."""
+        return [
+            {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}
+            for record in self._recorder.drain()
+        ]
+
+    def _schedule(self, split: bool) -> Any:
+        if split not in self._schedules:
+            schedule = ScheduleInterleavedZeroBubble if split else ScheduleInterleaved1F1B
+            self._schedules[split] = schedule(
+                self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
+            )
+            timed = self._recorder.measure_more if self._times_loss else nullcontext
+            run_batches_in(self._schedules[split], self._recorder.recorded_batch, timed)
+        return self._schedules[split]
+
+
+class _Neighbour(nn.Module):
+    """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
+
+    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
+        super().__init__()
+        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
+        self._is_first = is_first
+        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
+        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
+        self.register_buffer("noise", noise)
+
+    def forward(self, received: Tensor) -> Tensor:
+        # Whatever the tokens are, they are not looked at.
+        return self.noise * self.scale if self._is_first else received * self.noise * self.scale
+
+
+def _sum(output: Tensor, labels: Tensor) -> Tensor:
+    return output.sum()
 
 
 @dataclass
@@ -201,9 +283,15 @@ class Bench:
         build_model_converters(config, self._dims).convert(self._model)
         self._loss_fn = spec.build_loss_fn(config, parallel_dims=self._dims)
 
-    def measure(self, stage: int, names: list[str], n_stages: int) -> tuple[list[Response], int]:
+    def measure(
+        self,
+        names: list[str],
+        stage: int | None = None,
+        *,
+        is_first: bool = False,
+        is_last: bool = False,
+    ) -> tuple[list[Response], int]:
         """Measure a stage: the first one both ways; return the peak of memory beside."""
-        is_first, is_last = stage == 0, stage == n_stages - 1
         lone = self._build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
@@ -215,17 +303,13 @@ class Bench:
         stats = titan_tools.device_module.memory_stats(self._device)
         peak_bytes: int = stats.get("reserved_bytes.all.peak", -1)
         del lone
-        self._let_go()
+        gc.collect()
+        titan_tools.device_module.empty_cache()
         return responses, peak_bytes
 
     def probe(self, n_layers: int) -> Response:
         """Measure a stage in the middle with the first ``n_layers`` layers of the model."""
-        names = [f"layers.{i}" for i in range(n_layers)]
-        lone = self._build(names, is_first=False, is_last=False)
-        response = self._respond(lone, None, n_layers, None)
-        self.report(response)
-        del lone
-        self._let_go()
+        (response,), _ = self.measure([f"layers.{i}" for i in range(n_layers)])
         return response
 
     def _build(self, names: list[str], *, is_first: bool, is_last: bool) -> LoneStage:
@@ -296,8 +380,3 @@ class Bench:
             ),
             curves=curves,
         )
-
-    def _let_go(self) -> None:
-        """Give back the memory of a stage that nobody holds any more."""
-        gc.collect()
-        titan_tools.device_module.empty_cache()

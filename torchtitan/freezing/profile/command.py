@@ -30,16 +30,16 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     upstream_fixes.install()
     from timelyfreeze.schedule import order_to_csv
     from torchtitan.freezing.config_file import read_config
-    from torchtitan.freezing.partition import partition_line
+    from torchtitan.freezing.partition.cut import partition_line
     from torchtitan.freezing.profile.bench import Repeats, Response
-    from torchtitan.freezing.profile.files import (
+    from torchtitan.freezing.profile.profile import (
         HEADING,
         bounds_text,
         profile_overheads,
+        profile_stages,
         response_text,
         table_rows,
     )
-    from torchtitan.freezing.profile.runs import profile_stages
     from torchtitan.freezing.report.run_folder import free_name
 
     def show(response: Response) -> None:
@@ -49,7 +49,8 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     ratios = tuple(sorted({0.0, 1.0, *options.ratios}))
     repeats = Repeats(ratios, options.warmup, options.repeats)
     job_config = read_config([f"--job.config_file={options.config}", *keys])
-    lines = [_title(job_config), *([told] if (told := partition_line(job_config)) else [])]
+    about = _about(job_config)
+    lines = [about["what"], *([told] if (told := partition_line(job_config)) else [])]
     print("\n".join([*lines, "", markdown_table(HEADING, [])]), flush=True)
     profile = profile_stages(job_config, repeats, show)
     overheads = None
@@ -62,7 +63,7 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bounds.json").write_text(bounds_text(profile, job_config, overheads))
     (folder / "schedule.csv").write_text(order_to_csv(profile.order))
-    (folder / "response.json").write_text(response_text(profile, repeats, _about(job_config)))
+    (folder / "response.json").write_text(response_text(profile, repeats, about))
     (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
     print(f"\nSaved in {folder}. Plan from it:\n  timelyfreeze plan {folder}/bounds.json")
     return 0
@@ -91,31 +92,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _title(job_config) -> str:
-    from torchtitan.freezing.config import pipeline_title
-
-    return f"{pipeline_title(job_config)}; {_device()}; medians in milliseconds"
-
-
-def _device() -> str:
-    import torchtitan.tools.utils as titan_tools
-
-    from timelyfreeze.timing import usable_cores
-
-    name = titan_tools.device_module.get_device_name(titan_tools.device_module.current_device())
-    return f"{name}, {usable_cores():g} cores" if titan_tools.device_type == "cpu" else str(name)
-
-
-def _about(job_config) -> dict[str, object]:
+def _about(job_config) -> dict[str, str]:
+    """Return what is said of a profile, above its table and in its file."""
     from datetime import datetime
 
     import torch
+    import torchtitan.tools.utils as titan_tools
 
+    from timelyfreeze.timing import usable_cores
+    from torchtitan.freezing.config import pipeline_title
+
+    device = titan_tools.device_module.get_device_name(titan_tools.device_module.current_device())
+    if titan_tools.device_type == "cpu":
+        device = f"{device}, {usable_cores():g} cores"
     return {
         "config_file": job_config.job.config_file,
         "model": f"{job_config.model.name} {job_config.model.flavor}",
-        "what": _title(job_config),
-        "device": _device(),
+        "what": f"{pipeline_title(job_config)}; {device}; medians in milliseconds",
+        "device": str(device),
         "torch_version": torch.__version__,
         "measured_at": datetime.now().astimezone().isoformat(timespec="seconds"),
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import ObservedBatch
-from timelyfreeze.files import write_whole
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records import (
     RESPONSES,
@@ -23,7 +23,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
-from torchtitan.freezing.report.parts import LoggedStep, Run, RunPart
+from torchtitan.freezing.report.parts import LoggedStep, RunPart
 from torchtitan.freezing.report.run_folder import number_former
 
 # Batches of a phase among which the typical one is looked for: the last ones, so many at most. In a
@@ -37,14 +37,8 @@ class Timelines(RunPart):
     """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
     The ramp is left out: no two of its steps freeze alike. Of phases without end there is an
-    example as soon as there are enough batches to choose from, and another in its place at their
-    end: under a rule that decides while training goes on, more is frozen by then. Between logged
-    steps nothing is exchanged or written, so a step pays for keeping a reference to its record.
+    example as soon as there are enough, and another in its place at their end, when more is frozen.
     """
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.begin_pipeline()
 
     def begin_pipeline(self) -> None:
         self._kept: dict[Phase, deque[ObservedBatch]] = {}
@@ -52,7 +46,6 @@ class Timelines(RunPart):
         self._written: set[Phase] = set()
 
     def batch(self, observed: ObservedBatch) -> None:
-        """Keep the batch, if it may be an example."""
         phase = self._current = observed.phase
         is_wanted = phase in _ENDLESS or (phase is not Phase.RAMP and phase not in self._written)
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
@@ -67,7 +60,6 @@ class Timelines(RunPart):
         self._written.discard(Phase.STABLE)
 
     def log_step(self, logged: LoggedStep) -> None:
-        """Write the timelines of phases that are over."""
         self._write_due(is_last=False)
 
     def gather(self) -> None:
@@ -114,10 +106,7 @@ class Timelines(RunPart):
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
-        file = timeline_file(run.folder, phase)
-        with run.guard.writing():
-            write_whole(file, timeline_to_json(timeline).encode())
-        logger.debug("Wrote %s", file)
+        run.write(str(timeline_file(Path(), phase)), timeline_to_json(timeline))
 
 
 def of_commonest_entry(batches: Sequence[ObservedBatch]) -> list[ObservedBatch]:
@@ -133,21 +122,13 @@ def typical(spans_ms: list[list[float]]) -> int:
     return slowest.index(statistics.median_low(slowest))
 
 
-# Kept of each stage, kind and phase.
-N_KEPT = 120
-
-
 class Responses(RunPart):
-    """A fair sample of each stage's backwards in each phase, by Vitter's algorithm R.
+    """A fair sample of each stage's warm backwards in each phase, by Vitter's algorithm R.
 
     What is kept depends on the order of batches alone, so a repeated run keeps the same ones.
-    Batches that run cold are left out.
     """
 
-    def __init__(self, run: Run, n_kept: int = N_KEPT) -> None:
-        super().__init__(run)
-        self._n_kept = n_kept
-        self.begin_pipeline()
+    n_kept = 120  # of each stage, kind and phase
 
     def begin_pipeline(self) -> None:
         self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
@@ -164,28 +145,22 @@ class Responses(RunPart):
         self.run.append(RESPONSES, rows)
 
     def batch(self, observed: ObservedBatch) -> None:
-        """Offer its backwards to the sample."""
         if observed.is_cold:
             return
         for action, fraction in observed.fractions.items():
             row = ResponseRow(
-                stage=action.stage,
-                kind=action.kind.value,
-                phase=observed.phase.value,
-                microbatch=action.microbatch,
-                fraction=fraction,
-                duration_ms=observed.record.durations_ms[action],
-                cut=int(action in observed.cut),
-            )
+                action.stage, action.kind.value, observed.phase.value, action.microbatch,
+                fraction, observed.record.durations_ms[action], int(action in observed.cut),
+            )  # fmt: skip
             self._offer(row)
 
     def _offer(self, row: ResponseRow) -> None:
         key = (row.stage, row.kind, row.phase)
         kept = self._kept.setdefault(key, [])
         self._n_seen[key] += 1
-        if self._n_seen[key] <= self._n_kept:
+        if self._n_seen[key] <= self.n_kept:
             kept.append(row)
-        elif (place := int(self._rng.integers(self._n_seen[key]))) < self._n_kept:
+        elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
             kept[place] = row
 
     def by_stage(self) -> dict[int, list[ResponseRow]]:

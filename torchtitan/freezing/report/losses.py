@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,9 @@ class Losses(RunPart):
         self._append("step,seconds,train_loss,validation_loss")
 
     def log_step(self, logged: LoggedStep) -> None:
-        """Keep a training loss until its step has ended and its time is known."""
         self._logged.append((logged.step, logged.loss))
 
     def end_step(self, ended: EndedStep) -> None:
-        """Write the loss of the step, if it was logged."""
         self._last_step = ended.step
         if self._logged and self._logged[-1][0] == ended.step:
             self._append(f"{ended.step},{self.run.seconds:.3f},{self._logged[-1][1]!r},")
@@ -79,9 +76,7 @@ class Losses(RunPart):
 class FiniteWatch(RunPart):
     """Warns at the first step of each spell that is not finite; upstream trains on."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._was_finite = True
+    _was_finite = True
 
     def log_step(self, logged: LoggedStep) -> None:
         is_finite = math.isfinite(logged.loss) and math.isfinite(logged.grad_norm)
@@ -101,19 +96,6 @@ def _not_finite(logged: LoggedStep) -> str:
     return f"{text}; weights that are not finite stay so: {mend}"
 
 
-_KEY = "report.reference_run"
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a run has to reach."""
-
-    folder: Path  # of the reference run
-    loss: float  # its last training loss, mean of ``WINDOW`` logged ones
-    seconds: float  # when its own mean first came down to that
-    device: str | None  # what it ran on; None if it does not say
-
-
 class Reference(RunPart):
     """Holds the run against another one, read before so that what becomes of it does no harm."""
 
@@ -123,25 +105,16 @@ class Reference(RunPart):
         self._target = read_reference(Path(name)) if name is not None and run.is_shown else None
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return what the other run came to, and when this one got there."""
-        if (target := self._target) is None:
+        if (found := self._target) is None:
             return {}
-        return {
-            "reference_run": str(target.folder),
-            "reference_device": target.device,
-            "reference_loss": target.loss,
-            "reference_seconds": target.seconds,
-            "seconds_to_reference_loss": seconds_to_loss_of(target, self.run.folder),
-        }
+        curve = training_curve(self.run.folder)
+        seconds = seconds_to_reach(curve, found["reference_loss"], WINDOW)
+        return found | {"seconds_to_reference_loss": seconds}
 
 
-def read_reference(folder: Path) -> Target:
-    """Read what a run ended with.
-
-    Raises:
-        ValueError: If there is no such run, or it has not logged losses enough.
-    """
-    key = f"{_KEY} is {str(folder)!r}, which"
+def read_reference(folder: Path) -> dict[str, Any]:
+    """Return the fields of a summary that a run to be reached gives; a ValueError if it cannot."""
+    key = f"report.reference_run is {str(folder)!r}, which"
     if not folder.is_dir():
         raise ValueError(f"{key} is no folder; name that of a run")
     if not (folder / LOSSES.name).is_file():
@@ -157,7 +130,12 @@ def read_reference(folder: Path) -> Target:
             f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
             "be numbers"
         )
-    return Target(folder, loss, seconds, _device(folder))
+    return {
+        "reference_run": str(folder),
+        "reference_device": _device(folder),
+        "reference_loss": loss,
+        "reference_seconds": seconds,
+    }
 
 
 def reference_errors(config: JobConfig) -> Iterator[str]:
@@ -170,19 +148,9 @@ def reference_errors(config: JobConfig) -> Iterator[str]:
 
 
 def training_curve(folder: Path) -> list[tuple[float, float]]:
-    """Return seconds and loss of each step whose training loss was logged.
-
-    Raises:
-        OSError: If there are no losses.
-        ValueError: If they cannot be read.
-    """
+    """Return seconds and loss of each step whose training loss was logged."""
     rows = LOSSES.read(folder)
     return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]
-
-
-def seconds_to_loss_of(target: Target, folder: Path) -> float | None:
-    """Return when the run in ``folder`` got to the loss of ``target``; None if it never did."""
-    return seconds_to_reach(training_curve(folder), target.loss, WINDOW)
 
 
 def _device(folder: Path) -> str | None:

@@ -10,11 +10,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 
 from timelyfreeze.policies import LORA, freezes_by_turns
-from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
-from timelyfreeze.timing import within
+from timelyfreeze.records import FrozenCount, RunSummary, as_shown, kappa_of_cap
 from torchtitan.freezing.report.parts import Run, RunPart
 from torchtitan.freezing.report.steps import Counts, Moves, TimedMove
-from torchtitan.freezing.report.text import beside, by_virtual_clock
+from torchtitan.freezing.report.text import beside, by_virtual_clock, shown_values
 
 # Keys that tell runs apart at a glance; settings.json has all.
 _SETTINGS = (
@@ -71,19 +70,15 @@ def render_page(
     counts: Sequence[FrozenCount] = (),
     moves: Sequence[TimedMove] = (),
 ) -> str:
-    """Return the page as markdown; it lists the files that the folder has now.
-
-    What is None in the summary was not measured, and the page says so.
-    """
-    clock = by_virtual_clock(summary)
-    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
+    """Return the page as markdown, which lists the files that the folder has now."""
     method = "no freezing" if summary.method == "none" else summary.method
     return _template().render(
         title=", ".join([summary.model, summary.schedule or "no pipeline", method]),
         s=summary,
+        shown=_Shown(shown_values(summary)),
+        as_run=_Shown(as_shown(summary)),
+        step_ms=by_virtual_clock(summary).step_ms,
         freezes=freezes_by_turns(summary.method),
-        clock=clock,
-        gain=before_ms / after_ms - 1 if before_ms and after_ms else None,
         kappa=_kappa_of_batches(summary, settings),
         stages=_stages(summary, counts),
         moves=moves,
@@ -94,6 +89,13 @@ def render_page(
         traces=[file.name for file in sorted((run_folder / "plots").glob("trace*.json"))],
         has_tensorboard=any(run_folder.rglob("events.out.tfevents.*")),
     )
+
+
+class _Shown(dict[str, Any]):
+    """What is shown, by name; whatever else was not measured."""
+
+    def __missing__(self, name: str) -> str:
+        return "not measured"
 
 
 @functools.cache
@@ -107,7 +109,7 @@ def _template() -> Template:
         # A cell of a table has no line break, and no bar of its own.
         finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
     )
-    templates.filters.update(number=_number, ms=_ms, beside=_beside, within=within)
+    templates.filters.update(number=_number, ms=_ms, beside=_beside)
     return templates.get_template(_TEMPLATE)
 
 
@@ -183,4 +185,4 @@ def _beside(
     """Return a time as predicted, with its interval, and as measured; the latter alone as it is."""
     if predicted_ms is None:
         return _ms(measured_ms)
-    return beside(measured_ms, predicted_ms, factor, ",.1f")
+    return beside(measured_ms, predicted_ms, factor)

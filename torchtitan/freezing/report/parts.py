@@ -12,7 +12,7 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
 from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import Move, RunSummary
+from timelyfreeze.records import Move, RunSummary, StepLog
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
@@ -37,6 +37,7 @@ class Run:
     # of the present pipeline; None for a run without freezing
     controller: FreezeController | None = None
     emulation: EmulationRecord | None = None  # likewise; None where every rank has its own process
+    steps: StepLog = field(default_factory=StepLog)  # by this process's clock
     seconds: float = 0.0  # sum of the step times so far, without validation and checkpoints
     # time of a step over that of an unfrozen one; None before freezing began
     kappa: float | None = None
@@ -52,6 +53,11 @@ class Run:
     def phase(self) -> Phase | None:
         """Phase of the present step; None for a run without freezing."""
         return None if self.controller is None else self.controller.phase
+
+    @property
+    def counted_steps(self) -> StepLog:
+        """Steps by the clock that counts, the virtual one of an emulation."""
+        return self.steps if self.emulation is None else self.emulation.steps
 
     @property
     def n_held(self) -> int:
@@ -99,10 +105,7 @@ class EndedStep(NamedTuple):
 
 
 class RunPart:
-    """One thing that a run is shown or recorded by; a hook that it does not need does nothing.
-
-    Every rank has the parts that talk to other ranks, in the same order.
-    """
+    """One thing that a run is shown or recorded by; every rank has those that talk to others."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

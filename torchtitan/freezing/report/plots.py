@@ -25,8 +25,7 @@ LONGEST_WAIT_S = 300.0
 class RunPlots(RunPart):
     """Has plots drawn from a run's files whenever there is something new in them.
 
-    Plots are not worth a run: whatever goes wrong is told once, with what to do, and no more is
-    drawn. ``writer`` is TensorBoard's, of torch; None if there is none.
+    Plots are not worth a run: whatever goes wrong is told once, and no more is drawn.
     """
 
     def __init__(self, run: Run, writer: Any | None) -> None:
@@ -35,7 +34,6 @@ class RunPlots(RunPart):
 
         super().__init__(run)
         self._draw_run = draw_run
-        self._run_folder = run.folder
         self._writer = writer
         self._call: BackgroundCall[Drawn] | None = None
         self._is_due = False
@@ -43,11 +41,9 @@ class RunPlots(RunPart):
         self._shown: dict[str, bytes] = {}
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Draw what was solved when steps are logged next."""
         self.run.has_news = True
 
     def log_step(self, logged: LoggedStep) -> None:
-        """Show what was drawn meanwhile, and have what is new drawn."""
         self.show(logged.step)
         # Drawing could hold up the actions that are timed on a CPU meanwhile.
         is_timed = logged.phase is not None and logged.phase.monitors
@@ -63,47 +59,42 @@ class RunPlots(RunPart):
     def draw(self) -> None:
         """Have everything drawn: at once, or once the process that draws now has ended."""
         self._is_due = True
-        self._begin()
+        self._begin(BackgroundCall)
 
     def show(self, step: int) -> None:
         """Show what has been drawn meanwhile as of ``step``; waits for nothing."""
         if self._call is not None and self._call.done:
-            self._take(step)
-            self._begin()
+            self._take(self._call, step)
+            self._begin(BackgroundCall)
 
     def finish(self, summary: RunSummary) -> None:
         """Draw everything as it is at the end of the run, wait for it, and show it."""
         self.close()
         self._is_due = True
         self._begin(AwaitedCall)
-        self._wait(summary.steps_done)
-
-    def close(self) -> None:
-        """End the process that draws, if one still does."""
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
-
-    def _begin(self, kind: type[BackgroundCall[Drawn]] | None = None) -> None:
-        if self._is_due and self._call is None and not self._has_failed:
-            self._is_due = False
-            self._call = (kind or BackgroundCall)(self._draw_run, self._run_folder)
-
-    def _wait(self, step: int) -> None:
         deadline = time.monotonic() + LONGEST_WAIT_S
         while self._call is not None:
             if self._call.done:
-                self._take(step)
+                self._take(self._call, summary.steps_done)
             elif time.monotonic() > deadline:
                 self._warn(f"the process that draws has taken more than {LONGEST_WAIT_S:.0f} s")
                 self.close()
             else:
                 time.sleep(0.05)
 
-    def _take(self, step: int) -> None:
-        assert self._call is not None  # the caller saw to it
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _begin(self, kind: type[BackgroundCall[Drawn]]) -> None:
+        if self._is_due and self._call is None and not self._has_failed:
+            self._is_due = False
+            self._call = kind(self._draw_run, self.run.folder)
+
+    def _take(self, call: BackgroundCall[Drawn], step: int) -> None:
         try:
-            drawn = self._call.result()
+            drawn = call.result()
         except Exception as error:  # whatever it is, the run goes on
             self._warn(str(error) or repr(error))
         else:
@@ -125,7 +116,7 @@ class RunPlots(RunPart):
             logger.warning(
                 "Plots of this run could not be drawn (%s); draw them later: timelyfreeze draw %s",
                 reason,
-                self._run_folder,
+                self.run.folder,
             )
         self._has_failed = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
 import sys
 import time
 from collections import deque
@@ -79,35 +80,20 @@ def duration_text(seconds: float) -> str:
     return f"{total // 3600} h {total % 3600 // 60} min"
 
 
-class Pace:
-    """Reckons the time that is left of a run from its last steps."""
-
-    def __init__(self, n_steps: int) -> None:
-        self._n_steps = n_steps
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)
-
-    def add(self, status: Status, step: int, seconds: float) -> Status:
-        """Return ``status`` with the time left after a step that took ``seconds``."""
-        self._seconds.append(seconds)
-        mean = sum(self._seconds) / len(self._seconds)
-        return replace(status, seconds_left=mean * (self._n_steps - step))
-
-
 _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 
 
 class Progress(RunPart):
-    """One line on the rank that is shown, if its output is a terminal.
+    """One line in a terminal, on the rank that is shown; in a log such a line once a minute.
 
-    Otherwise the log gets such a line once a minute, and upstream's line per logged step stays,
-    which tools read, with the line that the controller writes when a phase begins.
+    There upstream's line per logged step stays, which tools read, and the one of each phase.
     """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._n_steps = run.config.training.steps
         self._status = Status(unit=model_family(run.config).unit, note=padding_note(run.config))
-        self._pace = Pace(self._n_steps)
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._shown = run.is_shown and not run.config.report.quiet
         self._use_bar = self._shown and sys.stderr.isatty()
         self._told_at = time.monotonic()
@@ -116,18 +102,18 @@ class Progress(RunPart):
 
     def note(self, loss: float, tokens_per_second: float | None) -> None:
         """Take note of what is shown until the next logged step."""
-        gain = 1 / self.run.kappa - 1 if self.run.kappa else None
-        self._status = replace(
-            self._status, loss=loss, tokens_per_second=tokens_per_second, gain=gain
-        )
+        gain, speed = 1 / self.run.kappa - 1 if self.run.kappa else None, tokens_per_second
+        self._status = replace(self._status, loss=loss, tokens_per_second=speed, gain=gain)
 
     def end_step(self, ended: EndedStep) -> None:
-        """Show where the run is after a step."""
         controller, phase, left = self.run.controller, ended.phase, None
         if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
             left = controller.settings.phases.last_step_of(phase) - ended.step
-        status = replace(self._status, phase=phase, steps_left_in_phase=left)
-        self._status = self._pace.add(status, ended.step, ended.seconds)
+        self._seconds.append(ended.seconds)
+        left_s = statistics.fmean(self._seconds) * (self._n_steps - ended.step)
+        self._status = replace(
+            self._status, phase=phase, steps_left_in_phase=left, seconds_left=left_s
+        )
         self.show(ended.step, self._status)
 
     def show(self, step: int, status: Status) -> None:

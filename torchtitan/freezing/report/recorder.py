@@ -1,29 +1,40 @@
-"""A run from its first step to its last: hands all that happens in it to its parts."""
+"""A run from its first step to its last: hands all that upstream tells of it to its parts."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
-from torchtitan.components.metrics import BaseLogger, DeviceMemoryMonitor, LoggerContainer
+from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger as titan_logger
+from torchtitan.tools.utils import NoColor
 
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
 from timelyfreeze.planning import FreezePlan, plan_to_json
+from timelyfreeze.records import Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
+from torchtitan.freezing.config import (
+    JobConfig,
+    model_family,
+    padding_note,
+    pipeline_notes,
+    preset_line,
+)
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import Responses, Timelines
 from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference
@@ -33,7 +44,7 @@ from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
 from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder, number_former
 from torchtitan.freezing.report.steps import Counts, EmulatedSteps, Front, Moves, Steps
-from torchtitan.freezing.report.tensorboard import FreezingTags, RunTensorBoard
+from torchtitan.freezing.report.tensorboard import RunTensorBoard
 from torchtitan.freezing.report.text import Report
 from torchtitan.freezing.report.times import (
     BatchTimes,
@@ -42,6 +53,8 @@ from torchtitan.freezing.report.times import (
     StepTimes,
     summary_at_start,
 )
+from torchtitan.lora.trained import count_trained
+from torchtitan.upstream.fixes import lines_count
 
 # What is of one pipeline, by what is numbered together: where another one follows, it stays.
 _OF_A_PIPELINE = (
@@ -83,9 +96,6 @@ class RunRecorder:
 
     A run that moves to another pipeline goes on with the same one: a pipeline is never longer than
     the first, so the process that had the loss there has it in all of them.
-
-    ``logger`` is what upstream writes metrics to, ``progress`` the part that is a line in a
-    terminal.
     """
 
     def __init__(
@@ -99,12 +109,10 @@ class RunRecorder:
         emulation: EmulationRecord | None = None,
         ranks_per_replica: int | None = None,
     ) -> None:
-        """Begin to look on at a pipeline, the first one or another.
-
-        There is no controller without freezing, and no emulation where every rank has its own
-        process; as many processes share a batch as before if no number is given.
-        """
+        """Begin to look on at a pipeline, the first one or another."""
         run = self.run
+        if emulation is not None and run.emulation is not None:
+            emulation.go_on_from(run.emulation)
         run.controller, run.emulation = controller, emulation
         run.ranks_per_replica = ranks_per_replica or run.ranks_per_replica
         if controller is not None:
@@ -124,10 +132,7 @@ class RunRecorder:
         self.run.controller = None  # room for the next pipeline
 
     def log_step(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
-        """Take note of a logged step and return its metrics of freezing, by tag.
-
-        All ranks come here at the same steps.
-        """
+        """Return the metrics of freezing of a logged step, by tag; all ranks come here."""
         logged = LoggedStep(step, loss, grad_norm, self.run.phase, self._collect(grad_norm))
         tags: dict[str, float] = {}
         for part in self.parts:
@@ -143,10 +148,9 @@ class RunRecorder:
             part.end_step(ended)
 
     def end(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
-        """Gather what is still out, write the summary and show the report; every rank comes here.
+        """Gather what is still out, write the summary, show the report; every rank comes here.
 
-        ``ended_early`` says why the run ends before its last step, ``device_seconds`` are those of
-        the whole run, parts before this one included.
+        ``device_seconds`` are those of the whole run, parts before this one included.
         """
         self._gather()
         seconds = None if self.run.emulation is not None else device_seconds
@@ -157,7 +161,6 @@ class RunRecorder:
             part.finish(summary)
 
     def close(self) -> None:
-        """Write what is still out, and close all of it."""
         for part in self.parts:
             part.close()
         self.logger.close()
@@ -178,39 +181,116 @@ class RunRecorder:
         return metrics
 
 
-def open_recorder(
-    job_config: JobConfig,
-    parallel_dims: ParallelDims,
-    monitor: DeviceMemoryMonitor,
-    n_layers: int | None,
-    trained: Mapping[str, int],
-    **flops: float,
-) -> RunRecorder:
-    """Make a run's folder and open what goes there; every rank comes here.
+class FreezingMetricsProcessor(MetricsProcessor):
+    """Upstream's metrics processor, which hands what it is told to the run's recorder.
 
-    ``trained`` is as ``count_trained`` gives it, ``flops`` are as for ``Outcome``.
+    Every rank has one; only the rank that has the loss shows and writes. There is no recorder
+    before :meth:`begin_run`, nor once the run goes on elsewhere.
     """
-    is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, job_config)
-    folder = make_run_folder(job_config, create=is_shown)
-    guard = OutputGuard(folder)
-    start = summary_at_start(
-        job_config, parallel_dims, monitor.device_name, titan_tools.device_type
-    )
-    start = replace(start, **trained)
-    run = Run(job_config, start, folder, is_shown, guard, Exchange(), n_layers)
-    # Upstream would open a TensorBoard folder named by the minute, in which runs started together
-    # mix.
-    others = replace(job_config, metrics=replace(job_config.metrics, enable_tensorboard=False))
-    logger = titan_metrics._build_metric_logger(others, parallel_dims)
-    tensorboard, all_ranks = None, job_config.metrics.save_for_all_ranks
-    if job_config.metrics.enable_tensorboard and (is_shown or all_ranks):
-        name = f"rank_{dist.get_rank()}" if all_ranks else ""
-        tensorboard = RunTensorBoard(str(folder / name), job_config, guard)
-        both = LoggerContainer()
-        both.add_logger(logger)
-        both.add_logger(tensorboard)
-        logger = both
-    return record(run, monitor.device, tensorboard, logger, **flops)
+
+    recorder: RunRecorder
+
+    def __init__(
+        self, job_config: JobConfig, parallel_dims: ParallelDims, *args: Any, **kwargs: Any
+    ) -> None:
+        without_loggers = replace(job_config.metrics, enable_tensorboard=False, enable_wandb=False)
+        super().__init__(replace(job_config, metrics=without_loggers), parallel_dims)
+        self.job_config = job_config
+        if not sys.stdout.isatty():
+            self.color = NoColor()
+        self._units = partial(lines_count, model_family(job_config).unit, padding_note(job_config))
+        self._n_layers = getattr(args[0], "n_layers", None) if args else None
+
+    def begin_run(
+        self,
+        controller: FreezeController | None,
+        emulation: EmulationRecord | None = None,
+        recorder: RunRecorder | None = None,
+    ) -> None:
+        """Begin a pipeline of a new run, or of one that has a recorder so far."""
+        self.recorder = recorder or self._open_recorder()
+        self.recorder.begin_pipeline(
+            controller, emulation, self.parallel_dims.non_data_parallel_size
+        )
+        self.logger = self.recorder.logger
+
+    def _open_recorder(self) -> RunRecorder:
+        """Make a run's folder and open what goes there; every rank comes here."""
+        config, dims, monitor = self.job_config, self.parallel_dims, self.device_memory_monitor
+        is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(dims, config)
+        folder = make_run_folder(config, create=is_shown)
+        guard = OutputGuard(folder)
+        n_copies = max(1, dims.world_size // dims.pp)  # an emulation has all stages in one
+        start = replace(
+            summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
+            **count_trained(self.model_parts, n_copies),
+        )
+        run = Run(config, start, folder, is_shown, guard, Exchange(), self._n_layers)
+        # Upstream would open a TensorBoard folder named by the minute, in which runs started
+        # together mix.
+        others = replace(config, metrics=replace(config.metrics, enable_tensorboard=False))
+        logger = titan_metrics._build_metric_logger(others, dims)
+        tensorboard, all_ranks = None, config.metrics.save_for_all_ranks
+        if config.metrics.enable_tensorboard and (is_shown or all_ranks):
+            name = f"rank_{dist.get_rank()}" if all_ranks else ""
+            tensorboard = RunTensorBoard(str(folder / name), config, guard)
+            both = LoggerContainer()
+            both.add_logger(logger)
+            both.add_logger(tensorboard)
+            logger = both
+        flops = self.num_flops_per_token, self.gpu_peak_flops
+        return record(run, monitor.device, tensorboard, logger, *flops)
+
+    def leave(self) -> RunRecorder:
+        """Write what is known so far, and give away what the run goes on with elsewhere."""
+        recorder = self.recorder
+        recorder.leave()
+        del self.recorder
+        return recorder
+
+    def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
+        """Take note of the move that brought the run here, as in ``moves.csv``."""
+        layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
+        for part in self.recorder.parts:
+            part.move(Move(step, n_frozen, len(split), n_replicas, layers, seconds))
+        self.time_last_log = time.perf_counter()
+
+    def save_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
+        """Keep what was measured and what was solved; ``about`` as ``RunPart.begin_plan``."""
+        for part in self.recorder.parts:
+            part.begin_plan(plan, bounds, **about)
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        """Log upstream's metrics and those of freezing; all ranks come here at the same steps."""
+        ours = self.recorder.log_step(step, global_avg_loss, grad_norm)
+        seconds = time.perf_counter() - self.time_last_log
+        tokens = self.ntokens_since_last_log / self.parallel_dims.non_data_parallel_size
+        progress = self.recorder.progress
+        progress.note(global_avg_loss, tokens / seconds if seconds > 0.0 else None)
+        extra = {**(extra_metrics or {}), **ours}
+        with progress.instead_of_upstream(), self._units():
+            super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
+
+    def log_validation(
+        self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
+    ) -> None:
+        """Log a validation; all ranks come here, of which the one that is shown has the loss."""
+        for part in self.recorder.parts:
+            part.log_validation(step, loss, extra_metrics or {})
+        with self._units():
+            super().log_validation(loss, step, extra_metrics)
+
+    def close(self) -> None:
+        """Close what the run was shown and logged by, unless it goes on elsewhere."""
+        if hasattr(self, "recorder"):
+            self.recorder.close()
 
 
 def record(
@@ -218,25 +298,24 @@ def record(
     device: torch.device,
     tensorboard: RunTensorBoard | None,
     logger: BaseLogger,
-    *,
     flops_per_token: float = math.nan,
     peak_flops: float = math.nan,
 ) -> RunRecorder:
     """Return what records and shows a run, and write how it is configured.
 
     The order of parts is that of tags, of fields that follow from those of parts before, and of
-    what is shown at the end. The device's memory is looked at; last metrics and plots go to
-    ``tensorboard``, if there is one, and ``logger`` is upstream's. FLOPs are as for ``Outcome``.
+    what is shown at the end.
     """
     if run.is_shown and (told := preset_line(run.config)) is not None:
         titan_logger.info(told)
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
     batches, steps, moves, counts = BatchTimes(run), Steps(run), Moves(run), Counts(run)
     progress = Progress(run)
+    emulated = [EmulatedSteps(run, steps)] if run.config.emulation.enable else []
     parts: list[RunPart] = [
-        PipelineFiles(run), StepTimes(run), batches, FreezingTags(run, batches), Front(run),
-        moves, steps, EmulatedSteps(run, (steps, moves)), Losses(run), Responses(run), counts,
-        Timelines(run), Memory(run, device), Outcome(run, steps, flops_per_token, peak_flops),
+        PipelineFiles(run), StepTimes(run), batches, Front(run),
+        moves, steps, *emulated, Losses(run), Responses(run), counts,
+        Timelines(run), Memory(run, device), Outcome(run, flops_per_token, peak_flops),
         Reference(run), FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:

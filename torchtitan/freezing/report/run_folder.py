@@ -18,10 +18,7 @@ REPORT = "report.txt"
 
 
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
-    """Agree on the run's folder over all ranks, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
-
-    No earlier run has used it. The rank with ``create`` makes it.
-    """
+    """Agree on a folder that no run has used, ``<dump_folder>/<save_tb_folder>/<time>_<what>``."""
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
     folder = place / Exchange().broadcast(free_name(describe(job_config), place))
     if create:
@@ -46,10 +43,7 @@ def free_name(name: str, place: Path) -> str:
 
 
 def last_report(job_config: JobConfig) -> Path | None:
-    """Return the short report of the newest run that saves its checkpoints where this one does.
-
-    None if there is no such run, or if it was killed before it had one.
-    """
+    """Return the short report of the newest run that saves its checkpoints where this does."""
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
     runs = (file for file in place.glob(f"*/{SETTINGS_FILE}") if _saved_in(job_config, file.parent))
     newest = max(runs, key=lambda file: file.stat().st_mtime, default=None)
@@ -66,10 +60,7 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 
 
 def number_former(folder: Path, names: Iterable[str]) -> None:
-    """Put a number behind files whose names are wanted for later ones: ``plan_1.json`` is oldest.
-
-    Files that belong together get the same number; a missing one is passed over.
-    """
+    """Put one number behind files whose names are wanted anew: ``plan_1.json`` is oldest."""
     files = [folder / name for name in names if (folder / name).exists()]
     number = next(n for n in count(1) if not any(numbered(file, n).exists() for file in files))
     for file in files:
@@ -84,8 +75,7 @@ def numbered(file: Path, number: int) -> Path:
 class OutputGuard:
     """Turns a full disk into one warning: a curve that has a gap is no reason to lose a night.
 
-    Checkpoints do not come through here; without them a run has nothing to show. The run's own
-    folder is for the warning.
+    Checkpoints do not come through here; without them a run has nothing to show.
     """
 
     def __init__(self, folder: Path) -> None:

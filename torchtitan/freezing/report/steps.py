@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from timelyfreeze.control import CollectedMetrics, ObservedBatch
@@ -20,21 +21,18 @@ from timelyfreeze.records import (
     FRONT,
     MOVES,
     PLASTICITY,
-    SKIPPED_STEPS,
     STEPS,
     FrontRow,
     FrozenCount,
     Move,
     PlasticityRow,
     RunSummary,
-    StepRatio,
     StepRow,
     kappa_over_p_eff,
     mean_p_eff,
     never_updated,
 )
 from timelyfreeze.settings import FREEZING_PHASES, Phase
-from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 
 
@@ -49,18 +47,14 @@ class Steps(RunPart):
         self._n_virtual = 0  # of the ended rows, how many have their virtual time
         self._ratios: dict[int, float] = {}
         self._logged: dict[int, dict[str, Any]] = {}
-        self._kappa = StepRatio()
         self._stable: list[tuple[float, float]] = []
 
     def begin_pipeline(self) -> None:
-        """Compare steps to come, of another pipeline, with the unfrozen ones so far."""
         self.close()
-        self._kappa.begin_pipeline()
 
-    def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
-        """Take note of the virtual times in milliseconds of the next steps that have ended."""
-        for phase, virtual_ms in steps:
-            self._kappa.add(phase, virtual_ms)
+    def add_virtual(self, steps_ms: Sequence[float]) -> None:
+        """Take note of the virtual times of the next steps that have ended."""
+        for virtual_ms in steps_ms:
             row = self._ended[self._n_virtual]
             self._ended[self._n_virtual] = replace(row, virtual_step_ms=virtual_ms)
             self._n_virtual += 1
@@ -69,7 +63,6 @@ class Steps(RunPart):
         self._ratios.update(metrics.step_ratios)
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
-        """Return kappa, p_eff and their ratio, as far as they are known."""
         values: dict[str, Any] = {"train_loss": logged.loss}
         self._logged[logged.step] = values
         controller, phase, metrics = self.run.controller, logged.phase, logged.metrics
@@ -78,7 +71,7 @@ class Steps(RunPart):
         values["batch_predicted_ms"] = controller.expected_batch_ms()
         batches_ms = metrics.batch_ms.get(phase)
         values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
-        values["kappa"] = kappa = self._kappa.take(phase)
+        values["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
         # While everything is frozen to measure, it is no gain.
         if phase in FREEZING_PHASES:
             self.run.kappa = kappa or self.run.kappa
@@ -97,8 +90,6 @@ class Steps(RunPart):
 
     def end_step(self, ended: EndedStep) -> None:
         phase, seconds = ended.phase, ended.seconds
-        if not self._emulates:
-            self._kappa.add(phase, 1e3 * seconds)
         self._ended.append(
             StepRow(
                 step=ended.step,
@@ -119,9 +110,9 @@ class Steps(RunPart):
         return mean_p_eff(self._stable)
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Write all steps, which plots and the reports are made from; p_eff is told by others."""
+        """Write all steps, which plots and the reports are made from."""
         self.close()
-        return {}
+        return {"p_eff": self.p_eff}
 
     def close(self) -> None:
         self._write(len(self._ended))
@@ -143,10 +134,7 @@ _IN_FORCE = (Phase.RAMP, Phase.STABLE)
 
 
 class Front(RunPart):
-    """Writes the front in every step, ``front.csv``, and what a policy has found of modules.
-
-    A run whose method freezes no front has no such files.
-    """
+    """Writes the front in every step, ``front.csv``, and evaluations of modules, if any."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -155,7 +143,6 @@ class Front(RunPart):
         self._last: Decision | None = None
 
     def batch(self, observed: ObservedBatch) -> None:
-        """Count the batch in the row of its step."""
         policy, controller = observed.policy, self.run.controller
         if "frozen_layers" not in policy or controller is None:
             return
@@ -218,10 +205,8 @@ class Moves(RunPart):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._moves: list[Move] = []
-        self._step_ms: list[list[float]] = [[]]  # in each pipeline
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
-        """Return the pipeline of the step, of a run that may move to another one."""
         controller = self.run.controller
         if controller is None or not self.run.config.freezing.elastic.enable:
             return {}
@@ -230,21 +215,11 @@ class Moves(RunPart):
             "freezing/elastic/replicas": self.run.n_replicas,
         }
 
-    def end_step(self, ended: EndedStep) -> None:
-        if self.run.emulation is None:
-            self._step_ms[-1].append(1e3 * ended.seconds)
-
-    def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
-        """Take note of the virtual times in milliseconds of the next steps that have ended."""
-        self._step_ms[-1] += [virtual_ms for _, virtual_ms in steps]
-
     def move(self, move: Move) -> None:
         self._moves.append(move)
-        self._step_ms.append([])
         self.run.append(MOVES, [move])
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return how often an elastic run moved, and how long that took."""
         if self.run.controller is None or not self.run.config.freezing.elastic.enable:
             return {}
         seconds = sum(move.seconds for move in self._moves)
@@ -252,73 +227,44 @@ class Moves(RunPart):
 
     def timed(self) -> list[TimedMove]:
         """Return the moves so far, the oldest first."""
-        medians = [_warm_median(step_ms) for step_ms in self._step_ms]
-        triples = zip(self._moves, medians[:-1], medians[1:], strict=True)
-        return [TimedMove(move, before, after) for move, before, after in triples]
-
-
-def _warm_median(step_ms: list[float]) -> float | None:
-    warm = step_ms[SKIPPED_STEPS:]
-    return statistics.median(warm) if warm else None
+        pairs = pairwise(self.run.counted_steps.medians_ms())
+        return [TimedMove(move, *pair) for move, pair in zip(self._moves, pairs, strict=True)]
 
 
 class EmulatedSteps(RunPart):
-    """Has an emulation put its steps together, and tells others how long they took virtually."""
+    """Has an emulation put its steps together, which count instead of this process's time."""
 
-    def __init__(self, run: Run, listeners: tuple[Steps, Moves]) -> None:
+    def __init__(self, run: Run, steps: Steps) -> None:
         super().__init__(run)
-        self._listeners = listeners
-        self._emulation: EmulationRecord | None = None
-
-    def begin_pipeline(self) -> None:
-        """Go on from the pipeline before, if there was one."""
-        emulation, former = self.run.emulation, self._emulation
-        if emulation is not None and former is not None:
-            emulation.go_on_from(former)
-        self._emulation = emulation
+        self._steps = steps
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
-        """Return metrics of the steps that have been completed since the last time."""
-        tags = {} if self._emulation is None else self._emulation.metrics()
+        tags: dict[str, float] = self.run.emulation.metrics()
         self._take()
         return tags
 
     def end_step(self, ended: EndedStep) -> None:
-        if self._emulation is not None:
-            self._emulation.end_step(ended.phase, ended.n_tokens)
+        self.run.emulation.end_step(ended.phase, ended.n_tokens)
 
     def gather(self) -> None:
-        """Complete all steps."""
-        if self._emulation is not None:
-            self._emulation.collect()
+        self.run.emulation.collect()
         self._take()
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return what only an emulation has measured; it counts instead of this process's time."""
-        if self._emulation is None:
-            return {}
-        return self._emulation.summarize(freezes=self.run.controller is not None)
+        return self.run.emulation.summarize(freezes=self.run.controller is not None)
 
     def _take(self) -> None:
-        steps = [] if self._emulation is None else self._emulation.take_steps()
-        for listener in self._listeners:
-            listener.add_virtual(steps)
+        self._steps.add_virtual(self.run.emulation.take_steps_ms())
 
 
 class Counts(RunPart):
     """Writes how often each tensor was frozen, ``frozen_counts.csv``."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.rows: list[FrozenCount] = []
+    rows: Sequence[FrozenCount] = ()
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return how much of the model was never updated since freezing began."""
         if self.run.controller is None:
             return {}
         self.rows = self.run.controller.frozen_counts()
         self.run.append(COUNTS, self.rows)
-        still = never_updated(self.rows)
-        if still is None:
-            return {}
-        return {"never_updated_tensors": still.tensors, "never_updated_elements": still.elements}
+        return never_updated(self.rows)

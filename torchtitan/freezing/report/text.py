@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.records import SUMMARY_FILE, RunSummary, summary_to_json
+from timelyfreeze.records import SUMMARY_FILE, RunSummary, as_shown, summary_to_json
 from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.parts import Run, RunPart
 from torchtitan.freezing.report.run_folder import REPORT
@@ -24,49 +23,45 @@ _LINES = (
     ("ended early", "{ended_early}"),
     ("emulated", "{emulated_ranks} ranks in one process; times are those of a device for each "
      "rank, without communication"),
-    ("{unit}/s per device", "{tokens_per_second:,.0f}", _FREEZES_NOT),
+    ("{unit}/s per device", "{tokens_per_second}", _FREEZES_NOT),
     ("too few steps to measure", "{unknown_speed}", _FREEZES_NOT),
-    ("time to a loss", "{time_to_loss:.2f} of that without freezing, estimated: a step takes "
-     "{time_of_step:.2f}[ +- {kappa_error:.2f}] of the time, and about {steps_factor:.2f} times as "
-     "many are needed", _FREEZES),
-    ("without freezing", "{tokens_per_second_unfrozen:,.0f} {unit}/s per device, "
-     "{step_ms_unfrozen:.1f} ms a step", _FREEZES),
-    ("with freezing", "{tokens_per_second:,.0f} {unit}/s per device, {step_ms:.1f} ms a step",
-     _FREEZES),
-    ("gain", "{gain:+.1%} throughput", _FREEZES),
+    ("time to a loss", "{time_to_loss} of that without freezing, estimated: a step takes "
+     "{time_of_step}[ +- {kappa_error}] of the time, and about {steps_factor} times as many are "
+     "needed", _FREEZES),
+    ("without freezing", "{tokens_per_second_unfrozen} {unit}/s per device, "
+     "{step_ms_unfrozen} a step", _FREEZES),
+    ("with freezing", "{tokens_per_second} {unit}/s per device, {step_ms} a step", _FREEZES),
+    ("gain", "{gain} throughput", _FREEZES),
     ("freezing switched off", "{switched_off}", _FREEZES),
-    ("since then", "{step_ms_off:.1f} ms a step", _FREEZES),
+    ("since then", "{step_ms_off} a step", _FREEZES),
     ("no freeze plan", "{failure}", _FREEZES),
     ("batch without freezing", "{batch_unfrozen}", _HAS_PLAN),
     ("batch with freezing", "{batch}", _HAS_PLAN),
-    ("step with freezing", "{step}; {outside_ms:.1f} ms outside of batches", _HAS_PLAN),
+    ("step with freezing", "{step}; {outside_ms} outside of batches", _HAS_PLAN),
     ("predictions hold for", "{predicts_for}; {within}", _HAS_PLAN),
-    ("speed of the machine", "forwards took {drift:.2f} times as long as when they were measured",
+    ("speed of the machine", "forwards took {drift} times as long as when they were measured",
      _HAS_PLAN),
-    ("upper bound", "{all_frozen_batch_ms:.1f} ms a batch with everything frozen "
-     "({upper_bound_gain:+.1%}); the plan reaches {planned_gain:+.1%}", _HAS_PLAN),
+    ("upper bound", "{all_frozen_batch_ms} a batch with everything frozen "
+     "({upper_bound_gain}); the plan reaches {planned_gain}", _HAS_PLAN),
     ("planned freeze ratio", "{planned_of_stages}", _HAS_PLAN),
     ("applied in the last step", "{applied_of_stages}", _HAS_PLAN),
-    ("average freeze ratio", "{average_freeze_ratio:.3f} over all steps[{with_measuring}]",
-     _HAS_PLAN),
-    ("activation cache", "{cache_entered:,} of {cache_batches:,} batches began behind the frozen "
-     "front; {cache_mib:,.0f} MiB kept; {cache_spent_ms:,.0f} ms spent"
-     "[, about {cache_saved_ms:,.0f} ms saved]", _HAS_PLAN),
-    ("kappa / p_eff", "{kappa:.2f} / {p_eff:.2f} = {kappa_over_p_eff:.2f}, the time to a loss as "
+    ("average freeze ratio", "{average_freeze_ratio} over all steps[{with_measuring}]", _HAS_PLAN),
+    ("activation cache", "{cache_entered} of {cache_batches} batches began behind the frozen "
+     "front; {cache_mib} kept; {cache_spent_ms} spent[, about {cache_saved_ms} saved]", _HAS_PLAN),
+    ("kappa / p_eff", "{s.kappa:.2f} / {s.p_eff:.2f} = {kappa_over_p_eff}, the time to a loss as "
      "the paper estimates it (Eq. 13)", _HAS_PLAN),
     ("tokens", "{without_padding}"),
-    ("moved", "{moved} times, {moves_seconds:.1f} s in all"),
-    ("cost", "{cost:,.2f} for {device_seconds:,.1f} device-seconds"),
-    ("trained", "{parameters_trained:,} of {parameters:,} parameters, by {method}"),
-    ("MFU", "{mfu_percent:.2f}% of {peak_tflops:.4g} TFLOP/s"
-     "[, without freezing {mfu_percent_unfrozen:.2f}%]"),
-    ("as run on one device", "{real_tokens_per_second:,.0f} {unit}/s, {real_step_ms:.1f} ms a step"
+    ("moved", "{moved} times, {moves_seconds} in all"),
+    ("cost", "{cost} for {device_seconds} device-seconds"),
+    ("trained", "{parameters_trained} of {parameters} parameters, by {method}"),
+    ("MFU", "{mfu_percent} of {peak_tflops} TFLOP/s[, without freezing {mfu_percent_unfrozen}]"),
+    ("as run on one device", "{real_tokens_per_second} {unit}/s, {real_step_ms} a step"
      # On one thread that is processor time: other processes of the machine make steps longer.
-     "[; the work of a batch took {real_batch_ms:.1f} ms]"),
-    ("validation loss", "{validation_loss:.4f}"),
-    ("validation top-1", "{validation_top1:.2%}[, top-5 {validation_top5:.2%}]"),
-    ("loss of the reference", "{reference_loss:.4f}, {reached}; the reference took "
-     "{reference_seconds:,.1f} s"),
+     "[; the work of a batch took {real_batch_ms}]"),
+    ("validation loss", "{validation_loss}"),
+    ("validation top-1", "{validation_top1}[, top-5 {validation_top5}]"),
+    ("loss of the reference",
+     "{reference_loss}, {reached}; the reference took {reference_seconds}"),
 )  # fmt: skip
 
 # What a terminal shows, the most important first; the file has all lines.
@@ -96,11 +91,7 @@ class Report(RunPart):
 
 
 def shown_report(text: str) -> str:
-    """Return what a terminal shows of a report: 8 lines at most, in the report's order.
-
-    That is what freezing brought, whether the prediction held, and where the files are. A run
-    that says little shows all of it.
-    """
+    """Return the 8 lines of a report that a terminal shows, in the report's order."""
     title, lines = text.split("\n", 3)[:3], text.splitlines()[3:]
     if len(lines) <= _MOST_SHOWN + 1:
         return text
@@ -115,7 +106,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
     """Return the report of a run; a line whose metrics are missing is left out or says so."""
     values = shown_values(summary)
     if not moves:
-        values["moved"] = None
+        values.pop("moved", None)
     freezes = freezes_by_turns(summary.method)
     shows = {
         _FREEZES: freezes,
@@ -125,7 +116,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
     lines: list[tuple[str, str | None]] = []
     for label, form, *of in _LINES:
         if all(shows[runs] for runs in of):
-            lines.append((label.format(**values), filled(form, values)))
+            lines.append((label.format_map(values), filled(form, values)))
         if label == "moved":
             lines += [(f"  step {each.move.step}", move_text(each)) for each in moves]
     lines.append(("files", str(run_folder)))
@@ -135,31 +126,31 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
 
 
 def filled(form: str, values: Mapping[str, Any]) -> str | None:
-    """Return a form with values in it; None if one of them is not known.
-
-    A form is that of ``str.format``. A [part] in brackets is left out where its values are unknown.
-    """
+    """Return a form of ``str.format`` with values; None, or without a [part], if one is unknown."""
     parts: list[str] = []
     for plain, optional in re.findall(r"([^][]+)|\[([^][]+)\]", form):
-        names = [name for _, name, *_ in Formatter().parse(plain or optional) if name]
-        if all(values[name] is not None for name in names):
-            parts.append((plain or optional).format(**values))
-        elif plain:
-            return None
+        try:
+            parts.append((plain or optional).format_map(values))
+        except (KeyError, TypeError):  # a value is missing, or None
+            if plain:
+                return None
     return "".join(parts)
 
 
 def shown_values(summary: RunSummary) -> dict[str, Any]:
-    """Return all metrics by name, times of steps by the virtual clock, and what follows."""
+    """Return what is known, and what follows, as shown; steps are by the virtual clock."""
     clock, factor = by_virtual_clock(summary), summary.interval_factor
-    before_ms, after_ms, total = clock.step_ms_unfrozen, clock.step_ms, summary.time_to_loss
-    is_emulated = summary.emulated_ranks is not None
+    as_run = as_shown(summary) if summary.emulated_ranks is not None else {}
+    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
+    total, of_steps = summary.time_to_loss, summary.steps_factor
     leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
-    reached = filled("reached after {s:,.1f} s", {"s": summary.seconds_to_reference_loss})
-    return {
-        **vars(clock),
-        "gain": before_ms / after_ms - 1 if before_ms and after_ms else None,
-        "time_of_step": total / summary.steps_factor if total and summary.steps_factor else None,
+    known = as_shown(clock)
+    reached = known.get("seconds_to_reference_loss")
+    found = {
+        **known,
+        "s": summary,
+        "gain": f"{before_ms / after_ms - 1:+.1%}" if before_ms and after_ms else None,
+        "time_of_step": f"{total / of_steps:.2f}" if total and of_steps else None,
         "unknown_speed": " " if clock.tokens_per_second is None else None,
         "batch_unfrozen": beside(
             summary.batch_ms_unfrozen, summary.batch_ms_unfrozen_predicted, factor
@@ -172,10 +163,11 @@ def shown_values(summary: RunSummary) -> dict[str, Any]:
         "with_measuring": ", those that measure included" if summary.planned_stage_ratios else None,
         "without_padding": "without padding (report.count_padding)" if leaves_padding else None,
         "moved": summary.moves,
-        "real_tokens_per_second": summary.tokens_per_second if is_emulated else None,
-        "real_step_ms": summary.step_ms if is_emulated else None,
-        "reached": reached or "not reached",
+        "real_tokens_per_second": as_run.get("tokens_per_second"),
+        "real_step_ms": as_run.get("step_ms"),
+        "reached": f"reached after {reached}" if reached else "not reached",
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def move_text(timed: TimedMove) -> str:
@@ -203,18 +195,15 @@ def by_virtual_clock(summary: RunSummary) -> RunSummary:
 
 
 def beside(
-    measured_ms: float | None,
-    predicted_ms: float | None,
-    factor: float | None = None,
-    form: str = ".1f",
+    measured_ms: float | None, predicted_ms: float | None, factor: float | None = None
 ) -> str:
     """Return a time as predicted, with its interval, and as measured."""
-    measured = "not measured" if measured_ms is None else f"measured {measured_ms:{form}} ms"
+    measured = "not measured" if measured_ms is None else f"measured {measured_ms:,.1f} ms"
     if predicted_ms is None:
         return measured
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
     interval = range_of(predicted_ms, factor)
-    return f"predicted {predicted_ms:{form}} ms{interval and f' ({interval})'}, {measured}{error}"
+    return f"predicted {predicted_ms:,.1f} ms{interval and f' ({interval})'}, {measured}{error}"
 
 
 def _by_stage(ratios: Mapping[int, float] | None) -> str | None:

@@ -17,78 +17,48 @@ from torchtitan.distributed import ParallelDims
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.front.caching import CacheUse, use_of_parts
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import (
-    SKIPPED_STEPS,
-    UNFROZEN_PHASES,
-    RunSummary,
-    kappa_error,
-    kappa_over_p_eff,
-)
+from timelyfreeze.records import RunSummary, TimedStep, kappa_over_p_eff
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds, usable_cores
 from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
-from torchtitan.freezing.report.steps import Steps
 from torchtitan.freezing.report.text import by_virtual_clock
 
 _MIB = 1024**2
 _GIB = 1024**3
+# A curve needs numbers.
+PHASE_NUMBERS = {
+    Phase.WARMUP: 0.0,
+    Phase.UPPER_BOUND: 1.0,
+    Phase.MIXED: 1.5,  # both bounds at once
+    Phase.LOWER_BOUND: 2.0,
+    Phase.RAMP: 3.0,
+    Phase.STABLE: 4.0,
+    Phase.OFF: 5.0,
+}
 
 
 class StepTimes(RunPart):
     """Collects the times of this process's steps; a resumed run records its own part only."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._seconds: dict[Phase | None, list[float]] = {}
-        self._knows_unfrozen = False  # from a pipeline that was left
-        self._n_tokens = 0.0
-        self._n_steps = 0
-        self._last_step = 0
+    _last_step = 0
 
-    def begin_pipeline(self) -> None:
-        """Forget steps of another pipeline, but the unfrozen ones of the first."""
-        self._seconds = {p: s for p, s in self._seconds.items() if p in UNFROZEN_PHASES}
-        self._knows_unfrozen = bool(self._seconds)
+    def leave(self) -> None:
+        self.run.steps.begin_pipeline()
 
     def end_step(self, ended: EndedStep) -> None:
-        if not (self._knows_unfrozen and ended.phase in UNFROZEN_PHASES):
-            self._seconds.setdefault(ended.phase, []).append(ended.seconds)
-        self._n_tokens += ended.of_device
-        self._n_steps += 1
+        self.run.steps.add(TimedStep(ended.phase, 1e3 * ended.seconds, ended.of_device))
         self._last_step = ended.step
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return median steps, with and without freezing, and what they come to."""
-        freezes = self.run.controller is not None
-        before = self._warm(UNFROZEN_PHASES)
-        after = self._warm([Phase.STABLE] if freezes else [None])
+        freezes, steps = self.run.controller is not None, self.run.steps
         return {
             "steps_done": self._last_step,
-            "tokens_per_second_unfrozen": self._speed(before),
-            "tokens_per_second": self._speed(after),
-            "step_ms_unfrozen": _median_ms(before),
-            "step_ms": _median_ms(after),
-            "step_ms_off": _median_ms(self._warm([Phase.OFF])),
-            "kappa_error": kappa_error(before, after) if freezes else None,
+            **steps.summed_up(freezes=freezes),
+            "kappa_error": steps.kappa_error() if freezes else None,
             "seconds": self.run.seconds,
         }
-
-    def _warm(self, phases: Sequence[Phase | None]) -> list[float]:
-        return [s for phase in phases for s in self._seconds.get(phase, [])[SKIPPED_STEPS:]]
-
-    def _speed(self, seconds: Sequence[float]) -> float | None:
-        """Return tokens/s per device at the run's mean number of tokens in a step.
-
-        The mean, so that uneven padding does not show as speed.
-        """
-        step_ms = _median_ms(seconds)
-        return None if step_ms is None else 1e3 * self._n_tokens / self._n_steps / step_ms
-
-
-def _median_ms(seconds: Sequence[float]) -> float | None:
-    return 1e3 * statistics.median(seconds) if seconds else None
 
 
 class BatchTimes(RunPart):
@@ -110,10 +80,7 @@ class BatchTimes(RunPart):
         return use_of_parts(self._former_cache, self._metrics and self._metrics.cache)
 
     def begin_pipeline(self) -> None:
-        """Forget batches of another pipeline.
-
-        Without a plan its unfrozen batches stay, since no others are to come.
-        """
+        """Forget batches of another pipeline but those of warm-up: without a plan none follow."""
         self._drift.clear()
         self._batch_ms = {p: ms for p, ms in self._batch_ms.items() if p is Phase.WARMUP}
         self._former_cache = self.cache
@@ -138,8 +105,33 @@ class BatchTimes(RunPart):
         self._n_collected = self._n_steps
         self._metrics = metrics
 
+    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+        controller, metrics = self.run.controller, logged.metrics
+        if controller is None or metrics is None or logged.phase is None:
+            return {}
+        found = {
+            "freezing/phase": PHASE_NUMBERS[logged.phase],
+            "freezing/average_ratio": metrics.average_freeze_ratio,
+        }
+        for group, values in {
+            "planned_ratio/stage_": controller.expected_stage_ratios(),
+            "applied_ratio/stage_": metrics.applied_stage_ratios,
+            "policy/": metrics.policy,
+        }.items():
+            found |= {f"freezing/{group}{name}": value for name, value in values.items()}
+        if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
+            found["freezing/score_time_ms"] = metrics.score_ms_per_step
+            found["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
+        latest = metrics.batch_ms.get(logged.phase)
+        known = {
+            **_of_cache(self.cache),
+            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
+            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
+            "freezing/drift": metrics.drift,
+        }
+        return found | {tag: value for tag, value in known.items() if value is not None}
+
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return what was measured, and what was planned."""
         found: dict[str, Any] = {
             "batch_ms_unfrozen": self._median_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_ms([Phase.STABLE]),
@@ -170,6 +162,19 @@ class BatchTimes(RunPart):
         """Return the median over the first of ``phases`` that was measured."""
         measured = (self._batch_ms[phase] for phase in phases if self._batch_ms.get(phase))
         return next(map(statistics.median, measured), None)
+
+
+def _of_cache(cache: CacheUse | None) -> dict[str, float | None]:
+    if cache is None:
+        return {}
+    return {
+        "freezing/cache/entered_batches": float(cache.entered),
+        "freezing/cache/read_ahead_rows": float(cache.read_ahead),
+        "freezing/cache/spent_ms": cache.spent_ms,
+        "freezing/cache/memory_mib": cache.memory_bytes / _MIB,
+        "freezing/cache/disk_mib": cache.disk_bytes / _MIB,
+        "freezing/cache/saved_ms": cache.saved_ms,
+    }
 
 
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
@@ -221,27 +226,23 @@ class Memory(RunPart):
 class Outcome(RunPart):
     """Says what the times of a run come to.
 
-    ``flops_per_token`` are what the model needs, forward and backward, with nothing frozen;
-    ``peak_flops`` those of a device each second, NaN where they are not known.
+    ``flops_per_token`` are what the model needs with nothing frozen, ``peak_flops`` those of a
+    device each second, NaN where they are not known.
     """
 
-    def __init__(
-        self, run: Run, steps: Steps, flops_per_token: float, peak_flops: float = math.nan
-    ) -> None:
+    def __init__(self, run: Run, flops_per_token: float, peak_flops: float = math.nan) -> None:
         super().__init__(run)
-        self._steps = steps
         self._flops = flops_per_token, peak_flops
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return what freezing means for learning, model FLOPs utilization, and the cost."""
-        found = convergence(summary, self._steps.p_eff) | utilization(summary, *self._flops)
+        found = convergence(summary) | utilization(summary, *self._flops)
         price, seconds = self.run.config.report.device_hour_price, summary.device_seconds
         if price and seconds is not None:
             found["cost"] = price * seconds / 3600
         return found
 
 
-def convergence(summary: RunSummary, p_eff: float | None) -> dict[str, Any]:
+def convergence(summary: RunSummary) -> dict[str, Any]:
     """Return what freezing means for learning, given all times and p_eff of the stable phase."""
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
@@ -249,8 +250,7 @@ def convergence(summary: RunSummary, p_eff: float | None) -> dict[str, Any]:
     return {
         "time_to_loss": _time_to_loss(summary, kappa),
         "kappa": kappa,
-        "p_eff": p_eff,
-        "kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
+        "kappa_over_p_eff": kappa_over_p_eff(kappa, summary.p_eff),
     }
 
 
@@ -273,10 +273,7 @@ def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) 
 
 
 def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
-    """Return the estimated time to a loss; by the planned batches where no step was measured.
-
-    None where freezing was switched off: such a run takes the time that it takes without.
-    """
+    """Return the estimated time to a loss; by planned batches where no step was measured."""
     if summary.switched_off is not None:
         return None
     before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted

@@ -16,7 +16,8 @@ from torchtitan.freezing.checks.features import CACHE
 from torchtitan.freezing.checks.front import cache_folder_errors
 from torchtitan.freezing.checks.matrix import feature_errors
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.elastic import ElasticRun, RunningAhead
+from torchtitan.freezing.elastic.ahead import RunningAhead
+from torchtitan.freezing.elastic.run import ElasticRun
 from torchtitan.freezing.launch import trainer_for
 from torchtitan.freezing.trainer import FreezingTrainer
 

@@ -10,12 +10,7 @@ from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, stage_modules
-from torchtitan.freezing.elastic.packing import (
-    PackedBatch,
-    fewest_ranks,
-    first_batch,
-    packed_batch,
-)
+from torchtitan.freezing.elastic.packing import PackedBatch, fewest_ranks, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import Moment, Pace
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 

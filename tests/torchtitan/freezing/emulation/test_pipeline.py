@@ -71,8 +71,7 @@ def test_the_model_is_cut_as_upstream_cuts_it_and_runs_in_the_merged_order(
     name: str, n_ranks: int
 ) -> None:
     schedule, parts, _ = build(
-        parallelism__pipeline_parallel_schedule=name,
-        parallelism__pipeline_parallel_degree=n_ranks,
+        parallelism__pipeline_parallel_schedule=name, parallelism__pipeline_parallel_degree=n_ranks
     )
     n_stages = n_ranks * STAGES_PER_RANK[name]
     assert [stage.stage_index for stage in stages_of(schedule)] == list(range(n_stages))

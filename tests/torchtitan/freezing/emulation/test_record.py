@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.timelyfreeze.helpers.ranks import HandClock
 from timelyfreeze.emulation.controller import EmulatedBatch
-from timelyfreeze.records import SKIPPED_STEPS
+from timelyfreeze.records.convergence import SKIPPED_STEPS
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 
@@ -102,7 +102,7 @@ def test_replicas_take_turns_and_the_slowest_one_counts() -> None:
     before.step(40.0, 100.0, seconds=0.12, phase=Phase.WARMUP)
     before.step(50.0, 100.0, seconds=0.12, phase=Phase.STABLE)
     before.record.collect()
-    assert before.record.take_steps() == [(Phase.WARMUP, 60.0), (Phase.STABLE, 70.0)]
+    assert before.record.take_steps_ms() == [60.0, 70.0]
     run.record.go_on_from(before.record)
     assert run.record.n_replicas == 2
     for _ in range(SKIPPED_STEPS + 1):
@@ -110,7 +110,7 @@ def test_replicas_take_turns_and_the_slowest_one_counts() -> None:
         run.end_step(0.15, Phase.STABLE, n_tokens=90)
     summary = run.record.summarize(freezes=True)
     # 20 and 25 ms on one, 30 and 10 on the other; 30 of 150 ms outside.
-    assert run.record.take_steps() == [(Phase.STABLE, pytest.approx(75.0))] * (SKIPPED_STEPS + 1)
+    assert run.record.take_steps_ms() == [pytest.approx(75.0)] * (SKIPPED_STEPS + 1)
     assert summary["virtual_step_ms"] == pytest.approx(75.0), "of the last pipeline alone"
     n_tokens = (2 * 100 + 90 * (SKIPPED_STEPS + 1)) / (SKIPPED_STEPS + 3)
     assert summary["virtual_tokens_per_second"] == pytest.approx(1e3 * n_tokens / 75.0 / 4)

@@ -42,4 +42,4 @@ def test_a_stage_keeps_no_microbatch_of_its_frozen_layer() -> None:
     """The second of four stages holds three microbatches at once."""
     memory = CutMemory(config(), N_LAYERS)
     fewer = memory.of_rank(1, 2, 5).activations - memory.of_rank(1, 2, 5, 3).activations
-    assert fewer == 3 * kept(torch.float32, None).block
+    assert fewer == 3 * kept(torch.float32, None).layer.kept

@@ -14,8 +14,8 @@ from tests.torchtitan.helpers.job_configs import make_job_config
 from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
-from torchtitan.freezing.memory.activations import module_bytes
-from torchtitan.freezing.memory.estimate import estimate_memory, parameter_shapes
+from torchtitan.freezing.memory.estimate import How, decoder_bytes, estimate_memory
+from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
 
 pytestmark = pytest.mark.slow
@@ -53,9 +53,7 @@ def config(flavor: str = "8M", **changes: Any) -> JobConfig:
 
 def kept(dtype: torch.dtype, autocast: torch.dtype | None, **more: Any) -> Any:
     args = chosen_args(config(), llama3_args)
-    return module_bytes(
-        args, n_rows=2, seq_len=128, dtype=dtype, autocast=autocast, recompute=False, **more
-    )
+    return decoder_bytes(args, how=How(2, dtype, autocast, **more), seq_len=128)
 
 
 # The 8M model: width, width of keys and values together, feed-forward, heads, vocabulary, tokens.
@@ -69,7 +67,7 @@ def test_a_block_keeps_what_its_backward_reads(dtype: torch.dtype) -> None:
     attention.
     """
     wide = T * (6 * D + 2 * KV + 4 * FF) * dtype.itemsize
-    assert kept(dtype, None).block == wide + 4 * T * (2 + H)
+    assert kept(dtype, None).layer.kept == wide + 4 * T * (2 + H)
 
 
 def test_autocast_keeps_copies_of_inputs_for_each_microbatch() -> None:
@@ -79,13 +77,13 @@ def test_autocast_keeps_copies_of_inputs_for_each_microbatch() -> None:
     float32 = 2 * D
     bfloat16 = 5 * D + 2 * D + 2 * KV + 4 * FF
     expected = T * (4 * float32 + 2 * bfloat16) + 4 * T * (2 + H)
-    assert kept(torch.float32, torch.bfloat16).block == expected
+    assert kept(torch.float32, torch.bfloat16).layer.kept == expected
 
 
 def test_the_head_keeps_logits_and_their_logarithms() -> None:
     # Input, normed input, a number per row; logits, log-softmax, and cross entropy's total weight.
     expected = T * (2 * D + 1) * 4 + 2 * T * V * 4
-    assert abs(kept(torch.float32, None).head - expected) <= 8 * T + 64
+    assert abs(kept(torch.float32, None).head.kept - expected) <= 8 * T + 64
     assert kept(torch.float32, None).logits == T * V * 4
 
 
@@ -108,7 +106,7 @@ def test_a_real_forward_keeps_as_much() -> None:
     tokens = torch.zeros(2, 128, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         model(tokens)
-    estimate = 3 * kept(torch.float32, None).block
+    estimate = 3 * kept(torch.float32, None).layer.kept
     assert sum(alive.values()) > 0.8 * estimate
     assert sum(alive.values()) < 2.5 * estimate
 
@@ -136,12 +134,9 @@ def test_beside_frozen_weights_adapters_alone_have_gradients(autocast: torch.dty
 
 
 def test_recomputed_blocks_keep_their_input_alone() -> None:
-    args = chosen_args(config(), llama3_args)
-    full = module_bytes(
-        args, n_rows=2, seq_len=128, dtype=torch.float32, autocast=None, recompute=True
-    )
-    assert full.block == T * D * 4
-    assert full.recomputed == kept(torch.float32, None).block
+    full = kept(torch.float32, None, recompute=True)
+    assert full.layer.kept == T * D * 4
+    assert full.recomputed == kept(torch.float32, None).layer.kept
 
 
 # -- how much at once ------------------------------------------------------------------------------
@@ -313,8 +308,9 @@ def test_what_is_not_covered_is_refused(changes: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize("name", LLAMA_FLAVORS)
 def test_large_models_are_estimated_in_a_moment(name: str) -> None:
     ranks = estimate_memory(config(name, training__seq_len=1024, training__dtype="bfloat16"))
-    shapes = parameter_shapes(chosen_args(config(name), {}))
-    n_parameters = sum(shape.numel() for each in shapes.values() for shape in each.values())
+    with torch.device("meta"):
+        model = Decoder(as_decoder(chosen_args(config(name), {})))
+    n_parameters = sum(p.numel() for p in model.parameters())
     assert sum(rank.total for rank in ranks) > 8 * n_parameters
 
 

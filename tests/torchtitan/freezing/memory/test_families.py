@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.torchtitan.freezing.memory.test_estimate import config
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from torchtitan.freezing.memory.activations import module_bytes
-from torchtitan.freezing.memory.estimate import model_bytes
+from torchtitan.freezing.memory.estimate import How, decoder_bytes, model_bytes
 from torchtitan.hf.adapter import model_args
 from torchtitan.hf.llama_config import parse_config
 
@@ -36,9 +35,7 @@ def test_a_layer_has_all_of_its_tensors(tmp_path: Path, family: str, mixed: str)
 
 def block_bytes(**changes: Any) -> int:
     args = model_args(parse_config({**FAMILIES["llama3"], **changes}))
-    return module_bytes(
-        args, n_rows=2, seq_len=128, dtype=torch.float32, autocast=None, recompute=False
-    ).block
+    return decoder_bytes(args, how=How(2, torch.float32), seq_len=128).layer.kept
 
 
 def test_biases_keep_nothing() -> None:

@@ -11,8 +11,8 @@ from tests.torchtitan.helpers.image_models import KINDS, N_LAYERS, args_of, some
 from timelyfreeze.whatif.rank_memory import BlockBytes
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.memory.estimate import block_bytes, estimate_memory, model_bytes
-from torchtitan.freezing.partition import partition_line
+from torchtitan.freezing.memory.estimate import How, block_bytes, estimate_memory, model_bytes
+from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.vision.model import VisionModel
 
 pytestmark = pytest.mark.slow
@@ -22,10 +22,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def counted(kind: str, n_pictures: int, *, recompute: bool = False) -> BlockBytes:
-    return block_bytes(
-        args_of(kind), n_pictures=n_pictures, dtype=torch.float32, autocast=None,
-        recompute=recompute, update_copies=0,
-    )  # fmt: skip
+    return block_bytes(args_of(kind), how=How(n_pictures, torch.float32, recompute=recompute))
 
 
 def kept_of(module: nn.Module, enters: Tensor) -> tuple[int, Tensor]:

@@ -19,7 +19,7 @@ from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.estimate import main as estimate
 from torchtitan.freezing.memory.estimate import estimate_memory
-from torchtitan.freezing.partition import part_parameters, partition_line
+from torchtitan.freezing.partition.cut import part_parameters, partition_line
 
 pytestmark = pytest.mark.slow
 
@@ -281,10 +281,7 @@ def test_an_elastic_run_by_time_is_refused_without_times_or_memory(
         ),
         ([f"{SCHEDULE}=2F2B"], "pipeline_parallel_schedule is '2F2B'"),
         (["--parallelism.pipeline_parallel_degree=9"], "6 layers cannot be cut into 9 stages"),
-        (
-            ["--parallelism.pipeline_parallel_microbatch_size=3"],
-            "training.local_batch_size is 8",
-        ),
+        (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size is 8"),
         (
             [f"{PARTITION}=memory", "--parallelism.tensor_parallel_degree=2"],
             "parallelism.tensor_parallel_degree is 2; the estimate is for pipeline parallelism",

@@ -16,7 +16,7 @@ from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.partition import (
+from torchtitan.freezing.partition.cut import (
     count_model_layers,
     model_sizes,
     part_parameters,

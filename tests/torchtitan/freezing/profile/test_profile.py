@@ -16,9 +16,14 @@ from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.order import ActionKind
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
-from torchtitan.freezing.profile.bench import Repeats, Response
-from torchtitan.freezing.profile.runs import Profile, profile_stages
-from torchtitan.freezing.profile.stage import LoneStage, Microbatch, profile_clock
+from torchtitan.freezing.profile.bench import (
+    LoneStage,
+    Microbatch,
+    Repeats,
+    Response,
+    profile_clock,
+)
+from torchtitan.freezing.profile.profile import Profile, profile_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
@@ -193,7 +198,6 @@ def test_every_stage_is_measured_and_the_first_one_both_ways(profile: Profile) -
     ]  # fmt: skip
     modules = stage_modules(config(), N_LAYERS)
     layers = tuple(sum(name.startswith("layers.") for name in names) for names in modules)
-    assert profile.layers == layers
     assert sum(layers) == profile.n_layers == N_LAYERS
     assert profile.order == pipeline_order(config(), N_LAYERS)
     assert [r.n_layers for r in profile.probes] == [1, layers[1]]

@@ -67,6 +67,8 @@ class Ranks:
             )
             for rank in range(2)
         ]
+        for part in self.parts:
+            part.begin_pipeline()
 
     def add(self, step: int, phase: Phase, slow_ms: float = 0.0, **more: Any) -> None:
         for rank, part in enumerate(self.parts):
@@ -219,6 +221,7 @@ def observed_backwards(
 
 def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
     sample = Responses(run_in())
+    sample.begin_pipeline()
     sample.batch(observed_backwards(7))
     sample.batch(observed_backwards(8, is_cold=True))
     assert sample.by_stage() == {
@@ -231,7 +234,9 @@ def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
 
 def test_a_long_run_keeps_a_bounded_fair_and_repeatable_sample() -> None:
     def sampled() -> list[ResponseRow]:
-        sample = Responses(run_in(), n_kept=100)
+        sample = Responses(run_in())
+        sample.n_kept = 100
+        sample.begin_pipeline()
         for step in range(1, 2001):
             sample.batch(observed_backwards(step))
         sample.batch(observed_backwards(3, Phase.RAMP))

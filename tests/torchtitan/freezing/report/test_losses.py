@@ -12,13 +12,7 @@ from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.losses import (
-    FiniteWatch,
-    Losses,
-    Target,
-    read_reference,
-    seconds_to_loss_of,
-)
+from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference, read_reference
 
 
 def test_every_row_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -134,19 +128,32 @@ def run_folder(place: Path, losses: list[float], *, seconds: float = 1.0) -> Pat
 
 def test_a_reference_is_its_last_mean_and_when_it_got_there(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", LOSSES)
-    assert read_reference(folder) == Target(folder, pytest.approx(3.2), 7.0, None)
+    assert read_reference(folder) == {
+        "reference_run": str(folder),
+        "reference_device": None,
+        "reference_loss": pytest.approx(3.2),
+        "reference_seconds": 7.0,
+    }
     (folder / "summary.json").write_text(json.dumps({"device": "Abacus 3000"}))
-    assert read_reference(folder).device == "Abacus 3000"
+    assert read_reference(folder)["reference_device"] == "Abacus 3000"
     # Means 5, 3.6, 4.2: its last mean was reached before the end.
     early = run_folder(tmp_path / "early", [7.0, 6.0, 5.0, 4.0, 3.0, 0.0, 9.0])
-    assert (read_reference(early).loss, read_reference(early).seconds) == (4.2, 6.0)
+    found = read_reference(early)
+    assert (found["reference_loss"], found["reference_seconds"]) == (4.2, 6.0)
 
 
 def test_when_its_loss_was_reached(tmp_path: Path) -> None:
-    reference = read_reference(run_folder(tmp_path / "run", LOSSES))
+    reference = run_folder(tmp_path / "run", LOSSES)
+
+    def reached(folder: Path) -> float | None:
+        run = run_in(folder)
+        run.config.report.reference_run = str(reference)
+        found: float | None = Reference(run).fields(run.start)["seconds_to_reference_loss"]
+        return found
+
     fast = run_folder(tmp_path / "fast", [4.0, 4.0, 4.0, 2.0, 2.0, 2.0], seconds=0.5)
-    assert seconds_to_loss_of(reference, fast) == 2.5
-    assert seconds_to_loss_of(reference, run_folder(tmp_path / "slow", [4.0] * 9)) is None
+    assert reached(fast) == 2.5
+    assert reached(run_folder(tmp_path / "slow", [4.0] * 9)) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.tables import FrozenCount
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.page import render_page
-from torchtitan.freezing.report.steps import Steps
 from torchtitan.freezing.report.text import render_report
 from torchtitan.freezing.report.times import Outcome
 
@@ -111,7 +110,7 @@ def test_device_seconds_are_those_of_all_devices(tmp_path: Path) -> None:
 def test_a_run_of_several_parts_has_device_seconds_and_cost_of_all(tmp_path: Path) -> None:
     """4 devices for 1,234.5 s after a part of 8 for 1,000 s, at 3.6 an hour."""
     run = run_in(tmp_path)
-    outcome, seconds = Outcome(run, Steps(run), math.nan), 4 * 1234.5 + 8 * 1000.0
+    outcome, seconds = Outcome(run, math.nan), 4 * 1234.5 + 8 * 1000.0
     summary = make_summary(**MEASURED, outside_ms=5.0, device_seconds=seconds)
     assert "cost" not in outcome.fields(summary), "no price is known"
     run.config.report.device_hour_price = 3.6

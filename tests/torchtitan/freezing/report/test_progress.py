@@ -13,10 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torchtitan.helpers.report_runs import run_in
+from tests.torchtitan.helpers.report_runs import end_step, run_in
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.progress import (
-    Pace,
     Progress,
     Status,
     duration_text,
@@ -256,9 +255,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_the_time_left_follows_the_last_twenty_steps() -> None:
-    pace = Pace(100)
-    assert pace.add(Status(loss=1.0), 1, 2.0) == Status(loss=1.0, seconds_left=198.0)
-    assert pace.add(Status(), 2, 4.0).seconds_left == 3.0 * 98
-    for step in range(3, 23):
-        status = pace.add(Status(), step, 1.0)
-    assert status.seconds_left == 78.0
+    progress, left = progress_of(100, shown=True), []
+    progress.show = lambda step, status: left.append(status.seconds_left)  # type: ignore[method-assign]
+    for step, seconds in enumerate([2.0, 4.0, *[1.0] * 20], 1):
+        end_step(progress, step, None, seconds)
+    assert left[:2] == [198.0, 3.0 * 98]
+    assert left[-1] == 78.0

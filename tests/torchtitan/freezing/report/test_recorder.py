@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+import torchtitan.components.metrics as titan_metrics
 from torchtitan.components.metrics import BaseLogger
+from torchtitan.distributed import ParallelDims
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move, read_summary
+from timelyfreeze.records import (
+    LOSSES,
+    MOVES,
+    RESPONSES,
+    STEPS,
+    FrozenCount,
+    Move,
+    StepLog,
+    read_summary,
+)
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase
@@ -128,7 +139,8 @@ def test_what_an_emulation_measured_by_its_own_clock_counts(tmp_path: Path) -> N
     virtual = {"emulated_ranks": 2, "kappa_error": 0.5, "virtual_step_ms": 95.0}
     emulation = SimpleNamespace(
         n_replicas=1, end_step=lambda phase, n_tokens: None, metrics=lambda: {"tag": 3.0},
-        take_steps=list, collect=lambda: None, summarize=lambda freezes: virtual,
+        take_steps_ms=list, steps=StepLog(), collect=lambda: None,
+        summarize=lambda freezes: virtual,
     )  # fmt: skip
     config = JobConfig()
     config.plots.enable = False
@@ -144,3 +156,15 @@ def test_what_an_emulation_measured_by_its_own_clock_counts(tmp_path: Path) -> N
     summary = read_summary(tmp_path)
     assert (summary.step_ms, summary.virtual_step_ms, summary.kappa_error) == (500.0, 95.0, 0.5)
     assert (summary.emulated_ranks, summary.device_seconds) == (2, None)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 6, 8, 12, 16, 64])
+def test_what_had_the_loss_first_has_it_in_each_shorter_pipeline(world_size: int) -> None:
+    """Processes are numbered stage by stage, replicas within each."""
+    pipelines = [n for n in range(1, world_size + 1) if world_size % n == 0]
+    for first in pipelines:
+        dims = ParallelDims(1, world_size // first, 1, 1, first, 1, 1, world_size)
+        shown = titan_metrics._get_metrics_rank(dims, JobConfig())
+        for later in (n for n in pipelines if n <= first):
+            of_stage = torch.arange(world_size).reshape(later, -1)
+            assert shown in of_stage[-1]

@@ -4,22 +4,28 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.records.tables import STEPS, StepRow
+from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
+from timelyfreeze.policies import Decision, Evaluation
+from timelyfreeze.records import MOVES, Move
+from timelyfreeze.records.convergence import PassedEnergy, StepLog, TimedStep
+from timelyfreeze.records.tables import FRONT, PLASTICITY, STEPS, FrontRow, PlasticityRow, StepRow
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.steps import Steps
+from timelyfreeze.timing.monitoring import BatchRecord
+from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove
 
 
 def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
     controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms, bounds=None)
     start = make_summary(n_devices=4, ranks_per_replica=4)
     run = run_in(folder, start, controller=controller)
-    run.config.emulation.enable = emulates
+    if emulates:
+        run.config.emulation.enable = True
+        run.emulation = SimpleNamespace(steps=StepLog())  # type: ignore[assignment]
     return Steps(run)
 
 
@@ -33,7 +39,14 @@ def metrics(
 
 def end(to: Steps, step: int, phase: Phase | None, ms: float) -> None:
     to.run.seconds = 10.0 * step - ms / 1e3
+    to.run.steps.add(TimedStep(phase, ms))  # as ``StepTimes`` does
     end_step(to, step, phase, ms / 1e3)
+
+
+def add_virtual(to: Steps, *steps: tuple[Phase, float]) -> None:
+    for phase, ms in steps:
+        to.run.emulation.steps.add(TimedStep(phase, ms))
+    to.add_virtual([ms for _, ms in steps])
 
 
 def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> None:
@@ -74,11 +87,7 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
         end(steps, step, Phase.STABLE, ms)
     tags = log_step(steps, 9, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
     assert tags == pytest.approx(
-        {
-            "freezing/kappa": 0.6,
-            "freezing/p_eff": 0.5,
-            "freezing/kappa_over_p_eff": 1.2,
-        }
+        {"freezing/kappa": 0.6, "freezing/p_eff": 0.5, "freezing/kappa_over_p_eff": 1.2}
     )
     assert log_step(steps, 10, 5.0, Phase.STABLE, metrics({}, PassedEnergy(6.0, 6.0))) == {
         "freezing/p_eff": 1.0
@@ -120,16 +129,16 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
     steps = steps_in(tmp_path, emulates=True)
     end(steps, 1, Phase.WARMUP, 900.0)
     log_step(steps, 2, 5.0, Phase.WARMUP, metrics({}))
-    steps.add_virtual([(Phase.WARMUP, 90.0)])
+    add_virtual(steps, (Phase.WARMUP, 90.0))
     end(steps, 2, Phase.WARMUP, 900.0)
     assert [(row.step, row.virtual_step_ms) for row in STEPS.read(tmp_path)] == [(1, 90.0)]
     end(steps, 3, Phase.WARMUP, 900.0)
     log_step(steps, 4, 4.0, Phase.WARMUP, metrics({}))
-    steps.add_virtual([(Phase.WARMUP, 90.0), (Phase.WARMUP, 40.0)])
+    add_virtual(steps, (Phase.WARMUP, 90.0), (Phase.WARMUP, 40.0))
     end(steps, 4, Phase.STABLE, 900.0)
     for step in (5, 6, 7):
         end(steps, step, Phase.STABLE, 900.0)
-    steps.add_virtual([(Phase.STABLE, ms) for ms in (7.0, 7.0, 10.0, 30.0)])
+    add_virtual(steps, *((Phase.STABLE, ms) for ms in (7.0, 7.0, 10.0, 30.0)))
     tags = log_step(steps, 8, 4.0, Phase.STABLE, metrics({}))
     assert tags == {"freezing/kappa": 0.5}
     steps.close()
@@ -146,4 +155,113 @@ def test_ranks_that_write_nothing_still_tell(tmp_path: Path) -> None:
         "freezing/p_eff": 1.0
     }
     end(steps, 1, Phase.WARMUP, 5.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def batch(
+    step: int, phase: Phase = Phase.STABLE, entry_stage: int | None = None, **policy: float
+) -> ObservedBatch:
+    record = BatchRecord({}, 1.0)
+    return ObservedBatch(step, phase, False, record, {}, entry_stage=entry_stage, policy=policy)
+
+
+def front_of(folder: Path, *, caches: bool) -> Front:
+    checks = SimpleNamespace(decision=None)
+    controller = SimpleNamespace(cache=object() if caches else None, checks=checks, phase=None)
+    return Front(run_in(folder, controller=controller))
+
+
+def decide(record: Front, decision: Decision | None) -> None:
+    record.run.controller.checks.decision = decision  # type: ignore[union-attr]
+    end_step(record, 1, None, 1.0)
+
+
+def test_a_row_for_each_step_with_the_batches_that_were_read(tmp_path: Path) -> None:
+    record = front_of(tmp_path, caches=True)
+    guided = {"frozen_layers": 4.0, "frozen_modules": 2.0, "bootstrapping": 0.0, "slope": 0.5}
+    record.batch(batch(1, **guided))
+    record.batch(batch(1, entry_stage=1, **guided))
+    record.close()
+    record.batch(batch(2, entry_stage=0, **guided))
+    record.batch(batch(2, entry_stage=1, **guided))
+    record.close()
+    record.close()
+    assert FRONT.read(tmp_path) == [
+        FrontRow(1, "stable", 4, 2, 1, 2, 0),
+        FrontRow(2, "stable", 4, 2, 2, 2, 0),
+    ]
+
+
+def test_without_a_cache_nothing_is_said_of_reading(tmp_path: Path) -> None:
+    record = front_of(tmp_path, caches=False)
+    record.batch(batch(1, frozen_layers=1.0))
+    record.batch(batch(1, frozen_layers=1.0))
+    record.close()
+    assert FRONT.read(tmp_path) == [FrontRow(1, "stable", 1, 2)]
+
+
+def test_a_choice_that_is_not_in_force_is_no_front(tmp_path: Path) -> None:
+    """In warm-up and monitoring, and where freezing is switched off."""
+    record = front_of(tmp_path, caches=False)
+    for step, phase in enumerate(Phase, start=1):
+        record.batch(batch(step, phase, frozen_layers=3.0))
+    record.close()
+    in_force = {row.phase for row in FRONT.read(tmp_path) if row.frozen_layers == 3}
+    assert in_force == {"ramp", "stable"}
+    assert {row.frozen_layers for row in FRONT.read(tmp_path)} == {0, 3}
+
+
+def test_a_run_that_freezes_no_front_has_no_file(tmp_path: Path) -> None:
+    record = front_of(tmp_path, caches=False)
+    record.batch(batch(1, frozen_tensors=3.0))
+    decide(record, None)
+    record.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluations_are_taken_once_from_each_decision(tmp_path: Path) -> None:
+    record = front_of(tmp_path, caches=False)
+    first, second = (
+        Decision(np.zeros(1, dtype=np.bool_), evaluations=(Evaluation(step, 0, 0.5, 0.25),))
+        for step in (4, 6)
+    )
+    for decision in (first, first, second, second):
+        decide(record, decision)
+    record.close()
+    decide(record, second)
+    record.close()
+    assert PLASTICITY.read(tmp_path) == [PlasticityRow(s, 0, 0.5, 0.25) for s in (4, 6)]
+
+
+FIRST = Move(6, 3, 4, 1, "4 2 2 2", 2.5)
+SECOND = Move(8, 8, 2, 2, "8 2", 1.25)
+
+
+def test_steps_before_and_after_without_those_that_run_cold(tmp_path: Path) -> None:
+    moves = Moves(run_in(tmp_path))
+    steps = moves.run.steps
+    for ms in (9e3, 9e3, 500.0, 700.0, 600.0):
+        steps.add(TimedStep(None, ms))
+    assert not (tmp_path / MOVES.name).exists(), "a run that stays has no such file"
+    for move, times_ms in ((FIRST, (9e3, 9e3)), (SECOND, (9e3, 9e3, 200.0))):
+        steps.begin_pipeline()
+        moves.move(move)
+        for ms in times_ms:
+            steps.add(TimedStep(None, ms))
+    assert moves.timed() == [TimedMove(FIRST, 600.0, None), TimedMove(SECOND, None, 200.0)]
+
+
+def test_each_move_is_on_disk_at_once(tmp_path: Path) -> None:
+    moves = Moves(run_in(tmp_path))
+    moves.move(FIRST)
+    assert MOVES.read(tmp_path) == [FIRST]
+    moves.move(SECOND)
+    assert MOVES.read(tmp_path) == [FIRST, SECOND]
+
+
+def test_ranks_that_write_nothing_know_of_moves(tmp_path: Path) -> None:
+    moves = Moves(run_in(tmp_path, is_shown=False))
+    moves.run.steps.begin_pipeline()
+    moves.move(FIRST)
+    assert [timed.move for timed in moves.timed()] == [FIRST]
     assert list(tmp_path.iterdir()) == []

@@ -16,17 +16,9 @@ from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.run_folder import OutputGuard
-from torchtitan.freezing.report.tensorboard import (
-    PHASE_NUMBERS,
-    THROUGHPUT,
-    FreezingTags,
-    RunTensorBoard,
-    hyperparameters,
-)
-from torchtitan.freezing.report.tensorboard import (
-    layout as custom_scalars,
-)
-from torchtitan.freezing.report.times import BatchTimes
+from torchtitan.freezing.report.tensorboard import THROUGHPUT, RunTensorBoard, hyperparameters
+from torchtitan.freezing.report.tensorboard import layout as custom_scalars
+from torchtitan.freezing.report.times import PHASE_NUMBERS, BatchTimes
 
 
 def config() -> JobConfig:
@@ -158,10 +150,7 @@ def tags_of(
     controller = SimpleNamespace(
         expected_stage_ratios=lambda: {0: 0.5, 1: 0.25}, expected_batch_ms=lambda: predicted_ms
     )
-    run = run_in(controller=controller)
-    batches = BatchTimes(run)
-    batches.collect(metrics)
-    return log_step(FreezingTags(run, batches), 1, 5.0, phase, metrics)
+    return log_step(BatchTimes(run_in(controller=controller)), 1, 5.0, phase, metrics)
 
 
 def test_what_is_known_has_a_tag() -> None:

@@ -152,10 +152,7 @@ def test_a_terminal_shows_what_it_brought_whether_it_held_and_where_the_files_ar
 
 
 OFF = "from step 301 on: the measured gain is +1.0%"
-OFF_LINES = [
-    f"freezing switched off    {OFF}",
-    "since then               201.0 ms a step",
-]
+OFF_LINES = [f"freezing switched off    {OFF}", "since then               201.0 ms a step"]
 
 
 def test_a_run_in_which_freezing_did_not_pay_says_so() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +21,15 @@ from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report import times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep
 from torchtitan.freezing.report.times import (
     BatchTimes,
     Memory,
     StepTimes,
     convergence,
+    summary_at_start,
     utilization,
 )
 
@@ -87,15 +91,15 @@ class Record:
         self.batches.collect(metrics)
 
     def begin_pipeline(self) -> None:
-        for part in (self.steps, self.batches):
-            part.begin_pipeline()
+        self.steps.leave()
+        self.batches.begin_pipeline()
 
-    def summarize(self, of: Any, emulated: dict[str, Any] | None = None) -> RunSummary:
+    def summarize(self, of: Any) -> RunSummary:
         self.run.controller = of
         summary = self.run.start
         for part in (self.steps, self.batches):
             summary = replace(summary, **part.fields(summary))
-        return replace(summary, **(emulated or {}))
+        return summary
 
 
 def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200) -> Record:
@@ -105,10 +109,6 @@ def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200
             step += 1
             record.add_step(step, phase, each, n_tokens)
     return record
-
-
-def summarize(record: Record, of: Any) -> RunSummary:
-    return record.summarize(of)
 
 
 def test_speed_and_batches_of_a_frozen_run() -> None:
@@ -126,7 +126,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     record.add_batches(
         metrics({Phase.UPPER_BOUND: (200.0,), Phase.STABLE: (77.5, 62.0), Phase.RAMP: (1.0,)})
     )
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     # 200 tokens of each device in 0.2 s, then in 0.16 s.
     assert summary.tokens_per_second_unfrozen == pytest.approx(1000.0)
     assert summary.step_ms_unfrozen == pytest.approx(200.0)
@@ -152,11 +152,11 @@ def test_what_the_run_had_of_its_cache_is_what_was_collected_last() -> None:
     record = Record()
     for use in (CacheUse(2, 0, 0, 0, 1.0, None), CacheUse(9, 4, 2**20, 2**19, 2.5, 80.0, 7)):
         record.add_batches(CollectedMetrics({}, {}, 0.0, cache=use))
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     assert (summary.cache_batches, summary.cache_entered) == (9, 4)
     assert (summary.cache_saved_ms, summary.cache_spent_ms) == (80.0, 2.5)
     assert (summary.cache_mib, summary.cache_read_ahead) == (1.5, 7)
-    assert summarize(Record(), controller(make_plan())).cache_batches is None
+    assert Record().summarize(controller(make_plan())).cache_batches is None
 
 
 def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
@@ -170,12 +170,12 @@ def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
     record.add_batches(CollectedMetrics(measured, {}, 0.1, drift=3.0, cache=used))
     record.begin_pipeline()
     assert record.batches.cache == used
-    assert summarize(record, controller(None, plans=False)).tokens_per_second is None
+    assert record.summarize(controller(None, plans=False)).tokens_per_second is None
     for step, seconds in enumerate([9.0, 9.0, 0.2], 7):
         record.add_step(step, Phase.STABLE, seconds, n_tokens=100)
     used = CacheUse(3, 1, 2**19, 0, 2.0, None)
     record.add_batches(CollectedMetrics({Phase.STABLE: (40.0,)}, {0: 1.0}, 0.2, cache=used))
-    summary = summarize(record, controller(None, plans=False))
+    summary = record.summarize(controller(None, plans=False))
     assert (summary.step_ms_unfrozen, summary.step_ms) == (400.0, 200.0)
     assert (summary.tokens_per_second_unfrozen, summary.tokens_per_second) == (250.0, 500.0)
     assert (summary.batch_ms_unfrozen, summary.batch_ms, summary.drift) == (90.0, 40.0, None)
@@ -192,7 +192,7 @@ def test_unfrozen_steps_are_those_of_the_first_pipeline_and_batches_those_of_the
     for step, seconds in enumerate([9.0, 9.0, 0.1, 0.1, 0.1], 4):
         record.add_step(step, Phase.UPPER_BOUND, seconds, n_tokens=100)
     record.add_batches(CollectedMetrics({Phase.UPPER_BOUND: (50.0,)}, {}, 0.1))
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (400.0, 50.0)
 
 
@@ -205,7 +205,7 @@ def test_a_step_of_several_batches() -> None:
 def test_mixed_monitoring_has_no_unfrozen_batches_but_those_of_warm_up() -> None:
     record = record_of([(Phase.WARMUP, [9.0, 9.0, 0.3]), (Phase.MIXED, [9.0, 9.0, 0.25])])
     record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (pytest.approx(300.0), 95.0)
 
 
@@ -214,13 +214,13 @@ def test_batches_of_a_former_plan_are_not_compared_with_the_last() -> None:
     record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
     record.batches.begin_plan(make_plan(), uniform())
     record.add_batches(metrics({Phase.STABLE: (77.0,)}))
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     assert (summary.batch_ms, summary.batch_ms_unfrozen) == (77.0, 95.0)
 
 
 def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
     record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2]), (Phase.OFF, [9.0, 9.0, 0.3, 0.3])])
-    summary = summarize(record, controller(make_plan(), switched_off="from step 4 on: why"))
+    summary = record.summarize(controller(make_plan(), switched_off="from step 4 on: why"))
     assert (summary.step_ms, summary.step_ms_off) == (pytest.approx(200.0), pytest.approx(300.0))
     assert summary.switched_off == "from step 4 on: why"
 
@@ -241,7 +241,7 @@ def test_utilization_is_what_the_model_needs_over_what_a_device_reaches_at_most(
 def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -> None:
     def time_to_loss(**known: Any) -> float | None:
         summary = replace(START, steps_factor=1.2, **known)
-        found: float | None = convergence(summary, None)["time_to_loss"]
+        found: float | None = convergence(summary)["time_to_loss"]
         return found
 
     planned = {"batch_ms_unfrozen_predicted": 100.0, "batch_ms_predicted": 70.0}
@@ -259,12 +259,12 @@ def test_how_steps_scatter_is_told() -> None:
     )
     want = kappa_error([300.0, 400.0, 500.0], [200.0, 200.0, 300.0])
     assert want is not None
-    assert summarize(record, controller(make_plan())).kappa_error == pytest.approx(want)
-    assert summarize(record, None).kappa_error is None
+    assert record.summarize(controller(make_plan())).kappa_error == pytest.approx(want)
+    assert record.summarize(None).kappa_error is None
 
 
 def test_what_was_known_at_the_start_stays() -> None:
-    summary = summarize(record_of([]), None)
+    summary = record_of([]).summarize(None)
     same = {"method", "schedule", "seed", "device", "steps", "started_at", "dataset"}
     assert {name: getattr(summary, name) for name in same} == {
         name: getattr(START, name) for name in same
@@ -277,12 +277,12 @@ def test_uneven_padding_does_not_show_as_speed() -> None:
         record.add_step(step, Phase.WARMUP, 0.5, n_tokens)
     for step in range(5, 9):
         record.add_step(step, Phase.STABLE, 0.5, n_tokens=400)
-    summary = summarize(record, controller(make_plan()))
+    summary = record.summarize(controller(make_plan()))
     assert summary.tokens_per_second_unfrozen == summary.tokens_per_second == 800.0
 
 
 def test_a_run_without_freezing_has_one_speed_and_no_batches() -> None:
-    summary = summarize(record_of([(None, [9.0, 9.0, 0.5, 0.5])], n_tokens=250), None)
+    summary = record_of([(None, [9.0, 9.0, 0.5, 0.5])], n_tokens=250).summarize(None)
     assert (summary.tokens_per_second, summary.step_ms) == (500.0, 500.0)
     assert summary.tokens_per_second_unfrozen is summary.step_ms_unfrozen is None
     assert summary.batch_ms is summary.batch_ms_predicted is summary.batch_ms_unfrozen is None
@@ -291,7 +291,7 @@ def test_a_run_without_freezing_has_one_speed_and_no_batches() -> None:
 
 @pytest.mark.parametrize("n_steps", [0, 2])
 def test_cold_steps_alone_give_no_speed(n_steps: int) -> None:
-    summary = summarize(record_of([(None, [1.0] * n_steps)]), None)
+    summary = record_of([(None, [1.0] * n_steps)]).summarize(None)
     assert summary.tokens_per_second is summary.step_ms is None
     assert summary.steps_done == n_steps
 
@@ -304,7 +304,7 @@ def test_cold_steps_alone_give_no_speed(n_steps: int) -> None:
     ],
 )
 def test_a_plan_that_is_missing_has_a_reason(failure: str | None, text: str) -> None:
-    summary = summarize(record_of([(Phase.WARMUP, [0.5] * 3)]), controller(None, failure))
+    summary = record_of([(Phase.WARMUP, [0.5] * 3)]).summarize(controller(None, failure))
     assert summary.failure == text
     assert summary.batch_ms_predicted is summary.all_frozen_batch_ms is summary.planned_gain is None
 
@@ -313,7 +313,7 @@ def test_a_method_that_does_not_plan_misses_none() -> None:
     """Its warm-up is followed by the stable phase, so warm-up's batches are the unfrozen ones."""
     record = record_of([(Phase.WARMUP, [0.2] * 4), (Phase.STABLE, [0.1] * 4)])
     record.add_batches(metrics({Phase.WARMUP: (30.0, 50.0), Phase.STABLE: (20.0,)}))
-    summary = summarize(record, controller(None, plans=False))
+    summary = record.summarize(controller(None, plans=False))
     assert summary.failure is None
     assert (summary.batch_ms_unfrozen, summary.batch_ms) == (40.0, 20.0)
     assert summary.batch_ms_predicted is summary.planned_stage_ratios is None
@@ -341,7 +341,61 @@ def test_drift_is_the_median_since_the_last_plan() -> None:
     for drift in (9.0, None, 9.0):
         record.add_batches(replace(metrics({}), drift=drift))
     record.batches.begin_plan(make_plan(), uniform())
-    assert summarize(record, controller(None)).drift is None
+    assert record.summarize(controller(None)).drift is None
     for drift in (1.0, 1.1, None, 3.0):
         record.add_batches(replace(metrics({}), drift=drift))
-    assert summarize(record, controller(None)).drift == 1.1
+    assert record.summarize(controller(None)).drift == 1.1
+
+
+def dims(pp: int, world_size: int = 4) -> Any:
+    return SimpleNamespace(pp_enabled=pp > 1, world_size=world_size, non_data_parallel_size=pp)
+
+
+def job_config() -> JobConfig:
+    config = JobConfig()
+    config.job.config_file = "train_configs/tiny_8m.toml"
+    config.model.flavor = "8M"
+    config.training.dataset = "alpaca"
+    config.training.dataset_path = "./rows"
+    config.training.steps = 120
+    config.parallelism.pipeline_parallel_schedule = "GPipe"
+    config.freezing.method = "timelyfreeze"
+    config.debug.seed = 3
+    config.data.seed = 5
+    return config
+
+
+def test_what_a_pipeline_run_knows_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "usable_cores", lambda: 1.5)
+    start = summary_at_start(job_config(), dims(2), "Abacus 3000", "cpu")
+    assert (start.method, start.schedule, start.model) == ("timelyfreeze", "GPipe", "llama3 8M")
+    assert (start.seed, start.data_seed, start.steps) == (3, 5, 120)
+    assert (start.n_devices, start.ranks_per_replica) == (4, 2)
+    assert start.device == "Abacus 3000, 1.5 cores"
+    assert start.dataset == "alpaca: ./rows"
+    several = job_config()
+    several.data.paths = ["a.jsonl", "owner/b"]
+    assert summary_at_start(several, dims(2), "", "cpu").dataset == "alpaca: a.jsonl, owner/b"
+    assert start.config_file == "train_configs/tiny_8m.toml"
+    assert start.torch_version == torch.__version__
+    assert start.steps_done == 0
+    assert datetime.fromisoformat(start.started_at).tzinfo is not None
+
+
+def test_what_does_not_apply_is_none() -> None:
+    config = job_config()
+    config.data.shuffle = False
+    config.debug.seed = None
+    start = summary_at_start(config, dims(1), "NVIDIA H100", "cuda")
+    assert start.schedule is start.seed is start.data_seed is None
+    assert start.device == "NVIDIA H100", "cores are a matter of the CPU"
+    config.data.shuffle = True
+    config.training.dataset, config.training.dataset_path = "c4_test", None
+    start = summary_at_start(config, dims(1), "NVIDIA H100", "cuda")
+    assert (start.dataset, start.data_seed) == ("c4_test", None)
+
+
+def test_a_schedule_of_ones_own_goes_by_its_file() -> None:
+    config = job_config()
+    config.parallelism.pipeline_parallel_schedule_csv = "my/eager.csv"
+    assert summary_at_start(config, dims(2), "x", "cuda").schedule == "eager.csv"

@@ -30,16 +30,11 @@ from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, cache_folder, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
-from torchtitan.freezing.partition import model_sizes
+from torchtitan.freezing.partition.cut import model_sizes
 
 
 class Assembly:
-    """Builds recorder, emulation record and controller for the pipeline of a trainer.
-
-    Args:
-        trainer: Upstream's, once it is built, with our configuration and metrics.
-        n_processors: How many ranks of the pipeline compute at once; None if each has a device.
-    """
+    """What a trainer gets for freezing; its ranks share ``n_processors``, None if they do not."""
 
     def __init__(self, trainer: Trainer, n_processors: float | None) -> None:
         self._trainer, self._config = trainer, trainer.job_config
@@ -122,10 +117,7 @@ class Assembly:
 
 
 def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
-    """Return the policy's settings; one that checks so many times an epoch has its interval.
-
-    Of pictures, one that compares outputs compares pictures, not their patches.
-    """
+    """Return the policy's settings, in steps of this run; of pictures whole ones are compared."""
     policy: Any = getattr(trainer.job_config.freezing, name)
     if isinstance(policy, Egeria) and not model_family(trainer.job_config).reads_text:
         policy = replace(policy, max_tokens=0)
@@ -150,14 +142,7 @@ def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
 def front_identity(
     job_config: JobConfig, model_args: Any, device: torch.device, *, is_sharded: bool
 ) -> str:
-    """Return what the front's output depends on besides its weights and a row's tokens.
-
-    Args:
-        job_config: Of the run.
-        model_args: Of the model.
-        device: Where it computes.
-        is_sharded: Whether FSDP casts its numbers, where any are cast, and not autocast.
-    """
+    """Return what the front's output depends on besides weights and tokens."""
     training = job_config.training
     numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
     are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
