@@ -15,8 +15,7 @@ from torchtitan.data.rows.errors import FieldError
 from torchtitan.data.rows.examples import read_examples
 from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
 from torchtitan.data.rows.messages import alpaca_messages, sharegpt_messages
-from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import (
+from torchtitan.data.sequences import (
     IGNORE_INDEX,
     PLAIN_TEMPLATE,
     EncodedExample,
@@ -24,6 +23,7 @@ from torchtitan.data.turns import (
     Turn,
     encode,
 )
+from torchtitan.data.text.tokenizer import FolderTokenizer
 
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared"

@@ -10,7 +10,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from timelyfreeze.files import write_whole
-from torchtitan.checkpoints.settings import save_settings
+from torchtitan.checkpoints.finished import save_settings
 from torchtitan.freezing.launch import launch
 from torchtitan.hf.flavors import EXTRA_FLAVORS
 

@@ -20,7 +20,7 @@ from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.config import JobConfig, model_family, padding_note
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.recorder import RunRecorder, open_recorder
-from torchtitan.lora.trained import count_trained
+from torchtitan.lora.adapters import count_trained
 from torchtitan.upstream.fixes import lines_count
 
 

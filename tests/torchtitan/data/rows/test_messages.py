@@ -15,7 +15,7 @@ from torchtitan.data.rows.messages import (
     completion_messages,
     sharegpt_messages,
 )
-from torchtitan.data.turns import PLAIN_TEMPLATE, Turn
+from torchtitan.data.sequences import PLAIN_TEMPLATE, Turn
 
 ASK = {"role": "user", "content": "2 and 2?"}
 SAY = {"role": "assistant", "content": "4"}
