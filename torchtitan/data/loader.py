@@ -1,4 +1,4 @@
-"""Batches of instruction data, from a loader that any number of ranks and workers can resume."""
+"""Batches of a data set, from a loader that any number of ranks and workers can resume."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class ImageExamples:
         """Return a picture in red, green and blue, upright, as ``datasets`` turns it."""
         from PIL import ImageOps
 
-        with self._opened(index) as image:
+        with self.opened(index) as image:
             try:
                 image.load()  # which turns some formats
                 return ImageOps.exif_transpose(image).convert("RGB")
@@ -269,11 +269,8 @@ class ImageExamples:
             except Exception as error:
                 raise self._damaged(index, error) from error
 
-    def check_header(self, index: int) -> None:
-        """Raise ImageError unless the picture at ``index`` begins like one that can be read."""
-        self._opened(index).close()
-
-    def _opened(self, index: int) -> Image.Image:
+    def opened(self, index: int) -> Image.Image:
+        """Return a picture of which no more than the header was read."""
         # Imported here: a configuration is read without Pillow.
         from PIL import Image
 
@@ -328,5 +325,5 @@ def check_headers(examples: ImageExamples) -> int:
     """Look at the beginnings of at most 10,000 pictures, evenly taken; return how many."""
     step = -(-len(examples) // _MOST_HEADERS)
     for index in range(0, len(examples), step):
-        examples.check_header(index)
+        examples.opened(index).close()
     return len(range(0, len(examples), step))

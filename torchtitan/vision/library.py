@@ -56,12 +56,6 @@ class Library:
         except Exception as error:  # the library has exceptions of its own for its checks
             raise ValueError(f"{self.name}Config: {error}") from error
 
-    def build(self, config: Any) -> Any:
-        """Return the library's classifier, on the default device."""
-        import transformers
-
-        return getattr(transformers, self.model_class)._from_config(config)
-
     def rule(self, config: Any) -> Callable[[nn.Module], None]:
         """Return what draws the weights of one module, its children left out."""
         import transformers
@@ -128,7 +122,9 @@ class VisionArgs(BaseModelArgs):
 
     def build(self) -> Any:
         """Return the library's classifier, on the default device."""
-        return self.library.build(self.config())
+        import transformers
+
+        return getattr(transformers, self.library.model_class)._from_config(self.config())
 
     def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
         """Take the number of classes and the size of pictures that a run asks for."""

@@ -143,7 +143,9 @@ def _read_files(
     counts: list[tuple[str, int]] = []
     file = files[0]
     try:
-        first = first_row(files)
+        # All columns of the first row are looked at.
+        rows = ((str(file), *row) for file in files for row in read_rows(file))
+        first = next(rows, None)
         if first is None:
             return InstructExamples([], (), chat_messages, numbers)
         shape, about = _shape(*first, kind, columns)
@@ -248,12 +250,6 @@ def data_files(path: Path, key: str) -> list[Path]:
         others = [entry.name for entry in entries if entry not in files]
         logger.info(f"{path}: {len(others)} other file(s) left alone, such as {others[0]}")
     return files
-
-
-def first_row(files: Sequence[Path]) -> tuple[str, int, Any] | None:
-    """Return the file, the number and the value of the first row, all its columns; None if none."""
-    rows = ((str(file), *row) for file in files for row in read_rows(file))
-    return next(rows, None)
 
 
 def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[NumberedRow]:
