@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.data.sequences import pad_id
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_errors
 
 SETTINGS = {

@@ -35,11 +35,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_contents(folder: Path) -> metadata.Metadata:
-    """Return the table of a finished checkpoint of one step.
-
-    Raises:
-        Exception: Of any kind, if it is not what torch has written.
-    """
+    """Return the table of a finished checkpoint; raises anything if torch has not written it."""
     with (folder / METADATA).open("rb") as file:
         found = _Unpickler(file).load()
     if not isinstance(found, metadata.Metadata):

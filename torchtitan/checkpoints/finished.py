@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from timelyfreeze.files import read_object
+from timelyfreeze.files import read_object, write_whole
 from torchtitan.checkpoints.contents import METADATA, read_contents
 
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
@@ -21,14 +22,7 @@ TRAIN_STATE = "train_state"
 
 
 def read_run_settings(run: Path) -> dict[str, Any]:
-    """Return the configuration that a run was started with.
-
-    Args:
-        run: The run's own folder.
-
-    Raises:
-        ValueError: If there is none, or it is no JSON object.
-    """
+    """Return the configuration that a run was started with, from its folder, or ValueError."""
     try:
         return read_object(run / SETTINGS_FILE)
     except OSError as error:
@@ -38,15 +32,7 @@ def read_run_settings(run: Path) -> dict[str, Any]:
 
 
 def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
-    """Return where a run's checkpoints lie beside it, also if both were moved together.
-
-    Args:
-        run: The run's own folder, ``<dump_folder>/<save_tb_folder>/<name>``.
-        settings: As :func:`read_run_settings` returns them.
-
-    Raises:
-        ValueError: If the settings do not say.
-    """
+    """Return where a run's checkpoints lie beside it, also if both were moved together."""
     try:
         depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
         name = settings["checkpoint"]["folder"]
@@ -61,24 +47,14 @@ def finished_steps(checkpoints: Path) -> dict[int, Path]:
 
 
 def resumable_step(steps: Mapping[int, Path], excluded: Sequence[str] = ()) -> int | None:
-    """Return the last step that a run can go on from; None if there is none.
-
-    What ``checkpoint.last_save_model_only`` saves after the last step holds the model alone.
-
-    Args:
-        steps: As :func:`finished_steps` returns them.
-        excluded: States that are not to be loaded.
-    """
+    """Return the last step that a run can go on from: not from the model alone; or None."""
     return next(
         (step for step in sorted(steps, reverse=True) if is_whole(steps[step], excluded)), None
     )
 
 
 def is_whole(folder: Path, excluded: Sequence[str] = ()) -> bool:
-    """Return whether a finished checkpoint has what a run goes on from, besides the model.
-
-    Step 0 is where a run begins: the model alone is all there is.
-    """
+    """Return whether a checkpoint has what a run goes on from: at step 0 the model alone."""
     if TRAIN_STATE in excluded or folder.name == "step-0" or damage(folder) is not None:
         return True  # what is damaged is told as that
     return any(key.startswith(f"{TRAIN_STATE}.") for key in saved_keys(folder))
@@ -127,35 +103,24 @@ def damage(folder: Path) -> str | None:
 
 def saved_keys(folder: Path) -> list[str]:
     """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
-    try:
-        return list(read_contents(folder).state_dict_metadata)
-    except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
-        return []
+    return list(_saved(folder))
 
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a finished checkpoint, by name; none if not readable.
+    """Return the shapes of all tensors of a finished checkpoint; nothing if they cannot be read."""
+    saved = _saved(folder).items()
+    return {name: tuple(one.size) for name, one in saved if isinstance(one, TensorStorageMetadata)}
 
-    Those of optimizers and of freezing are among them, under names of their own.
-    """
+
+def _saved(folder: Path) -> dict[str, Any]:
     try:
-        saved = read_contents(folder).state_dict_metadata
-    except Exception:  # as in saved_keys
+        return read_contents(folder).state_dict_metadata
+    except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
         return {}
-    tensors = {name: one for name, one in saved.items() if isinstance(one, TensorStorageMetadata)}
-    return {name: tuple(one.size) for name, one in tensors.items()}
 
 
 def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return plain values that a finished checkpoint has, without starting any process group.
-
-    Args:
-        folder: Of one step.
-        names: Full names of numbers, texts or bytes.
-
-    Raises:
-        ValueError: If one is missing, or is not plain: nothing that a value names is executed.
-    """
+    """Return plain values of a checkpoint; nothing that they name is executed, but ValueError."""
     stored = read_contents(folder).storage_data or {}
     places = {index.fqn: at for index, at in stored.items()}
     values = {}
@@ -181,3 +146,34 @@ def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
 
 def _is_finished(folder: Path) -> bool:
     return (folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()
+
+
+# What a run shows and where it writes; that may always differ.
+_OUTPUT = ("checkpoint", "comm", "job", "metrics", "plots", "profiling", "report")
+
+
+def save_settings(checkpoint: Path, settings: Mapping[str, Any]) -> None:
+    """Write down in the folder of a checkpoint what the run's configuration was."""
+    write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings, indent=2) + "\n").encode())
+
+
+def changed_settings(checkpoint: Path, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (then, now)} of what a run changes; nothing if the checkpoint is silent."""
+    try:
+        saved = dict(_values(read_run_settings(checkpoint)))
+    except ValueError:
+        return {}
+    now = dict(_values(json.loads(json.dumps(settings))))
+    return {
+        key: (saved[key], value)
+        for key, value in now.items()
+        if key in saved and saved[key] != value and key.partition(".")[0] not in _OUTPUT
+    }
+
+
+def _values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

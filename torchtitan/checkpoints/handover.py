@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import Metadata, StorageReader, StorageWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -28,10 +27,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
     """What this process has saved, and the way to what the others have.
 
     All processes save together and then read together, in as many process groups as they like.
-
-    Args:
-        device: Where tensors are sent from and received: one that the default process group talks
-            from.
+    Tensors travel on ``device``: one that the default process group talks from.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,19 +41,16 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         """Full names of what was saved."""
         return list(self.read_metadata().state_dict_metadata)
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the tensors that this process holds."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
     def take_metadata(self, metadata: Metadata) -> None:
         """Learn what all processes have saved, as ``save`` returns it on each."""
         self._metadata = metadata
 
     # -- what torch asks of both -------------------------------------------------------------------
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Begin nothing anew: there is one checkpoint, without a place."""
+    def reset(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare nothing: there is one checkpoint, without a place."""
+
+    set_up_storage_writer = set_up_storage_reader = reset
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -65,17 +58,12 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         return False
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Return the plan as it is."""
+        """Return the plan as it is, or all plans."""
         return plan
 
-    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Return the plans as they are."""
-        return plans
+    prepare_global_plan = prepare_local_plan
 
     # -- saving ------------------------------------------------------------------------------------
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare nothing."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy what the plan gives this process to the host."""
@@ -101,19 +89,9 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
     # -- reading -----------------------------------------------------------------------------------
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what all processes have saved.
-
-        Raises:
-            ValueError: If nothing was saved.
-        """
-        if self._metadata is None:
-            raise ValueError("nothing was saved in memory")
+        """Return what all processes have saved."""
+        assert self._metadata is not None, "nothing was saved"
         return self._metadata
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Prepare nothing."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Send to each process what it reads, and read; every process must call this together."""
@@ -132,7 +110,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
 
     def _wanted_bytes(self, plan: LoadPlan) -> dict[ReadItem, bytes]:
         """Return what is no tensor: small, so that everyone gets all of it."""
-        everyone: list[Mapping[MetadataIndex, bytes]] = [{} for _ in range(dist.get_world_size())]
+        everyone: list[dict[MetadataIndex, bytes]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, self._bytes)
         every = {index: content for each in everyone for index, content in each.items()}
         items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
@@ -144,23 +122,17 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         part = None
         if rank == holder:
             part = self._tensors[item.storage_index]
-            for dimension, (start, n) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
-                part = part.narrow(dimension, start, n)
+            places = zip(item.storage_offsets, item.lengths, strict=True)
+            part = part[tuple(slice(start, start + n) for start, n in places)]
             if rank != reader:
                 dist.send(part.to(self._device).contiguous(), reader)
         if rank != reader:
             return
         if part is None:
-            part = torch.empty(item.lengths, dtype=self._dtype(item), device=self._device)
+            saved = self.read_metadata().state_dict_metadata[item.storage_index.fqn]
+            dtype = saved.properties.dtype
+            part = torch.empty(item.lengths, dtype=dtype, device=self._device)
             dist.recv(part, holder)
         target = planner.resolve_tensor(item).detach()
         target.copy_(part)
         planner.commit_tensor(item, target)
-
-    def _dtype(self, item: ReadItem) -> torch.dtype:
-        described = self.read_metadata().state_dict_metadata[item.storage_index.fqn]
-        if not isinstance(described, TensorStorageMetadata):
-            raise ValueError(f"{item.storage_index.fqn} was saved as something else than a tensor")
-        return described.properties.dtype

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,16 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import (
     METADATA,
+    changed_settings,
     finished_steps,
     model_only_error,
     resumable_step,
+    save_settings,
     saved_keys,
     unfinished_steps,
 )
 from torchtitan.checkpoints.handover import MemoryCheckpoint
-from torchtitan.checkpoints.settings import changed_settings, save_settings
-from torchtitan.lora.names import is_adapter
+from torchtitan.lora.adapters import is_adapter
 
 # A disk with less is full: what could not be written was larger.
 _BLOCK = 4096
@@ -48,12 +49,7 @@ class CheckpointError(RuntimeError):
 
 
 class SafeCheckpointManager(CheckpointManager):
-    """Upstream's manager, with the promises of this module.
-
-    Attributes:
-        settings: The run's configuration, saved with each checkpoint and compared with that of the
-            one that is loaded; None where it is not known.
-    """
+    """Upstream's manager, with the promises of this module; knows the run's ``settings``."""
 
     settings: Mapping[str, Any] | None = None
 
@@ -63,11 +59,7 @@ class SafeCheckpointManager(CheckpointManager):
         self._handed: MemoryCheckpoint | None = None
 
     def hand_over(self, device: torch.device) -> MemoryCheckpoint:
-        """Save everything in memory, for :meth:`take_over`; every process must call this together.
-
-        Args:
-            device: Where the default process group's tensors are.
-        """
+        """Save everything in memory for :meth:`take_over`; all processes do so together."""
         memory = MemoryCheckpoint(device)
         states = self._flattened_model_states_sd()
         memory.take_metadata(dcp.save(states, storage_writer=memory))
@@ -77,23 +69,18 @@ class SafeCheckpointManager(CheckpointManager):
         """Load from memory instead of from a folder when :meth:`load` is called, once."""
         self._handed = memory
 
-    def _load_handed(self, memory: MemoryCheckpoint) -> None:
-        states = fitted_states(self._flattened_model_states_sd(), memory.keys)
-        dcp.load(states, storage_reader=memory)
-        self.states[MODEL].load_state_dict(states)
-
     def load(self, step: int = -1) -> bool:
         """Load as upstream does, but take unfinished checkpoints for none.
 
         Where none is finished, upstream loads nothing at all: training would begin with random
         weights although ``checkpoint.initial_load_path`` or ``initial_load_in_hf`` name others.
-
-        Raises:
-            CheckpointError: If the checkpoint is damaged or does not fit this run.
+        CheckpointError if the checkpoint is damaged or does not fit this run.
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            self._load_handed(memory)
+            states = fitted_states(self._flattened_model_states_sd(), memory.keys)
+            dcp.load(states, storage_reader=memory)
+            self.states[MODEL].load_state_dict(states)
             return True
         if not self.enable:
             return super().load(step)
@@ -161,11 +148,7 @@ class SafeCheckpointManager(CheckpointManager):
         return bool(self._should_save(step))
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """Save as upstream does, at the steps at which it does.
-
-        Raises:
-            CheckpointError: If it could not be written; former ones are whole.
-        """
+        """Save as upstream does; CheckpointError if that fails, and former ones are whole."""
         if not self._should_save(curr_step, last_step):
             super().save(curr_step, last_step)
             return
@@ -210,15 +193,10 @@ class SafeCheckpointManager(CheckpointManager):
         return f"the same command resumes from {finished[step]}"
 
     def save_now(self, step: int, *, last_step: bool) -> str:
-        """Save a checkpoint at this step, unless there is one or none are wanted.
+        """Save at the step that was finished last, unless it is saved; say what became of it.
 
-        Args:
-            step: The step that was finished last.
-            last_step: Whether training ends for good here: what is saved then is what
-                ``checkpoint.last_save_*`` ask for, otherwise all that a run needs to go on.
-
-        Returns:
-            What became of it, to be put behind a sentence.
+        Where training ends for good here, what ``checkpoint.last_save_*`` ask for is saved,
+        otherwise all that a run needs to go on.
         """
         if not self.enable:
             return "; nothing is saved, since checkpoint.enable is false"
@@ -250,24 +228,8 @@ def _cause(error: CheckpointException) -> str:
 _STATE = "state."
 
 
-@runtime_checkable
-class Resizable(Protocol):
-    """A state of which processes save parts of their own, under keys of their own."""
-
-    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load where a checkpoint has ``keys`` of this state."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was loaded."""
-        ...
-
-
 class _FittedOptimizers:
-    """Optimizers for a checkpoint in which tensors that were never updated have no state.
-
-    They get the state that they had then: zeros, as before a first update.
-    """
+    """Optimizers whose tensors that were never updated get zeros, as before a first update."""
 
     def __init__(self, optimizers: OptimizersContainer, keys: Collection[str]) -> None:
         self._keys = frozenset(keys)
@@ -298,12 +260,7 @@ class _FittedOptimizers:
 
 
 def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return states that ask for what a checkpoint has.
-
-    Args:
-        states: By name, as a checkpoint manager hands them to torch.
-        keys: Full names of what the checkpoint has.
-    """
+    """Return states that ask for what a checkpoint has, of which ``keys`` are the full names."""
 
     def of(name: str) -> list[str]:
         return [key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")]
@@ -314,7 +271,7 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
         logger.info("The checkpoint has no adapters: %d tensors of them begin anew", len(new))
     fitted = {name: state for name, state in states.items() if name not in new}
     for name, state in fitted.items():
-        if isinstance(state, Resizable):
+        if hasattr(state, "state_to_load"):  # processes save parts of their own
             fitted[name] = SimpleNamespace(
                 state_dict=partial(state.state_to_load, of(name)),
                 load_state_dict=state.load_state_dict,

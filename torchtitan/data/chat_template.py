@@ -10,7 +10,7 @@ date would differ from one day to the next, so templates that ask whether it exi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,31 +39,18 @@ class ChatTemplateError(ValueError):
 
 
 class ChatText(NamedTuple):
-    """A rendered conversation.
-
-    Args:
-        text: What the model reads.
-        answers: For each answer the characters ``[start, end)`` of ``text`` that are learned: the
-            answer and the mark that ends it.
-    """
+    """A rendered conversation, and the characters ``[start, end)`` of answers with their ends."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
 
 
 class ChatTemplate:
-    """A chat template together with the special tokens of a tokenizer.
+    """A chat template together with the special tokens of a tokenizer, by name.
 
-    Args:
-        name: What messages call it.
-        source: The Jinja program.
-        tokens: The tokenizer's special tokens, such as ``{"bos_token": "<s>"}``.
-        reads_context: Whether the template puts ``message.context`` into words. For one that does
-            not, the context follows the content after a blank line.
-        for_tools: The program for conversations with tools, where that is another one.
-
-    Raises:
-        ChatTemplateError: If ``source`` is no Jinja program.
+    With ``reads_context`` the template puts ``message.context`` into words; without, the context
+    follows the content after a blank line. ``for_tools`` is the program for conversations with
+    tools, where that is another one. A source that is no Jinja program is refused at once.
     """
 
     def __init__(
@@ -82,26 +69,6 @@ class ChatTemplate:
         for program in {self._source, self._for_tools}:
             self._rendered(program, None)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] = (),
-        *,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Return the text of ``messages``.
-
-        Args:
-            messages: Of a conversation.
-            tools: That may be called in it.
-            add_generation_prompt: End with what stands before an answer.
-
-        Raises:
-            ChatTemplateError: If the template refuses the conversation, or fails.
-        """
-        said = Conversation(messages, tools)
-        return self._rendered(self._program(said), said, prompt=add_generation_prompt).text
-
     def mark(self, said: Conversation) -> ChatText:
         """Render a conversation and find its answers in the text.
 
@@ -109,11 +76,8 @@ class ChatTemplate:
         Elsewhere the text before an answer is that of the messages before it with the generation
         prompt, as at inference; what the answer adds is learned, but for blanks at its end. A
         template may write an answer otherwise once messages follow (Qwen3 drops its thoughts). That
-        one is read, and not learned: the model never has to write it so.
-
-        Raises:
-            ChatTemplateError: As in :meth:`render`, if the template has no words for tools that the
-                conversation has, or if no answer is written as it would be at inference.
+        one is read, and not learned: the model never has to write it so. ChatTemplateError if no
+        answer is left.
         """
         messages, program = said.messages, self._program(said)
         require_words(self.name, program, said)
@@ -158,9 +122,6 @@ class ChatTemplate:
         The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
         beginning of a text in its own way meets one beginning. No token is added. Learned are
         tokens that begin within an answer or the mark that ends it.
-
-        Raises:
-            ChatTemplateError: As in :meth:`mark`.
         """
         chat = self.mark(said)
         encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
@@ -179,11 +140,7 @@ class ChatTemplate:
         return ids, learned
 
     def end_of_answer(self) -> str:
-        """Return what follows an answer and is learned with it; empty where nothing marks its end.
-
-        Raises:
-            ChatTemplateError: If the template cannot render a question and an answer.
-        """
+        """Return what follows an answer and is learned with it; empty where nothing marks it."""
         question = [Message("user", "question"), Message("assistant", "answer")]
         chat = self.mark(Conversation(question))
         ((start, end),) = chat.answers
@@ -211,16 +168,7 @@ def _tell_once(name: str) -> None:
 
 
 def require_words(name: str, source: str, said: Conversation) -> None:
-    """Refuse a conversation with tools or thoughts that a template would leave out in silence.
-
-    Args:
-        name: What messages call the template.
-        source: Its program.
-        said: The conversation.
-
-    Raises:
-        ChatTemplateError: Naming what the template does not write.
-    """
+    """Refuse a conversation with tools or thoughts that a template would leave out in silence."""
     there = {field for message in said.messages for field in message.others}
     there |= {TOOLS} if said.tools else set()
     for words in ((TOOL_CALLS,), (TOOLS,), THOUGHTS):
@@ -233,19 +181,7 @@ def require_words(name: str, source: str, said: Conversation) -> None:
 
 
 def template_in_folder(folder: str | Path, name: str = "default") -> str | None:
-    """Return the source of a chat template in a tokenizer's folder; None if it has none.
-
-    As in transformers, ``chat_template.jinja`` and the files of ``additional_chat_templates`` come
-    before the entry of ``tokenizer_config.json``, which may have several.
-
-    Args:
-        folder: Of the tokenizer.
-        name: Which of several. For conversations with tools, "tool_use" comes before "default".
-
-    Raises:
-        ChatTemplateError: If there is none of them named "default", or the entry is none that
-            transformers writes.
-    """
+    """Return the source of a tokenizer's chat template, where transformers finds it, or None."""
     found = _templates_in_folder(Path(folder))
     if found and "default" not in found:
         raise ChatTemplateError(

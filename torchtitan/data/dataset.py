@@ -16,20 +16,19 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.resumable import Progress, ResumableDataset
 from torchtitan.data.rows.errors import DataError
-from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
+from torchtitan.data.sequences import (
+    PLAIN_TEMPLATE,
+    WINDOW_EXAMPLES,
+    ExampleSequences,
+    Sample,
+    Template,
+)
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
-from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 
 @dataclass
 class _Progress(Progress):
-    """How far a reader is, and what became of the examples of its epoch.
-
-    Attributes:
-        seen: Examples of the epoch so far, those of the whole window included.
-        dropped: Those of them without an answer token within ``seq_len``.
-        shortened: Those of them that were cut.
-    """
+    """How far a reader is, and what became of its epoch's examples, the whole window's included."""
 
     seen: int = 0
     dropped: int = 0
@@ -50,32 +49,10 @@ class InstructDataset(ResumableDataset):
     Packed sequences are made of :data:`WINDOW_EXAMPLES` examples of a rank's part at a time, all of
     one epoch. Ranks do not have equally many of them: packing is for endless streams.
 
-    Args:
-        examples: The data set, one or several sources.
-        tokenizer: See :func:`encode`.
-        seq_len: T, at least 1.
-        dp_rank: Data-parallel rank, in [0, dp_world_size).
-        dp_world_size: Number of data-parallel ranks, D.
-        infinite: Go on with the next epoch after the last example.
-        shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
-        section: Config section that messages name.
-        split: Which examples to read.
-        template: Makes tokens of what an example says.
-        packing: Put several examples into a sequence.
-        keeps_parts: Whether each rank has the same examples in every epoch.
-
-    Attributes:
-        sequences: Makes them of examples.
-
-    Yields:
-        ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``, where
-        ``"rows"`` is the example's index in the data set; packed, the inputs have ``"positions"``,
-        int64 [T], instead of it: see :class:`PackedSequence`.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        DataError: If there are fewer examples than ranks, or every example of an epoch is dropped.
-        DataExampleError: If an example cannot be read, or the template refuses it.
+    It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
+    where ``"rows"`` is the example's index in the data set; packed, the inputs have
+    ``"positions"``, int64 [T], instead of it: see :class:`PackedSequence`. Messages name keys of
+    ``section``.
     """
 
     _progress = _Progress
@@ -86,33 +63,16 @@ class InstructDataset(ResumableDataset):
         examples: ExampleMixture,
         tokenizer: BaseTokenizer,
         seq_len: int,
-        dp_rank: int = 0,
-        dp_world_size: int = 1,
+        *,
         infinite: bool = True,
-        shuffle_seed: int | None = None,
         section: str = "training",
         split: ExampleSplit = ALL_EXAMPLES,
         template: Template = PLAIN_TEMPLATE,
         packing: bool = False,
-        keeps_parts: bool = False,
+        **place: Any,
     ) -> None:
-        if seq_len < 1:
-            raise ValueError(f"{section}.seq_len is {seq_len}; it must be at least 1")
-        if packing and not infinite:
-            raise ValueError(
-                "packing is True and infinite is False; packing is for endless streams"
-            )
-        super().__init__(
-            len(examples),
-            examples.epoch(split),
-            dp_rank,
-            dp_world_size,
-            infinite,
-            shuffle_seed,
-            split,
-            keeps_parts,
-            WINDOW_EXAMPLES if packing else 1,
-        )
+        how = {"infinite": infinite, "split": split, "window": WINDOW_EXAMPLES if packing else 1}
+        super().__init__(len(examples), examples.epoch(split), **how, **place)
         self.names_rows = not packing
         self.sequences = ExampleSequences(examples, tokenizer, seq_len, template, packing)
         self._seq_len = seq_len
@@ -137,7 +97,6 @@ class InstructDataset(ResumableDataset):
         return index in self._without_target
 
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
-        """Yield what is left of a window, and leave it behind."""
         indices = [self._index(number) for number in window]
         examples = [self.sequences.encode(index) for index in indices]
         places = [place for place, example in enumerate(examples) if example.has_target]
@@ -160,10 +119,9 @@ class InstructDataset(ResumableDataset):
             self._leave(window)
 
     def _report_epoch(self) -> None:
-        """Tell what became of the examples of the epoch that ends."""
         if self._at.epoch is not None:
             is_whole = self._at.seen >= self.examples_of_a_reader(self._reader()[1])
-            place = f"epoch {self._at.epoch} of rank {self._dp_rank}"
+            place = f"epoch {self._at.epoch} of rank {self.dp_rank}"
             self._report(self._at, place, is_whole=is_whole)
 
     def _report(self, at: _Progress, place: str, *, is_whole: bool = True) -> None:
@@ -187,11 +145,7 @@ class InstructDataset(ResumableDataset):
         )
 
     def require_targets(self) -> None:
-        """Refuse data of which every example would be dropped; reads on to the first that is not.
-
-        Raises:
-            DataError: Naming the key of the length.
-        """
+        """Refuse data of which every example would be dropped; reads on to the first that fits."""
         if not any(self.sequences.encode(int(index)).has_target for index in self._indices):
             raise self._all_dropped("the data set", len(self._indices))
 
@@ -212,10 +166,7 @@ class InstructDataset(ResumableDataset):
         return super().state_dict() | {"template": self.sequences.template.name}
 
     def change_since(self, state: Mapping[str, Any]) -> str | None:
-        """Return what to tell where a state's examples were written by another template, or None.
-
-        A state without a name is of a former version, whose default was the plain format.
-        """
+        """Return what to tell where examples were written by another template; formerly "plain"."""
         saved, now = state.get("template"), self.sequences.template.name
         if now == (saved or PLAIN_TEMPLATE.name):
             return None

@@ -15,8 +15,8 @@ from torchtitan.data.chat_template import (
     ChatTemplateError,
     template_in_folder,
 )
+from torchtitan.data.sequences import PLAIN_TEMPLATE, Template
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 AUTO = "auto"
 PLAIN = PLAIN_TEMPLATE.name
@@ -25,13 +25,7 @@ FROM_TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A template that we bring.
-
-    Attributes:
-        source: The Jinja program.
-        tokens: Words that must be single tokens, or names of special tokens that must be set.
-        reads_context: See :class:`ChatTemplate`.
-    """
+    """A template that we bring; ``tokens`` are single tokens or names of special ones it needs."""
 
     source: str
     tokens: tuple[str, ...] = ()
@@ -106,15 +100,7 @@ def known_templates() -> tuple[str, ...]:
 
 
 def chosen_template(name: str, folder: str) -> str:
-    """Return the template that "auto" stands for, the tokenizer's own or alpaca; others as named.
-
-    Args:
-        name: The value of ``data.chat_template``.
-        folder: ``model.hf_assets_path``.
-
-    Raises:
-        ChatTemplateError: If the folder's template cannot be read.
-    """
+    """Return the template that "auto" stands for, the tokenizer's own or alpaca; else the name."""
     if name != AUTO:
         return name
     return "alpaca" if template_in_folder(folder) is None else FROM_TOKENIZER
@@ -133,12 +119,7 @@ def choice_told(name: str, folder: str) -> str | None:
 
 
 def template_error(name: str, folder: str) -> str | None:
-    """Return what is wrong with ``data.chat_template``, as far as files tell, or None.
-
-    Args:
-        name: The value of the key.
-        folder: ``model.hf_assets_path``.
-    """
+    """Return what is wrong with ``data.chat_template``, as far as files tell, or None."""
     if name not in known_templates():
         return f"data.chat_template is {name!r}; known: {', '.join(known_templates())}"
     if name not in (AUTO, FROM_TOKENIZER) or not Path(folder).is_dir():
@@ -157,17 +138,7 @@ def template_error(name: str, folder: str) -> str | None:
 
 
 def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Template:
-    """Return the template that ``data.chat_template`` names.
-
-    Args:
-        name: The value of the key.
-        tokenizer: Its special tokens go into the template.
-        folder: ``model.hf_assets_path``, where "tokenizer" looks.
-
-    Raises:
-        ChatTemplateError: If the template is unknown or missing, writes tokens that the tokenizer
-            does not have, or cannot render a question and its answer.
-    """
+    """Return the template that ``data.chat_template`` names, if the tokenizer suits it."""
     if name == PLAIN:
         return PLAIN_TEMPLATE
     if message := template_error(name, folder):
@@ -181,8 +152,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
     asked, name = name, chosen_template(name, folder)
     if name == FROM_TOKENIZER:
         source = template_in_folder(folder)
-        if source is None:
-            raise ChatTemplateError(f"model.hf_assets_path is {folder!r}, which is no folder")
+        assert source is not None  # or an error was found
         for_tools = template_in_folder(folder, "tool_use")
         template = ChatTemplate(name, source, tokens, for_tools=for_tools)
     else:
@@ -197,12 +167,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
     return template
 
 
-def _require_tokens(
-    asked: str,
-    name: str,
-    tokenizer: FolderTokenizer,
-    folder: str,
-) -> None:
+def _require_tokens(asked: str, name: str, tokenizer: FolderTokenizer, folder: str) -> None:
     tokens = tokenizer.special_tokens
     missing = [
         word

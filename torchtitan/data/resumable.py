@@ -22,10 +22,8 @@ from torchtitan.data.stream import Dealing, EpochOrder, ExampleStream, ReaderPla
 class Progress:
     """How far a reader is.
 
-    Attributes:
-        taken: Examples of the windows behind it.
-        in_window: Samples handed out of the window that it is in.
-        epoch: That of what it read last, or None before the first example.
+    ``taken`` counts examples of the windows behind it, ``in_window`` samples handed out of the one
+    that it is in; ``epoch`` is that of what it read last, None before the first example.
     """
 
     taken: int = 0
@@ -36,17 +34,17 @@ class Progress:
 class ResumableDataset(IterableDataset, Stateful):
     """Samples of one data-parallel rank, in an order that a checkpoint can resume.
 
-    An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
-    ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
-    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on;
-    of W loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on
-    who reads it, and any number of ranks can go on where others have stopped: see
-    :meth:`remaining`.
+    An epoch is a pass over ``indices``, which may name an example several times, in their order or
+    in a permutation drawn from ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each
+    other in one stream (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th
+    example from the r-th on; of W loader workers, worker w counts as rank r W + w of D W. So the
+    stream does not depend on who reads it, and any number of ranks can go on where others have
+    stopped: see :meth:`remaining`.
 
     With ``keeps_parts`` each of several ranks, and each of its workers, has the same examples in
-    every epoch, in another order, except for the n mod (D W) of them that do not divide
-    (:mod:`torchtitan.data.stream`). The first epoch is the same without. After a resume by other
-    readers, or with the other setting, this begins with the next epoch.
+    every epoch, in another order, except for the n mod (D W) of them that do not divide. The first
+    epoch is the same without. After a resume by other readers, or with the other setting, this
+    begins with the next epoch.
 
     A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
@@ -54,25 +52,8 @@ class ResumableDataset(IterableDataset, Stateful):
     Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
     since.
 
-    A subclass makes samples of examples. It may take several at a time, a window, all of one epoch,
-    and make any number of samples of them.
-
-    Args:
-        n_examples: Of the data set.
-        indices: The examples of an epoch, int64; one may be there several times.
-        dp_rank: Data-parallel rank, in [0, dp_world_size).
-        dp_world_size: Number of data-parallel ranks, D.
-        infinite: Go on with the next epoch after the last example.
-        shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
-        split: Which examples ``indices`` are taken from.
-        keeps_parts: Whether each rank has the same examples in every epoch.
-        window: Examples that are taken at a time.
-
-    Attributes:
-        infinite: Whether examples never end.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    A subclass makes samples of examples. It may take several at a time, a ``window``, all of one
+    epoch, and make any number of samples of them.
     """
 
     names_rows = True  # whether a sample is one example, so that its index names it
@@ -90,16 +71,12 @@ class ResumableDataset(IterableDataset, Stateful):
         keeps_parts: bool = False,
         window: int = 1,
     ) -> None:
-        if not 0 <= dp_rank < dp_world_size:
-            raise ValueError(f"dp_rank is {dp_rank}; it must lie in [0, {dp_world_size})")
-        if shuffle_seed is not None and shuffle_seed < 0:
-            raise ValueError(f"shuffle_seed is {shuffle_seed}; it must be at least 0, or None")
         self._n_examples = n_examples
-        self._dp_rank = dp_rank
-        self._dp_world_size = dp_world_size
+        self.dp_rank = dp_rank
+        self.dp_world_size = dp_world_size
         self.infinite = infinite
         self._shuffle_seed = shuffle_seed
-        self._split = split
+        self.split = split
         self._window = window
         self._indices = indices
         self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
@@ -115,10 +92,7 @@ class ResumableDataset(IterableDataset, Stateful):
         """
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
-        """Return the numbers of a window, each with its index, that are not handed out yet.
-
-        A window of one example is left as soon as that is handed out.
-        """
+        """Return the numbers of a window, each with its index, that are not handed out yet."""
         return []
 
     def _report_epoch(self) -> None:
@@ -138,6 +112,9 @@ class ResumableDataset(IterableDataset, Stateful):
         """Indices of the examples of an epoch, int64, in the order of the split."""
         return self._indices
 
+    def require_targets(self) -> None:
+        """Refuse data of which no example gives a sample."""
+
     def _begin(self, stream: ExampleStream) -> None:
         """Be at the first example of ``stream``."""
         self._stream, self._at = stream, self._progress()
@@ -146,14 +123,10 @@ class ResumableDataset(IterableDataset, Stateful):
         """Return the number of this reader, and how many there are."""
         worker = get_worker_info()
         workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        return self._dp_rank * workers + worker_id, self._dp_world_size * workers
+        return self.dp_rank * workers + worker_id, self.dp_world_size * workers
 
     def examples_of_a_reader(self, n_readers: int) -> int:
-        """Return how many examples of an epoch each of ``n_readers`` gets at least.
-
-        Raises:
-            DataError: If there are fewer examples than readers.
-        """
+        """Return how many examples of an epoch each reader gets at least; DataError if none."""
         usable = len(self._usable)
         if usable < n_readers:
             raise DataError(
@@ -202,11 +175,9 @@ class ResumableDataset(IterableDataset, Stateful):
     def upcoming(self, n: int) -> list[int]:
         """Return the indices of the examples that this reader hands out next; it stays where it is.
 
-        For a data set that is being iterated in this process and names its rows. An example that
-        will be dropped is among them if this reader has not come by it before.
-
-        Args:
-            n: How many; there are fewer where the examples end.
+        For a data set that is being iterated in this process and names its rows. There are fewer
+        than ``n`` where the examples end. One that will be dropped is among them if this reader has
+        not come by it before.
         """
         readers = self._reader()
         taken, most = self._at.taken, self._most(readers[1])
@@ -237,8 +208,8 @@ class ResumableDataset(IterableDataset, Stateful):
             "examples": self._n_examples,
             "shuffle_seed": self._shuffle_seed,
             "infinite": self.infinite,
-            "validation_fraction": self._split.validation_fraction,
-            "held_out": self._split.held_out,
+            "validation_fraction": self.split.validation_fraction,
+            "held_out": self.split.held_out,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,12 +225,7 @@ class ResumableDataset(IterableDataset, Stateful):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next iteration go on from ``state_dict``.
-
-        Raises:
-            ValueError: If the state belongs to another data set or order, or cannot be gone on from
-                by as many readers; then :meth:`remaining` tells what they have left.
-        """
+        """Let the next iteration go on from a state that :meth:`continues`; or ValueError."""
         n_readers = self._reader()[1]
         if not self.continues([state_dict], n_readers):
             raise ValueError(
@@ -275,11 +241,7 @@ class ResumableDataset(IterableDataset, Stateful):
         return None
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
-        """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.
-
-        Raises:
-            ValueError: If they belong to another data set or order.
-        """
+        """Return whether :meth:`load_state_dict` takes these; DataError if of other data."""
         for state in states:
             self.require_same(state)
         if any(state["readers"] != n_readers for state in states):
@@ -296,12 +258,8 @@ class ResumableDataset(IterableDataset, Stateful):
         """Return the examples that readers have not handed out, for any number of others.
 
         Examples of a window that was half handed out are read once more, to see which it were.
-
-        Args:
-            states: What :meth:`state_dict` returned, of all readers in order.
-
-        Raises:
-            ValueError: If the states belong to another data set or order, or not together.
+        ``states`` are those of all readers in order; DataError or ValueError if they do not belong
+        together.
         """
         n_readers = len(states)
         for state in states:

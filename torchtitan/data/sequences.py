@@ -1,4 +1,4 @@
-"""Sequences of instruction data: of one example or, packed, of several; and as text for people.
+"""Sequences of instruction data: tokens of one example or, packed, of several; text for people.
 
 Examples are packed in windows of consecutive examples of a stream. What a window becomes depends on
 its examples alone, so a stream is resumed by the number of its window and of the sequence in it.
@@ -13,11 +13,127 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.rows.messages import Conversation
+from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError, require_words
+from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
 from torchtitan.data.sources import ExampleMixture
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Template, encode, pad_id
+from torchtitan.data.text.renderer import MOST_CHARACTERS
+
+IGNORE_INDEX = -100
+
+
+class Turn(NamedTuple):
+    """A piece of an example: an answer that is learned, one that is given, or neither."""
+
+    role: str
+    text: str
+    is_target: bool
+    is_given: bool = False
+
+
+class EncodedExample(NamedTuple):
+    """An example as tokens, int64 [T], padded on the right; T is ``seq_len``.
+
+    Labels are the next token where it is learned, else -100. ``n_tokens`` counts no padding,
+    ``n_cut`` the tokens that did not fit into T.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    n_tokens: int
+    n_cut: int
+
+    @property
+    def has_target(self) -> bool:
+        """Whether any token of an answer is left to learn."""
+        return bool((self.labels != IGNORE_INDEX).any())
+
+
+class PlainTemplate:
+    """Our own plain format, for any tokenizer: headers in words, no special tokens.
+
+    An instruction is written as in Alpaca, other messages under the name of their role. Each turn
+    is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's end token
+    follows each answer and is learned with it; its begin token opens the example. Either is left
+    out where the tokenizer has none.
+    """
+
+    name = "plain"
+
+    def mark(self, said: Conversation) -> list[Turn]:
+        """Return a conversation in turns; ChatTemplateError if it has tools, or is too long."""
+        require_words(self.name, "", said)
+        turns: list[Turn] = []
+        for before, message in zip((None, *said.messages), said.messages, strict=False):
+            # An instruction is written with the header of its answer.
+            follows = before is not None and before.context is not None
+            turns += _turns(message, follows_instruction=follows)
+        if sum(len(turn.text) for turn in turns) > MOST_CHARACTERS:
+            raise ChatTemplateError(f"its text has more than {MOST_CHARACTERS} characters")
+        return turns
+
+    def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
+        """Return the tokens of a conversation, and which of them are learned; see :meth:`mark`."""
+        turns = self.mark(said)
+        bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
+        ids = [] if bos is None else [bos]
+        learned = [False] * len(ids)
+        for turn in turns:
+            piece = _encode_piece(tokenizer, turn.text)
+            if (turn.is_target or turn.is_given) and eos is not None:
+                piece.append(eos)
+            ids += piece
+            learned += [turn.is_target] * len(piece)
+        return ids, learned
+
+
+def _turns(message: Message, *, follows_instruction: bool) -> list[Turn]:
+    role, content = message.role, message.content
+    if message.context is not None:
+        source = f"### Input:\n{message.context}\n\n" if message.context else ""
+        return [Turn(role, f"### Instruction:\n{content}\n\n{source}### Response:\n", False)]
+    header = f"### {role.capitalize()}:\n"
+    if role != ASSISTANT:
+        return [Turn(role, f"{header}{content}\n\n", is_target=False)]
+    answer = Turn(role, content, message.is_answer, is_given=message.is_given)
+    return [answer] if follows_instruction else [Turn(role, header, is_target=False), answer]
+
+
+PLAIN_TEMPLATE = PlainTemplate()
+
+
+Template = PlainTemplate | ChatTemplate
+
+
+def encode(
+    said: Conversation, template: Template, tokenizer: BaseTokenizer, seq_len: int
+) -> EncodedExample:
+    """Encode an example, cut or padded to ``seq_len``; every label is -100 if no answer fits."""
+    ids, learned = template.tokens(said, tokenizer)
+    n_tokens = min(max(len(ids) - 1, 0), seq_len)
+    input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
+    labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
+    input_ids[:n_tokens] = torch.tensor(ids[:n_tokens], dtype=torch.int64)
+    targets = torch.tensor(ids[1 : n_tokens + 1], dtype=torch.int64)
+    mask = torch.tensor(learned[1 : n_tokens + 1], dtype=torch.bool)
+    labels[:n_tokens] = torch.where(mask, targets, IGNORE_INDEX)
+    return EncodedExample(input_ids, labels, n_tokens, max(len(ids) - 1 - seq_len, 0))
+
+
+def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        # Its own encode() cannot keep a tokenizer's post-processor from adding a begin token to
+        # every piece (hf_adds_bos).
+        return list(tokenizer.tokenizer.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode(text, add_bos=False, add_eos=False))
+
+
+def pad_id(tokenizer: BaseTokenizer) -> int:
+    """The id that fills the input behind the example; any id will do, since no label is there."""
+    known = (getattr(tokenizer, "pad_id", None), tokenizer.eos_id)
+    return next((token for token in known if token is not None), 0)
+
 
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
@@ -61,13 +177,7 @@ class ExampleSequences:
         return pack([example.n_tokens for example in examples], self.seq_len)
 
     def sample(self, examples: Sequence[EncodedExample], rows: Sequence[int]) -> Sample:
-        """Return the sequence of examples that go together.
-
-        Args:
-            examples: One, or when packing any number.
-            rows: Index of each in the data set. A packed sequence is another one in the next epoch,
-                so it has no name.
-        """
+        """Return the sequence of examples that go together; no row names a packed one."""
         if not self.packing:
             ((example, row),) = zip(examples, rows, strict=True)
             inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
@@ -83,14 +193,11 @@ class ExampleSequences:
 
 
 class PackedSequence(NamedTuple):
-    """Examples one behind the other; T is ``seq_len``.
+    """Examples one behind the other, padded on the right; T is ``seq_len``.
 
-    Args:
-        input_ids: int64, [T], padded on the right.
-        labels: int64, [T], the next token of the same example where it is learned, else -100.
-        positions: int64, [T], the place of each token in its example, from 0; the padding counts as
-            one more example.
-        n_tokens: Number of input tokens that are no padding.
+    Labels are the next token of the same example where it is learned, else -100. Positions are the
+    place of each token in its example, from 0; the padding counts as one more example. ``n_tokens``
+    counts no padding.
     """
 
     input_ids: Tensor
@@ -102,25 +209,15 @@ class PackedSequence(NamedTuple):
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Choose which examples share a sequence, by first fit, longest examples first.
 
-    No example is split. An example goes into the first sequence that has room for it.
-
-    Args:
-        lengths: Tokens of each example, each from 1 to ``capacity``.
-        capacity: Tokens of a sequence.
-
-    Returns:
-        For each sequence the places of its examples in ``lengths``, ascending; sequences are in the
-        order of their first examples, each place is in one of them.
-
-    Raises:
-        ValueError: If a length is out of range.
+    No example is split. An example goes into the first sequence that has room for it. Lengths are
+    from 1 to ``capacity``. Returned are for each sequence the places of its examples in
+    ``lengths``, ascending; sequences are in the order of their first examples, each place is in one
+    of them.
     """
     rooms: list[int] = []
     sequences: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         length = lengths[place]
-        if not 1 <= length <= capacity:
-            raise ValueError(f"example {place} has {length} tokens; it must have 1 to {capacity}")
         number = next((n for n, room in enumerate(rooms) if length <= room), len(rooms))
         if number == len(rooms):
             rooms.append(capacity)
@@ -131,13 +228,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> PackedSequence:
-    """Put examples one behind the other and fill up with padding.
-
-    Args:
-        examples: At least one, together at most ``seq_len`` tokens.
-        seq_len: T.
-        pad_id: Fills the input behind the examples.
-    """
+    """Put examples, together at most ``seq_len`` tokens, one behind the other, then padding."""
     input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
     positions = torch.empty(seq_len, dtype=torch.int64)
@@ -155,18 +246,7 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
 def sequence_text(
     inputs: dict[str, Tensor], labels: Tensor, decode: Callable[[list[int]], str]
 ) -> str:
-    """Return the examples of a sequence line by line; learned text is marked in the margin.
-
-    Args:
-        inputs: ``"input"``, int64 [T]; ``"n_tokens"``, int64 []; ``"positions"``, int64 [T], if
-            packed. As an instruction data set yields them.
-        labels: int64, [T].
-        decode: From token ids to text, special tokens included.
-
-    Returns:
-        A heading with the number of examples and tokens, then each example. Padding is only
-        counted.
-    """
+    """Return the examples of a sequence line by line; learned text is marked in the margin."""
     ids, n_tokens = inputs["input"], int(inputs["n_tokens"])
     positions = inputs.get(POSITIONS, torch.arange(len(ids)))
     starts = (positions[:n_tokens] == 0).nonzero().flatten().tolist()

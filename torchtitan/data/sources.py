@@ -21,16 +21,7 @@ from torchtitan.freezing.config import JobConfig
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where examples are, and what they are.
-
-    Attributes:
-        kind: A kind of rows, or "auto".
-        path: A file, a folder or a hub name.
-        weight: How often it comes in an epoch.
-        part: What to read of a hub data set.
-        columns: Fields and their columns, where they are called otherwise.
-        key: Config key that holds ``path``.
-    """
+    """Where examples are, and what they are; ``weight`` says how often they come in an epoch."""
 
     kind: str
     path: str
@@ -55,11 +46,7 @@ def read_sources(sources: Sequence[DataSource]) -> ExampleMixture:
 
 
 def training_sources(config: JobConfig) -> tuple[DataSource, ...]:
-    """Return what training reads; nothing for text.
-
-    Raises:
-        ValueError: If no place is named, or keys of ``[data]`` are not for as many places.
-    """
+    """Return what training reads, nothing for text; ValueError if keys do not say that."""
     data, training = config.data, config.training
     kind = training.dataset.lower()
     if not is_instruct_dataset(kind):
@@ -70,7 +57,7 @@ def training_sources(config: JobConfig) -> tuple[DataSource, ...]:
         raise ValueError(_no_place("training", kind, " or data.paths"))
     keys = ("weights", "subset", "split", "revision")
     weights, *parts = (_for_each(f"data.{key}", getattr(data, key), len(paths)) for key in keys)
-    columns = tuple((field, column) for field, column in vars(data.columns).items() if column)
+    columns = _named_columns(config)
     key = "data.paths" if data.paths else "training.dataset_path"
     return tuple(
         DataSource(kind, path, 1.0 if weight == "" else float(weight), HubPart(*part), columns, key)
@@ -82,10 +69,7 @@ def validation_sources(config: JobConfig) -> tuple[DataSource, ...]:
     """Return what validation reads, each example once; nothing for text.
 
     Without a path of its own it reads what training reads, if that has the same data set. A path
-    that training reads is read in the same way, any other one as a whole.
-
-    Raises:
-        ValueError: As for training.
+    that training reads is read in the same way, any other one as a whole. Raises as for training.
     """
     validation, kind = config.validation, config.validation.dataset.lower()
     if not is_instruct_dataset(kind):
@@ -97,21 +81,23 @@ def validation_sources(config: JobConfig) -> tuple[DataSource, ...]:
     named = path or default_path(kind)
     if not named:
         raise ValueError(_no_place("validation", kind, ""))
-    columns = tuple((field, name) for field, name in vars(config.data.columns).items() if name)
+    columns = _named_columns(config)
     own = DataSource(kind, named, columns=columns, key="validation.dataset_path")
     same = [source.part for source in trained if source.place == own.place]
     return (replace(own, part=same[0]) if same else own,)
 
 
-def reads_training_data(config: JobConfig) -> bool:
-    """Return whether training and validation read the same instruction data.
+def _named_columns(config: JobConfig) -> Columns:
+    return tuple((field, column) for field, column in vars(config.data.columns).items() if column)
 
-    Paths may be spelled in several ways; a missing one means the default of its data set.
-    """
-    trained, read = training_sources(config), validation_sources(config)
-    return bool(read) and [(s.kind, s.place, s.part) for s in trained] == [
-        (s.kind, s.place, s.part) for s in read
-    ]
+
+def reads_training_data(config: JobConfig) -> bool:
+    """Return whether training and validation read the same instruction data, by any spelling."""
+    trained, read = (
+        [(source.kind, source.place, source.part) for source in sources(config)]
+        for sources in (training_sources, validation_sources)
+    )
+    return bool(read) and trained == read
 
 
 def default_path(kind: str) -> str | None:
@@ -146,12 +132,7 @@ MOST_REPEATS = 1000
 
 
 class ExampleMixture:
-    """Sources one behind the other; an example's index counts through all of them.
-
-    Args:
-        sources: At least one.
-        weights: How often each source comes in an epoch, above 0; 1 for all where empty.
-    """
+    """Sources one behind the other, counted through; an epoch has each as often as weighed."""
 
     def __init__(self, sources: Sequence[InstructExamples], weights: Sequence[float] = ()) -> None:
         self.sources = tuple(sources)
@@ -181,9 +162,6 @@ class ExampleMixture:
         Of a source with weight w each example comes floor(w) times, and a part of them, drawn once
         and always the same, once more; so many that the source has w times its examples, rounded.
         Examples that are held out come once.
-
-        Raises:
-            ValueError: If nothing is left.
         """
         indices = split.indices(len(self))
         if split.held_out or not self.mixed_as:
@@ -216,45 +194,22 @@ class ExampleMixture:
 _SPLIT_SEED = 0
 
 
-def fraction_error(validation_fraction: float) -> str | None:
-    """Return what is wrong with ``data.validation_fraction``, or None."""
-    if 0.0 <= validation_fraction < 1.0:
-        return None
-    return f"data.validation_fraction is {validation_fraction}; it must lie in [0, 1)"
-
-
 @dataclass(frozen=True)
 class ExampleSplit:
-    """One of the two parts of a data set.
+    """One of the two parts of a data set: to train on, or ``held_out``.
 
-    Which examples are held out depends on the number of examples and the fraction alone. Those of a
-    smaller fraction are among those of a larger one.
-
-    Attributes:
-        validation_fraction: Fraction of the examples that is held out, in [0, 1); rounded to whole
-            examples.
-        held_out: Whether this is the held-out part, not the one to train on.
-
-    Raises:
-        ValueError: If the fraction is outside its range.
+    Which examples are held out depends on the number of examples and the fraction, in [0, 1),
+    alone. Those of a smaller fraction are among those of a larger one.
     """
 
     validation_fraction: float = 0.0
     held_out: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse a fraction that is none."""
-        if message := fraction_error(self.validation_fraction):
-            raise ValueError(message)
-
     def indices(self, n_examples: int) -> NDArray[np.int64]:
         """Return the examples of this part, int64.
 
         Those to train on come in the order of the data set, those held out in a random one, so that
-        any first few of them are a fair sample.
-
-        Raises:
-            DataError: If no example is left to train on.
+        any first few of them are a fair sample. DataError if none is left to train on.
         """
         n_held_out = round(self.validation_fraction * n_examples)
         if not n_held_out:

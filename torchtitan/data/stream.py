@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 
 class Dealing(NamedTuple):
-    """Who gets an example in every epoch: number g is one of part (g + shift) mod n_parts.
-
-    See :mod:`torchtitan.data.stream`; with one part, who gets it is left to chance.
-
-    Attributes:
-        first_epoch: From which epoch on.
-        n_parts: Number of parts.
-        shift: In [0, n_parts).
-    """
+    """Who gets number g from an epoch on: part (g + shift) mod n_parts; with one part, anybody."""
 
     first_epoch: int = 0
     n_parts: int = 1
@@ -34,11 +26,9 @@ class ExampleStream:
     is the number of examples. So a number means the same example whoever reads it. Of R readers, r
     takes every R-th number from the r-th on.
 
-    Attributes:
-        start: All numbers from here on are in the stream.
-        left: Those before ``start`` that are.
-        dealings: How epochs are dealt, by ascending first epoch; those before the first of these
-            have one part.
+    All numbers from ``start`` on are in the stream, and those before it that are ``left``. Epochs
+    are dealt as ``dealings`` say, which are in order; those before the first of these have one
+    part.
     """
 
     start: int = 0
@@ -58,11 +48,7 @@ class ExampleStream:
     def in_parts(self, n_parts: int, n_examples: int) -> ExampleStream:
         """Return the stream with a part for each of as many readers, one for 1.
 
-        Epochs of which something was read before the readers began stay as they are.
-
-        Args:
-            n_parts: The number of readers, or 1.
-            n_examples: Of an epoch.
+        Epochs, of ``n_examples``, of which something was read before stay as they are.
         """
         shift = (len(self.left) - self.start) % n_parts
         wanted = Dealing(-(-self.start // n_examples), n_parts, shift)
@@ -73,12 +59,7 @@ class ExampleStream:
 
 
 class ReaderPlace(NamedTuple):
-    """How far a reader has come.
-
-    Attributes:
-        taken: How many of its numbers it will not come back to.
-        kept: Those of them that it has not handed out.
-    """
+    """How many of its numbers a reader has left behind, and which of them it has not handed out."""
 
     taken: int
     kept: Collection[int] = ()
@@ -101,12 +82,9 @@ def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleS
 class EpochOrder:
     """Says which example of the data set a number of the stream stands for.
 
-    The order of an epoch is a permutation drawn from ``(seed, epoch)``. Where the stream's epochs
-    are dealt in parts, examples change places in it so that each part's readers find its own.
-
-    Args:
-        indices: The n examples of an epoch, int64; one may be there several times.
-        seed: Of the permutations, at least 0; None keeps the order of ``indices``.
+    The order of an epoch is a permutation of ``indices`` drawn from ``(seed, epoch)``, or their own
+    without a seed. Where the stream's epochs are dealt in parts, examples change places in it so
+    that each part's readers find its own.
     """
 
     def __init__(self, indices: NDArray[np.int64], seed: int | None) -> None:
@@ -145,15 +123,10 @@ def in_parts(
     """Return ``order`` with examples moved to where the readers of their parts find them.
 
     Place p of an epoch is read by the readers of part (p + shift) mod ``n_parts``, and example
-    number p of ``first`` belongs to part p mod ``n_parts``. What does not divide is nobody's: the
-    last n mod ``n_parts`` examples of ``first`` go to those parts that have a place more in this
-    epoch. Within a part examples keep the order that they have in ``order``.
-
-    Args:
-        order: The n examples of the epoch, different indices, int64, shape [n].
-        first: The same in another order.
-        n_parts: At most n.
-        shift: At least 0.
+    number p of ``first``, the same n in another order, belongs to part p mod ``n_parts``. What does
+    not divide is nobody's: the last n mod ``n_parts`` examples of ``first`` go to those parts that
+    have a place more in this epoch. Within a part examples keep the order that they have in
+    ``order``.
     """
     n = len(order)
     n_dealt = n - n % n_parts

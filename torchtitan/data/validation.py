@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Any
 
-import torch
 import torchtitan.components.validate as titan_validate
 from torch import Tensor, nn
 from torchtitan.components.dataloader import BaseDataLoader
@@ -17,32 +16,18 @@ from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.validate import Validator
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
-from torchtitan.tools.logging import logger
 
-from torchtitan.data.loader import (
-    ResizableDataloader,
-    build_instruct_dataloader,
-    require_a_batch,
-)
-from torchtitan.data.sequences import ROWS
-from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit, validation_sources
-from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
+from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
+from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
+from torchtitan.data.sources import ExampleSplit, validation_sources
 from torchtitan.freezing.config import JobConfig
-
-Batch = tuple[dict[str, Tensor], Tensor]
 
 
 class BatchValidator(Validator):
     """Upstream's validator over a loader of ours, which is handed one batch at a time.
 
-    So what it finds can be weighed by what a batch holds.
-
-    Args:
-        loader: With ``validation.steps`` set it is started over as needed; every validation begins
-            with its first batch.
-        job_config: Of ``[validation]``, ``[report]`` and ``[training]`` is read.
-        metrics_processor: Gets what is found.
-        **kwargs: What upstream's validator takes besides.
+    So what it finds can be weighed by what a batch holds. With ``validation.steps`` set the loader
+    is started over as needed; every validation begins with its first batch.
     """
 
     def __init__(
@@ -90,7 +75,7 @@ class BatchValidator(Validator):
 
 
 class InstructValidator(BatchValidator):
-    """Validates on examples of instruction data, in batches of ``build_instruct_dataloader``.
+    """Validates on examples of instruction data, in batches of ``build_validation_loader``.
 
     The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
     more weight the fewer its batch has; so its answers for each batch are weighed by their tokens.
@@ -149,21 +134,9 @@ def counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
 
 
 def build_instruct_validator(
-    *,
-    job_config: JobConfig,
-    split: ExampleSplit = ALL_EXAMPLES,
-    template: Template = PLAIN_TEMPLATE,
-    **kwargs: Any,
+    *, job_config: JobConfig, split: ExampleSplit, template: Template, **kwargs: Any
 ) -> InstructValidator:
-    """Build the validator of an instruction data set.
-
-    Args:
-        job_config: As for :func:`build_validation_loader`, which raises what is wrong with it.
-        split: Which examples of the data set to read.
-        template: The chat template, as in training.
-        **kwargs: What upstream's validator takes besides; the loader reads its tokenizer and this
-            rank's place among the data-parallel ones.
-    """
+    """Build the validator of an instruction data set; ``kwargs`` are upstream's arguments."""
     reader = {name: kwargs[name] for name in ("dp_world_size", "dp_rank", "tokenizer")}
     loader = build_validation_loader(
         job_config=job_config, split=split, template=template, **reader
@@ -172,48 +145,20 @@ def build_instruct_validator(
 
 
 def build_validation_loader(
-    *,
-    job_config: JobConfig,
-    dp_world_size: int,
-    dp_rank: int,
-    tokenizer: Any,
-    split: ExampleSplit = ALL_EXAMPLES,
-    template: Template = PLAIN_TEMPLATE,
+    *, job_config: JobConfig, split: ExampleSplit, **of_dataset: Any
 ) -> ResizableDataloader:
-    """Build the loader of the examples to validate on.
+    """Build the loader of the examples to validate on; DataError if they do not fill a batch.
 
     They are never packed: that changes no loss, and only with an example for each sequence do all
     ranks have equally many batches.
-
-    Args:
-        job_config: Its section ``[validation]`` names the data set and the batches.
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        tokenizer: See :func:`torchtitan.data.chat_template.encode`.
-        split: Which examples of the data set to read.
-        template: The chat template, as in training.
-
-    Raises:
-        DataError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
     """
     validation = job_config.validation
-    workers = max(1, validation.dataloader.num_workers)
-    loader = build_instruct_dataloader(
-        dp_world_size=dp_world_size,
-        dp_rank=dp_rank,
-        tokenizer=tokenizer,
-        sources=validation_sources(job_config),
+    dataset = read_dataset(
+        validation_sources(job_config),
         seq_len=validation.seq_len,
-        batch_size=validation.local_batch_size,
         infinite=validation.steps != -1,
         section="validation",
         split=split,
-        template=template,
-        # A loader draws a seed whenever it is iterated: not from the generator that training uses.
-        generator=torch.Generator(),
-        **vars(validation.dataloader),
+        **of_dataset,
     )
-    count = loader.dataset.examples_of_a_reader(dp_world_size * workers)
-    require_a_batch(count, validation.local_batch_size, "validation", split)
-    logger.info(f"Validation reads {count} examples for each reader")
-    return loader
+    return validation_loader(dataset, validation)

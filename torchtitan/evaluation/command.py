@@ -21,7 +21,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from timelyfreeze.files import shown, write_whole
@@ -44,7 +43,7 @@ from torchtitan.evaluation.harness import (
     read_score,
     run_lm_eval,
 )
-from torchtitan.evaluation.model import Exporter, Model, export, find_model
+from torchtitan.evaluation.model import Exporter, Model, export, find_model, unscored
 from torchtitan.evaluation.pictures import reads_pictures, score_pictures
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -76,38 +75,26 @@ def main(
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Check the arguments of :func:`main` as far as they can be without the model.
-
-    Raises:
-        ValueError: If something is wrong.
-        SystemExit: If they cannot be parsed, which has then been said.
-    """
+    """Raise ValueError for arguments of :func:`main` that are wrong, as far as no model tells."""
     _check(_parse(arguments), run_lm_eval)
 
 
 def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Runner) -> Scores:
-    """Score a model, and keep what is known after each task.
-
-    Raises:
-        ValueError: If questions are missing or broken, or lm-eval fails.
-    """
+    """Score a model, and keep what is known after each task; ValueError if lm-eval fails."""
     # Imported late: --help need not wait for torch.
     import torch
 
     device, dtype = _device(options)
     batch_size = "8" if device == "cpu" else "auto"
     local = find_files(options.data_dir, options.tasks) if options.data_dir else {}
-    scores = Scores(
-        model=str(model.folder),
-        step=model.step,
+    scores = unscored(
+        model,
+        device,
+        dtype,
         source=str(options.data_dir or HUB),
         limit=options.limit,
-        dtype=dtype,
-        device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
         versions={"torch": torch.__version__},
-        evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         options=shlex.join(options.further),
-        benchmarks={},
     )
     for task in options.tasks:
         benchmark, files = BY_KEY.get(task), local.get(task)
@@ -138,7 +125,6 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
 
 
 def _device(options: argparse.Namespace) -> tuple[str, str]:
-    """Return where to compute, and in which type."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -176,14 +162,6 @@ def write_tensorboard(run: Path, scores: Scores) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    words = [*arguments, "--"]
-    at = words.index("--")
-    options = _parser().parse_args(words[:at])
-    options.further = words[at + 1 : -1]
-    return options
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze evaluate",
         description=__doc__,
@@ -199,7 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", help="such as cuda:1 (default: the first GPU, or the CPU)")
     add("--dtype", help="such as float32 (default: bfloat16 on a GPU, float32 on a CPU)")
     add("--batch-size", help="a number or auto (default: auto on a GPU, 8 on a CPU)")
-    return parser
+    words = [*arguments, "--"]
+    at = words.index("--")
+    options = parser.parse_args(words[:at])
+    options.further = words[at + 1 : -1]
+    return options
 
 
 def _check(options: argparse.Namespace, runner: Runner) -> None:

@@ -29,13 +29,7 @@ Runner = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
 def run_lm_eval(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run ``python -m lm_eval``; its messages go to the terminal.
-
-    It ends when this process is told to end.
-
-    Raises:
-        ValueError: If it is not installed, or fails.
-    """
+    """Run ``python -m lm_eval``, which ends with this process; ValueError if it fails."""
     lm_eval_tasks()
     command = [sys.executable, "-m", "lm_eval", *arguments]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -54,18 +48,7 @@ def ask(
     runner: Runner,
     local: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Ask a model the questions of one task, and return the results that lm-eval has written.
-
-    Args:
-        arguments: Options of lm-eval and their values; those with None are left out.
-        further: More of them, as they are.
-        results: Folder for lm-eval's files; replaced.
-        runner: Runs lm-eval.
-        local: Files of questions by their split; None for the hub.
-
-    Raises:
-        ValueError: If questions are broken, lm-eval fails, or it has written no results.
-    """
+    """Ask a model a task's questions, the hub's or ``local`` ones, and return lm-eval's results."""
     shutil.rmtree(results, ignore_errors=True)
     given = {**arguments, "--output_path": results}
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false")}
@@ -84,11 +67,7 @@ def ask(
 
 
 def check_tasks(tasks: Sequence[str], further: Sequence[str], runner: Runner) -> None:
-    """Have lm-eval say which of ``tasks`` it does not know; patterns and files are not checked.
-
-    Raises:
-        ValueError: If there are some.
-    """
+    """Have lm-eval refuse ``tasks`` it does not know; patterns and files are not checked."""
     names = [task for task in tasks if not re.search(r"[*?\[]|\.yaml$", task)]
     if names:
         pairs = pairwise(further)
@@ -97,11 +76,7 @@ def check_tasks(tasks: Sequence[str], further: Sequence[str], runner: Runner) ->
 
 
 def read_score(results: Mapping[str, Any], benchmark: Benchmark, questions: str) -> Score:
-    """Return what lm-eval's ``results`` of one benchmark say.
-
-    Raises:
-        ValueError: If the metric that is wanted is not among them.
-    """
+    """Return what lm-eval's ``results`` of one benchmark say; ValueError without its metric."""
     metrics = _numbers(results["results"][benchmark.task])
     name = f"{benchmark.metric},{FILTER}"
     if name not in metrics:
@@ -122,10 +97,7 @@ def read_score(results: Mapping[str, Any], benchmark: Benchmark, questions: str)
 
 
 def read_metrics(results: Mapping[str, Any], task: str) -> dict[str, dict[str, float]]:
-    """Return all numbers of lm-eval's ``results`` by task and metric, as lm-eval names them.
-
-    Of a group that has metrics of its own, those alone.
-    """
+    """Return all numbers of lm-eval's ``results`` by task and metric; of a group its own alone."""
     found = {name: _numbers(metrics) for name, metrics in results["results"].items()}
     own = {task: found[task]} if found.get(task) else found
     return {name: metrics for name, metrics in own.items() if metrics}
@@ -145,14 +117,10 @@ ENDINGS = (".jsonl", ".jsonl.gz")
 
 @dataclass(frozen=True)
 class Source:
-    """Which files hold a benchmark.
+    """Which files hold a benchmark: the first part of their names; the rest is the split.
 
-    Attributes:
-        files: First part of their names; the rest is the split.
-        fields: What each line has.
-        tasks: lm-eval's task files, below its folder of tasks; several for MMLU alone.
-        shots: Split that solved examples are taken from, if any are shown.
-        changes: Further keys of the task that have to change.
+    ``fields`` are what each line has. ``tasks`` are lm-eval's task files, several for MMLU alone.
+    Solved examples are taken from the split ``shots``. ``changes`` are further keys of the task.
     """
 
     files: str
@@ -181,14 +149,8 @@ SOURCES = {
 def find_files(folder: Path, tasks: Iterable[str]) -> dict[str, dict[str, Path]]:
     """Return the files of tasks, by the split that each stands for, the one asked first.
 
-    Where there is no file of the split that lm-eval asks from, the validation split is asked.
-
-    Args:
-        folder: With ``<name>_<split>.jsonl`` or ``.jsonl.gz``.
-        tasks: Keys of benchmarks.
-
-    Raises:
-        ValueError: If files are missing, all of which are named, or a task is another one.
+    They are ``<name>_<split>.jsonl`` or ``.jsonl.gz``. Where there is no file of the split that
+    lm-eval asks from, the validation split is asked. ValueError names all that are missing.
     """
     if not os.path.isdir(folder):
         raise ValueError(f"--data-dir is {shown(str(folder))}, which is not a folder")
@@ -217,16 +179,7 @@ def find_files(folder: Path, tasks: Iterable[str]) -> dict[str, dict[str, Path]]
 
 
 def write_tasks(files: Mapping[str, Path], task: str, folder: Path) -> None:
-    """Write task files that ask the local questions of a benchmark.
-
-    Args:
-        files: See :func:`find_files`.
-        task: Key of the benchmark.
-        folder: An empty one, for ``--include_path``.
-
-    Raises:
-        ValueError: If a file is broken, or MMLU lacks a subject.
-    """
+    """Write task files, for ``--include_path``, that ask the local questions of a benchmark."""
     source = SOURCES[task]
     examples = {split: list(_read_lines(path, source.fields)) for split, path in files.items()}
     for original in sorted(lm_eval_tasks().glob(source.tasks)):
@@ -247,11 +200,7 @@ def write_tasks(files: Mapping[str, Path], task: str, folder: Path) -> None:
 
 
 def lm_eval_tasks() -> Path:
-    """Return lm-eval's folder of tasks, without the seconds that importing it takes.
-
-    Raises:
-        ValueError: If lm-eval is not installed.
-    """
+    """Return lm-eval's folder of tasks, without the seconds that importing it takes."""
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
         raise ValueError("lm-eval is not installed: pip install 'timelyfreeze[eval]'")

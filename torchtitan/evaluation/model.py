@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from timelyfreeze.records import Scores
 
 SETTINGS = "settings.json"
 # Writes the checkpoint of a run at a step as a Hugging Face folder, and returns the folder.
@@ -13,17 +17,26 @@ Exporter = Callable[[Path, int], Path]
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be scored.
-
-    Attributes:
-        folder: Its Hugging Face folder.
-        run: The folder of the run that it comes from, or None.
-        step: The training step of its weights, or None.
-    """
+    """A model to be scored: its Hugging Face folder, and the run and step that it comes from."""
 
     folder: Path
     run: Path | None = None
     step: int | None = None
+
+
+def unscored(model: Model, device: str, dtype: str, **others: Any) -> Scores:
+    """Return the scores of a model that has not been asked anything yet."""
+    import torch
+
+    return Scores(
+        model=str(model.folder),
+        step=model.step,
+        dtype=dtype,
+        device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+        evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        benchmarks={},
+        **others,
+    )
 
 
 def export(run: Path, step: int) -> Path:
@@ -35,16 +48,7 @@ def export(run: Path, step: int) -> Path:
 
 
 def find_model(path: Path, step: int | None = None, exporter: Exporter = export) -> Model:
-    """Return the model that ``path`` stands for, exported where it is a run.
-
-    Args:
-        path: A Hugging Face folder, the folder of a run, or the dump folder of a single run.
-        step: The run's checkpoint; None for the last.
-        exporter: Called unless the checkpoint was exported before.
-
-    Raises:
-        ValueError: If ``path`` is neither, the run has no such checkpoint, or the export fails.
-    """
+    """Return the model of a Hugging Face folder, or of a run at ``path``, exported if need be."""
     if _is_hf_folder(path):
         if step is not None:
             raise ValueError(

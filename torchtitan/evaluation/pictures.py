@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from timelyfreeze.files import read_object
 from timelyfreeze.records import Scores
-from torchtitan.evaluation.model import Model
+from torchtitan.evaluation.model import Model, unscored
 
 if TYPE_CHECKING:
-    from torchtitan.freezing.config import JobConfig
     from torchtitan.vision.model import VisionModel
 
 _TASK = "pictures"
@@ -22,34 +19,20 @@ _BATCH_SIZE = 64
 
 
 def reads_pictures(folder: Path) -> bool:
-    """Tell whether a Hugging Face folder holds an image classifier.
-
-    Raises:
-        ValueError: If its ``config.json`` is no JSON object.
-    """
+    """Tell whether a Hugging Face folder holds an image classifier."""
     from torchtitan.freezing.config import IMAGE_MODELS
 
     return read_object(folder / "config.json").get("model_type") in IMAGE_MODELS
 
 
 def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None = None) -> Scores:
-    """Return top-1, top-5 and the mean cross-entropy over all validation pictures of a run.
-
-    Args:
-        model: A run's, with its exported folder.
-        device: Where to compute.
-        dtype: What to compute in, by torch's name.
-        batch_size: Pictures at a time.
-
-    Raises:
-        ValueError: If ``model`` is of no run, or the pictures cannot be read.
-        FileNotFoundError: If a local path of them does not exist.
-    """
+    """Return top-1, top-5 and the mean cross-entropy over all validation pictures of a run."""
     # Imported late: --help need not wait for torch.
     import torch
 
     from torchtitan.checkpoints.finished import read_run_settings
     from torchtitan.freezing.checks.data import validation_split
+    from torchtitan.freezing.config import config_of_run
     from torchtitan.images.settings import read_validation_images, transform_of, validation_place
     from torchtitan.images.sources import check_labels
     from torchtitan.images.validation import Scores as Sums
@@ -59,7 +42,7 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
         raise ValueError(
             f"{model.folder} does not say which pictures to score; name the run it was exported of"
         )
-    config = _job_config(read_run_settings(model.run))
+    config = config_of_run(read_run_settings(model.run), *_SECTIONS)
     examples, classes = read_validation_images(config)
     check_labels(examples, classes)
     rows = validation_split(config).indices(len(examples))
@@ -75,36 +58,23 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
             sums += scores_of(classifier(pictures.to(device)), labels)
     n = sums.pictures
     means = {"top1": sums.top1 / n, "top5": sums.top5 / n, "loss": sums.loss / n, "pictures": n}
-    return Scores(
-        model=str(model.folder),
-        step=model.step,
+    return unscored(
+        model,
+        device,
+        dtype,
         source=validation_place(config).path,
         limit=None,
-        dtype=dtype,
-        device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
         versions={name: version(name) for name in ("torch", "transformers")},
-        evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-        benchmarks={},
         further={_TASK: means},
         tasks=_TASK,
     )
-
-
-def _job_config(settings: Mapping[str, Any]) -> JobConfig:
-    from torchtitan.freezing.config import JobConfig
-
-    config = JobConfig()
-    for section in _SECTIONS:
-        for key, value in settings.get(section, {}).items():
-            setattr(getattr(config, section), key, value)
-    return config
 
 
 def _load(folder: Path, kind: str) -> VisionModel:
     import torch.distributed.checkpoint as dcp
 
     from torchtitan.vision.adapter import VisionAdapter
-    from torchtitan.vision.flavors import described, folder_settings
+    from torchtitan.vision.library import described, folder_settings
     from torchtitan.vision.model import VisionModel
 
     args = described(kind, folder_settings(kind, folder))

@@ -33,7 +33,7 @@ from torchtitan.hf.document_attention import (
     conversation_error,
 )
 from torchtitan.hf.flavors import chosen_args, known_flavors
-from torchtitan.lora.spec import with_adapters
+from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
     SGD,
     PipelineLoss,
@@ -42,7 +42,7 @@ from torchtitan.upstream.fixes import (
     evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
-from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.library import VisionArgs
 from torchtitan.vision.spec import with_classes
 
 
@@ -183,8 +183,8 @@ def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -
         packing=data.packing,
         # Else a row would go to a process that has not kept it.
         keeps_parts=caches(job_config),
+        loading=vars(training.dataloader),
         **kwargs,
-        **vars(training.dataloader),
     )
 
 

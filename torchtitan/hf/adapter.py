@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.tools.logging import logger
 
 from torchtitan.hf.document_attention import DocumentAttention, DocumentTransformer
-from torchtitan.hf.index import file_numbers
+from torchtitan.hf.folder import StoredTensor, file_numbers, misfits, some_of
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
-from torchtitan.lora.names import is_adapter
+from torchtitan.lora.adapters import is_adapter
 
 # What config.json's model and ours call the same.
 _SAME_NAMES = (
@@ -65,10 +65,7 @@ def model_args(config: LlamaConfig) -> DecoderArgs:
 
 
 def config_of(args: TransformerModelArgs) -> LlamaConfig:
-    """Return what upstream's ``args`` describe; the inverse of ``model_args``.
-
-    Tied embeddings are unknown to ``args`` and come out as untied, which a trained model is.
-    """
+    """Return what upstream's ``args`` describe; they know no tied embeddings, as if untied."""
     scaling = args.rope_scaling_args
     own = as_decoder(args)
     return LlamaConfig(
@@ -176,15 +173,22 @@ def _by_whole_heads(
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a Hugging Face folder of ``config`` has.
-
-    A tied output layer is not among them.
-    """
+    """Return the shape of every tensor in a folder of ``config``, but for a tied output layer."""
     args = model_args(config)
     with torch.device("meta"):
         weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
     tied = {HEAD} if config.tie_word_embeddings else set()
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
+
+
+def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Say what keeps ``tensors`` from being the weights of ``config``."""
+    expected = tensor_shapes(config)
+    # Old folders keep the rotary frequencies, which follow from the configuration.
+    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
+    yield from misfits(expected, {name: tensor.shape for name, tensor in tensors.items()})
+    if unknown := sorted(tensors.keys() - expected.keys() - ignored):
+        yield f"it has {some_of(unknown)}, for which the model has no place"
 
 
 class UntyingReader(HuggingFaceStorageReader):
@@ -217,17 +221,7 @@ def _from_embedding(item: ReadItem) -> ReadItem:
 
 @dataclass
 class DecoderArgs(TransformerModelArgs):
-    """Upstream's description of a llama3 model, and in what another family differs from it.
-
-    Attributes:
-        model_type: Family, in the word of ``config.json``.
-        head_dim: Width of one head; ``dim / n_heads`` if None.
-        qkv_bias: Whether the projections of queries, keys and values have biases.
-        output_bias: Whether the projection behind the attention has one.
-        qk_norm: Whether each head of queries and keys goes through an RMSNorm.
-        sliding_window: Tokens that a token sees, itself included; None for all before it. The model
-            always shows all, so sequences must not be longer.
-    """
+    """Upstream's description of a llama3 model, and what :class:`LlamaConfig` has besides."""
 
     model_type: str = "llama"
     head_dim: int | None = None

@@ -25,11 +25,8 @@ from torchtitan.data.sequences import POSITIONS
 def document_mask(positions: Tensor) -> Tensor:
     """Return which tokens see which: those before them in the same document, and themselves.
 
-    Args:
-        positions: int64, [B, T], counting from 0 in each document.
-
-    Returns:
-        bool, [B, 1, T, T], True where the query (third dimension) sees the key (last).
+    ``positions``, int64 [B, T], count from 0 in each document. The mask is bool, [B, 1, T, T], True
+    where the query (third dimension) sees the key (last).
     """
     documents = (positions == 0).cumsum(dim=1)
     same = documents[:, :, None] == documents[:, None, :]
@@ -51,17 +48,7 @@ class DocumentAttention(Attention):
         attention_masks: Tensor | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attend.
-
-        Args:
-            x: [B, T, dim].
-            freqs_cis: Rotary embeddings, complex, [at least T, head_dim / 2].
-            attention_masks: As :func:`document_mask` returns it; None computes what upstream does.
-            positions: int64, [B, T].
-
-        Returns:
-            [B, T, dim].
-        """
+        """Attend: from [B, T, dim] to the same shape, as upstream without masks."""
         queries, keys, values = self.heads(x)
         queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
         if attention_masks is not None:
@@ -89,13 +76,7 @@ class DocumentTransformer(Transformer):
     def forward(
         self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Compute a stage's output, or the logits.
-
-        Args:
-            tokens: int64, [B, T], or the hidden state of the stage before, [B, T, dim].
-            attention_masks: As :func:`document_mask` returns it; made of ``positions`` if missing.
-            positions: int64, [B, T]; None for sequences of one example.
-        """
+        """Compute logits of tokens, [B, T], or a stage's output; masked if packed."""
         if positions is not None and attention_masks is None:
             attention_masks = document_mask(positions)
         return super().forward(tokens, attention_masks, positions)

@@ -31,7 +31,7 @@ from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, config_of_run
 from torchtitan.hf.adapter import Decoder, LlamaAdapter, as_decoder, config_of
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.hf.llama_config import (
@@ -42,26 +42,19 @@ from torchtitan.hf.llama_config import (
     read_settings,
     to_settings,
 )
-from torchtitan.hf.peft_folder import write_adapter
-from torchtitan.hf.weights import StoredWeights
+from torchtitan.hf.weights import StoredWeights, write_adapter
 
 MAX_FILE_BYTES = 5 * 10**9
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
-
-
-class ExportError(ValueError):
-    """A run that cannot be exported as asked for."""
 
 
 @dataclass(frozen=True)
 class Exportable:
     """A checkpoint, and what a Hugging Face folder of it takes.
 
-    Attributes:
-        checkpoint: Folder of one step.
-        job_config: The run's configuration, as far as the model and its places go.
-        source: Contents of the ``config.json`` the run began from; empty if there was none.
-        chat_template: ``data.chat_template`` of a run with instruction data, else None.
+    ``job_config`` has what concerns the model and its places. ``source`` is the ``config.json``
+    that the run began from, empty if there was none; ``chat_template`` is None without instruction
+    data.
     """
 
     checkpoint: Path
@@ -71,10 +64,7 @@ class Exportable:
 
     @property
     def places(self) -> tuple[Path, Path]:
-        """Where what belongs beside the weights may lie; the last one that has a file counts.
-
-        A model whose weights were loaded from elsewhere may have its tokenizer in another place.
-        """
+        """Where what belongs beside the weights may lie; the last one that has a file counts."""
         return weights_folder(self.job_config), Path(self.job_config.model.hf_assets_path)
 
 
@@ -82,13 +72,9 @@ class Exportable:
 class FolderForm:
     """What a folder of one model is made of.
 
-    Attributes:
-        names: Tensors to write, by their names here, in the order of the files.
-        translate: From names and tensors here to those in the files.
-        settings: From the type of the weights, None for that of the checkpoint, to the contents of
-            ``config.json``.
-        write_companions: Writes into the folder what transformers reads besides; may add to the
-            contents of ``config.json``.
+    ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
+    the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
+    checkpoint. ``write_companions`` writes what transformers reads besides, and may add to it.
     """
 
     names: Sequence[str]
@@ -102,55 +88,40 @@ Forms = Mapping[str, Callable[[Exportable, StoredWeights], FolderForm]]
 
 
 def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Exportable:
-    """Return the checkpoint of ``run`` at ``step``, or its last one.
-
-    Raises:
-        ExportError: If there is none, or the run's model has none of the ``names``.
-    """
+    """Return the checkpoint of ``run`` at ``step``, or its last one, of a model in ``names``."""
     try:
         settings = read_run_settings(run)
         checkpoints = checkpoint_folder(run, settings)
     except ValueError as error:
-        raise ExportError(f"{error}; name the folder that the run's report names") from error
-    job_config = _job_config(settings)
+        raise ValueError(f"{error}; name the folder that the run's report names") from error
+    job_config = config_of_run(settings, "model", "checkpoint", "vision", "lora")
     if job_config.model.name not in names:
-        raise ExportError(
+        raise ValueError(
             f"the run's model.name is {job_config.model.name!r}; only "
             f"{', '.join(map(repr, names))} can be exported"
         )
     steps = finished_steps(checkpoints)
     if not steps:
-        raise ExportError(
+        raise ValueError(
             f"{str(checkpoints)!r} has no finished checkpoint; a run writes them with "
             "checkpoint.enable"
         )
     if step is not None and step not in steps:
-        raise ExportError(
+        raise ValueError(
             f"{str(checkpoints)!r} has no checkpoint of step {step}; it has "
             f"{', '.join(map(str, sorted(steps)))}"
         )
     checkpoint = steps[max(steps) if step is None else step]
     if not (checkpoint / METADATA).is_file():
-        raise ExportError(
+        raise ValueError(
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
         )
     folder = weights_folder(job_config)
-    try:
-        # A model trained from random weights may have a tokenizer's folder without a model.
-        source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
-    except ValueError as error:
-        raise ExportError(str(error)) from error
+    # A model trained from random weights may have a tokenizer's folder without a model.
+    source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
     instructs = is_instruct_dataset(settings["training"]["dataset"])
     chat_template = settings["data"]["chat_template"] if instructs else None
     return Exportable(checkpoint, job_config, source, chat_template)
-
-
-def _job_config(settings: Mapping[str, Any]) -> JobConfig:
-    job_config = JobConfig()
-    for section in ("model", "checkpoint", "vision", "lora"):
-        for key, value in settings.get(section, {}).items():  # former runs lack the last two
-            setattr(getattr(job_config, section), key, value)
-    return job_config
 
 
 def export_run(
@@ -163,39 +134,25 @@ def export_run(
     forms: Forms | None = None,
     adapter: bool = False,
 ) -> Path:
-    """Write the weights of a run as a folder that transformers loads.
+    """Write the weights of a run as a folder that transformers loads, and return the folder.
 
-    Adapters are merged into them, or written alone as a folder that peft loads.
-
-    Args:
-        run: Folder of the run, as its report names it, with settings.json.
-        step: Step of the checkpoint; the last finished one if None.
-        output: Folder to write; ``<run>/hf_step-<step>`` if None, or ``adapter_step-<step>``.
-        dtype: Type of the weights; as they lie in the checkpoint if None, so that the folder
-            computes what the training model did.
-        max_file_bytes: A file is closed before it would grow beyond this.
-        forms: Models that can be exported; LLaMA alone if None.
-        adapter: Whether to write the adapters alone.
-
-    Returns:
-        The folder, which is either whole or not there.
-
-    Raises:
-        ExportError: If the run has no such checkpoint, or no adapters where they are asked for, or
-            the folder is there already.
+    Adapters are merged into them, or with ``adapter`` written alone as a folder that peft loads.
+    The folder, ``<run>/hf_step-<step>`` or ``adapter_step-<step>`` unless named, is either whole or
+    not there. Without ``step`` it is of the last finished checkpoint. Without ``dtype`` weights are
+    as they lie in the checkpoint, so that the folder computes what the training model did.
     """
     forms = {LLAMA: llama_form} if forms is None else forms
     exportable = find_exportable(run, step, list(forms))
     kind = "adapter" if adapter else "hf"
     folder = output or run / f"{kind}_{exportable.checkpoint.name}"
     if folder.exists():
-        raise ExportError(f"{str(folder)!r} is there already; remove it or name another folder")
+        raise ValueError(f"{str(folder)!r} is there already; remove it or name another folder")
     if obstacle := write_obstacle(folder):
-        raise ExportError(f"the weights go to {folder}, but {obstacle}; name another with --output")
+        raise ValueError(f"the weights go to {folder}, but {obstacle}; name another with --output")
     lora = exportable.job_config.lora
     weights = StoredWeights(exportable.checkpoint, lora.scale)
     if adapter and not weights.has_adapters:
-        raise ExportError(
+        raise ValueError(
             f'{str(exportable.checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
         )
     form = forms[exportable.job_config.model.name](exportable, weights)
@@ -218,22 +175,20 @@ def export_run(
 
 
 def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
-    """Return the form of a LLaMA.
+    """Return the form of a LLaMA; ValueError if the checkpoint or its model lacks something.
 
     Embeddings that were tied in the folder the run began from stay tied if they are still equal,
     bit for bit; trained apart, they are written apart.
-
-    Raises:
-        ExportError: If the checkpoint lacks a tensor, or its model cannot be told any more.
     """
-    try:
-        args = chosen_args(exportable.job_config, llama3_args)
-    except ValueError as error:
-        raise ExportError(str(error)) from error
+    args = chosen_args(exportable.job_config, llama3_args)
     with torch.device("meta"):
         names = list(Decoder(as_decoder(args)).state_dict())
     require_tensors(exportable, weights, names)
-    names = _without_tied(names, exportable, weights)
+    if exportable.source.get("tie_word_embeddings"):
+        if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
+            names.remove(_HEAD)
+        else:
+            logger.info("The output layer was trained apart from the embeddings; both are written")
     config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
 
     def settings(dtype: torch.dtype | None) -> dict[str, Any]:
@@ -254,20 +209,10 @@ def _write_companions(exportable: Exportable, folder: Path, settings: dict[str, 
 
 
 def require_tensors(exportable: Exportable, weights: StoredWeights, names: Sequence[str]) -> None:
-    """Raise ExportError if a checkpoint lacks one of the named tensors."""
+    """Raise ValueError if a checkpoint lacks one of the named tensors."""
     missing = [name for name in names if name not in weights]
     if missing:
-        raise ExportError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
-
-
-def _without_tied(names: list[str], exportable: Exportable, weights: StoredWeights) -> list[str]:
-    """Return the names without that of an output layer that is still tied."""
-    if exportable.source.get("tie_word_embeddings"):
-        if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
-            names.remove(_HEAD)
-        else:
-            logger.info("The output layer was trained apart from the embeddings; both are written")
-    return names
+        raise ValueError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
 
 
 def hf_settings(
@@ -278,11 +223,11 @@ def hf_settings(
     Where ``source`` describes the same model it is kept, so that token ids and everything else we
     do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
     """
-    settings = to_settings(config)
     if source and _describes(source, config):
         settings = dict(source)
     else:
-        settings |= {key: source[key] for key in TOKEN_IDS if key in source}
+        ids = {key: source[key] for key in TOKEN_IDS if key in source}
+        settings = {**to_settings(config), **ids}
     settings["tie_word_embeddings"] = config.tie_word_embeddings
     return with_dtype(settings, dtype)
 
@@ -324,12 +269,7 @@ def _drop_code(folder: Path) -> None:
 
 
 def copy_companions(places: Iterable[Path], folder: Path) -> FolderTokenizer | None:
-    """Copy what lies beside the weights, and return the tokenizer; None, with a warning, if none.
-
-    Args:
-        places: Where it may lie; the last one that has a file counts.
-        folder: Where to.
-    """
+    """Copy what lies beside the weights, from the last place that has it; return the tokenizer."""
     for place in places:
         for name in _COPIED:
             if (place / name).is_file():
@@ -349,16 +289,7 @@ def known_ids(tokenizer: FolderTokenizer | None) -> dict[str, int]:
 
 
 def write_chat_template(folder: Path, name: str, tokenizer: FolderTokenizer | None) -> int | None:
-    """Write the chat template that was trained with, unless it is the tokenizer's own.
-
-    Args:
-        folder: With the tokenizer's files.
-        name: ``data.chat_template``.
-        tokenizer: That of the folder.
-
-    Returns:
-        The token that ends an answer; None where it is no single token.
-    """
+    """Write the template trained with, if not the tokenizer's; return the token ending answers."""
     if tokenizer is None:
         return None
     template = build_chat_template(name, tokenizer, str(folder))
@@ -376,11 +307,6 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
 
     A model that learned to end its answers by ``end`` would otherwise be let talk on where the
     settings of the model it began from know another token only.
-
-    Args:
-        folder: Where to; it may have the file already.
-        config: Contents of config.json.
-        end: Token that ends an answer, if known.
     """
     path = folder / GENERATION_FILE
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}

@@ -22,22 +22,18 @@ _LLAMA_31_SCALING = RopeScaling(8.0, 1.0, 4.0, 8192)
 _LLAMA_32_SCALING = RopeScaling(32.0, 1.0, 4.0, 8192)
 # Widths of the model and of its feed-forwards; layers; heads of queries and of keys; words; epsilon
 # of the norms, base and scaling of the rotary embeddings; context length; tied embeddings.
-_SMOLLM2 = LlamaConfig(576, 1536, 30, 9, 3, 49152, 1e-5, 100000.0, None, 8192, True)
-_LLAMA_2_7B = LlamaConfig(4096, 11008, 32, 32, 32, 32000, 1e-5, 10000.0, None, 4096)
-_LLAMA_2_13B = LlamaConfig(5120, 13824, 40, 40, 40, 32000, 1e-5, 10000.0, None, 4096)
 _LLAMA_3_8B = LlamaConfig(4096, 14336, 32, 32, 8, 128256, 1e-5, 500000.0, None, 8192)
-_LLAMA_31_8B = replace(_LLAMA_3_8B, rope_scaling=_LLAMA_31_SCALING, max_position_embeddings=131072)
-_LLAMA_32_1B = LlamaConfig(
-    2048, 8192, 16, 32, 8, 128256, 1e-5, 500000.0, _LLAMA_32_SCALING, 131072, True
-)
-
 LLAMA_FLAVORS = {
-    "SmolLM2-135M": _SMOLLM2,
-    "Llama-3.2-1B": _LLAMA_32_1B,
+    "SmolLM2-135M": LlamaConfig(576, 1536, 30, 9, 3, 49152, 1e-5, 100000.0, None, 8192, True),
+    "Llama-3.2-1B": LlamaConfig(
+        2048, 8192, 16, 32, 8, 128256, 1e-5, 500000.0, _LLAMA_32_SCALING, 131072, True
+    ),
     "Llama-3-8B": _LLAMA_3_8B,
-    "Llama-3.1-8B": _LLAMA_31_8B,
-    "Llama-2-7B": _LLAMA_2_7B,
-    "Llama-2-13B": _LLAMA_2_13B,
+    "Llama-3.1-8B": replace(
+        _LLAMA_3_8B, rope_scaling=_LLAMA_31_SCALING, max_position_embeddings=131072
+    ),
+    "Llama-2-7B": LlamaConfig(4096, 11008, 32, 32, 32, 32000, 1e-5, 10000.0, None, 4096),
+    "Llama-2-13B": LlamaConfig(5120, 13824, 40, 40, 40, 32000, 1e-5, 10000.0, None, 4096),
 }
 
 EXTRA_FLAVORS = {
@@ -65,15 +61,7 @@ def weights_folder(job_config: JobConfig) -> Path:
 
 
 def known_flavors(job_config: JobConfig, upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every flavor of ``model.name`` by name.
-
-    Args:
-        job_config: With flavor "hf", the folder it names is read.
-        upstream: Flavors of the train spec that is registered for ``model.name``.
-
-    Raises:
-        ValueError: If the flavor is "hf" and the folder has no ``config.json`` of a LLaMA.
-    """
+    """Return every flavor of ``model.name``: upstream's, ours, and the folder's for "hf"."""
     name = job_config.model.name
     flavors = {**upstream, **EXTRA_FLAVORS.get(name, {})}
     if name == LLAMA and job_config.model.flavor == FROM_FOLDER:
@@ -82,14 +70,7 @@ def known_flavors(job_config: JobConfig, upstream: Mapping[str, Any]) -> dict[st
 
 
 def chosen_args(job_config: JobConfig, upstream: Mapping[str, Any]) -> Any:
-    """Return upstream's description of the model, with the keys of ``[model]`` applied.
-
-    The object is the caller's own: a trainer writes the sequence length into it.
-
-    Raises:
-        ValueError: If the flavor is unknown, its folder cannot be used, or RoPE keys are set for a
-            model that has none.
-    """
+    """Return upstream's description of the model, the caller's own, with keys of ``[model]``."""
     model = job_config.model
     flavors = known_flavors(job_config, upstream)
     if model.flavor not in flavors:

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, known from the headers of its safetensors files.
+"""The tensors of a Hugging Face folder, known from its index and the headers of its files.
 
 No weight is read, so a folder of any size is looked through in a moment.
 """
@@ -11,10 +11,34 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from timelyfreeze.files import read_object
 from torchtitan.checkpoints.finished import INDEX_FILE
-from torchtitan.hf.adapter import tensor_shapes
-from torchtitan.hf.index import read_index
-from torchtitan.hf.llama_config import HEAD, LlamaConfig
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor, nothing without an index; ValueError for a broken one."""
+    path = folder / INDEX_FILE
+    try:
+        files: dict[str, str] = read_object(path)["weight_map"]
+        if not all(isinstance(name, str) for name in files.values()):
+            raise ValueError("weight_map must give the file of each tensor")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is no index of tensors: {error!r}") from error
+    return files
+
+
+def file_numbers(folder: str | None) -> dict[str, int] | None:
+    """Return the number of each tensor's file from 1, by which upstream names what it saves.
+
+    Upstream itself looks for digits in the files' names, which may have none, or others. None where
+    there is no index: one file then holds all.
+    """
+    files = {} if folder is None else read_index(Path(folder))
+    places = {file: number for number, file in enumerate(sorted(set(files.values())), start=1)}
+    return {name: places[file] for name, file in files.items()} or None
+
 
 SUFFIX = ".safetensors"
 # What Mistral puts beside the files: the same weights by names of its own, which nothing reads.
@@ -33,12 +57,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of the safetensors files of ``folder``, by name.
-
-    Raises:
-        ValueError: If there are none, one that the index names is missing or damaged, or two hold
-            the same tensor.
-    """
+    """Return every tensor of a folder's safetensors files, whole and each in one of them alone."""
     paths = folder.glob(f"*{SUFFIX}")
     files = sorted(path for path in paths if not path.name.startswith(_OTHER_FORM))
     absent = sorted(set(read_index(folder).values()) - {file.name for file in files})
@@ -71,22 +90,17 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise ValueError(f"{str(file)!r} {problem}") from error
 
 
-def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Say what keeps ``tensors`` from being the weights of ``config``."""
-    expected = tensor_shapes(config)
-    # Old folders keep the rotary frequencies, which follow from the configuration.
-    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
-    missing = [name for name in expected if name not in tensors]
-    unknown = sorted(tensors.keys() - expected.keys() - ignored)
-    misshapen = [
-        f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    if missing:
+def misfits(
+    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """Say which tensors a folder lacks of a model, or has in another shape."""
+    if missing := [name for name in wanted if name not in stored]:
         yield f"it lacks {some_of(missing)}"
-    if unknown:
-        yield f"it has {some_of(unknown)}, for which the model has no place"
+    misshapen = [
+        f"{name} {list(stored[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name] != shape
+    ]
     if misshapen:
         yield f"it has {some_of(misshapen)}"
 

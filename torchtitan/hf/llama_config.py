@@ -29,13 +29,7 @@ _DEFAULTS_OF = {
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-MODEL_TYPES = tuple(_ARCHITECTURES)
+MODEL_TYPES = tuple(_DEFAULTS_OF)
 _DEFAULT_WINDOW = 4096
 # Neither changes what the weights mean: the length is a limit for training.seq_len, and tied
 # embeddings are untied when they are loaded.
@@ -57,18 +51,10 @@ class RopeScaling:
 class LlamaConfig:
     """Sizes and constants of a LLaMA, or of a model of another family that is built like one.
 
-    The names are those of ``config.json``, where it has the value.
-
-    Attributes:
-        rope_scaling: None for rotary embeddings that are not scaled, which a factor of 1 means too.
-        max_position_embeddings: Longest sequence that the model was trained with.
-        tie_word_embeddings: Whether the output layer is the embedding.
-        model_type: Family, one of ``MODEL_TYPES``.
-        head_dim: Width of one attention head; hidden_size / num_attention_heads if None is given.
-        qkv_bias: Whether the projections of queries, keys and values have biases.
-        output_bias: Whether the projection behind the attention has one.
-        qk_norm: Whether queries and keys are normed, head by head.
-        sliding_window: Tokens that a token sees, itself included; None for all before it.
+    The names are those of ``config.json``, where it has the value. ``rope_scaling`` is None for
+    rotary embeddings that are not scaled, which a factor of 1 means too. ``output_bias`` is of the
+    projection behind the attention, ``qk_norm`` head by head. A token sees ``sliding_window``
+    tokens, itself included; None for all before it.
     """
 
     hidden_size: int
@@ -97,11 +83,7 @@ class LlamaConfig:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what ``config.json`` of ``folder`` says.
-
-    Raises:
-        ValueError: If there is no such file or it is no JSON object.
-    """
+    """Return what ``config.json`` of ``folder`` says; ValueError if it is no JSON object."""
     path = folder / CONFIG_FILE
     try:
         return read_object(path)
@@ -115,10 +97,8 @@ def parse_config(settings: Mapping[str, Any]) -> LlamaConfig:
     """Return the model that ``settings``, the contents of a ``config.json``, describe.
 
     Both forms of the rotary embeddings are understood: ``rope_parameters`` of transformers 5, and
-    ``rope_theta`` beside ``rope_scaling`` of the releases before.
-
-    Raises:
-        ValueError: Naming everything for which the model has no place.
+    ``rope_theta`` beside ``rope_scaling`` of the releases before. ValueError names everything for
+    which the model has no place.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     family = given.get("model_type", "llama")
@@ -240,11 +220,7 @@ def _not_positive(values: Mapping[str, Any], keys: Iterable[str], lead: str = ""
 
 
 def read_config(folder: Path) -> LlamaConfig:
-    """Return the model that a Hugging Face folder holds.
-
-    Raises:
-        ValueError: If ``config.json`` is missing or has something that the model has not.
-    """
+    """Return the model that a Hugging Face folder holds; ValueError as for its settings."""
     settings = read_settings(folder)
     try:
         return parse_config(settings)
@@ -253,10 +229,7 @@ def read_config(folder: Path) -> LlamaConfig:
 
 
 def differences(expected: LlamaConfig, found: LlamaConfig) -> list[str]:
-    """Return a sentence for each value in which two models differ.
-
-    Context length and tied embeddings are left out: loaded weights mean the same with either.
-    """
+    """Return a sentence for each value in which two models, and so their weights, differ."""
     return [
         f"{name} is {_text(name, there)}, not {_text(name, here)}"
         for name in (field.name for field in fields(LlamaConfig))
@@ -286,7 +259,7 @@ def to_settings(config: LlamaConfig) -> dict[str, Any]:
     """Return the contents of a ``config.json`` for ``config``, readable by every transformers."""
     scaling = config.rope_scaling and {"rope_type": "llama3", **vars(config.rope_scaling)}
     settings = {
-        "architectures": [_ARCHITECTURES[config.model_type]],
+        "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
         "hidden_act": "silu",
         "attention_bias": config.output_bias,
         "mlp_bias": False,

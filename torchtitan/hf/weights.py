@@ -1,10 +1,10 @@
-"""The tensors of a checkpoint, written as safetensors one file at a time."""
+"""The tensors of a checkpoint, written as safetensors: a model's, or adapters alone for peft."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,16 +15,12 @@ from torch import Tensor
 from torchtitan.checkpoints.contents import read_contents
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.folder import SUFFIX
-from torchtitan.lora.names import adapter_of, is_adapter
+from torchtitan.lora import Lora
+from torchtitan.lora.adapters import adapter_of, is_adapter
 
 
 class StoredWeights:
-    """The tensors of a checkpoint that torch's distributed checkpointing wrote, by name.
-
-    Args:
-        checkpoint: Folder of one step. Only its table of contents is read here.
-        adapter_scale: What adapters are multiplied by where they are merged into their weights.
-    """
+    """The tensors of a checkpoint that torch has written, by name, and adapters merged in."""
 
     def __init__(self, checkpoint: Path, adapter_scale: float = 1.0) -> None:
         self._checkpoint = checkpoint
@@ -79,15 +75,7 @@ class StoredWeights:
         dtype: torch.dtype | None,
         max_file_bytes: int,
     ) -> None:
-        """Write tensors as ``model.safetensors``, or as several such files and their index.
-
-        Args:
-            folder: Where to; it must be there.
-            names: Which tensors, in the order of the files.
-            translate: From names and tensors here to those in the files.
-            dtype: Type in the files; None for that of the checkpoint.
-            max_file_bytes: A file ends before the tensor that would make it larger than this.
-        """
+        """Write tensors as ``model.safetensors``, or as several files of at most so many bytes."""
         groups = list(self._groups(names, dtype, max_file_bytes))
         places: dict[str, str] = {}
         total_size = 0
@@ -112,7 +100,6 @@ class StoredWeights:
     def _groups(
         self, names: Sequence[str], dtype: torch.dtype | None, max_file_bytes: int
     ) -> Iterator[list[str]]:
-        """Yield the names of each file's tensors."""
         group: list[str] = []
         n_bytes = 0
         for name in names:
@@ -123,3 +110,54 @@ class StoredWeights:
             group.append(name)
             n_bytes += size
         yield group
+
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."  # what peft puts before a model's own names
+_Translate = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+
+def write_adapter(
+    folder: Path,
+    weights: StoredWeights,
+    translate: _Translate,
+    *,
+    names: Iterable[str],
+    lora: Lora,
+    base: str,
+    dtype: torch.dtype | None,
+) -> None:
+    """Write the adapters of a checkpoint into a folder that peft loads onto the model ``base``."""
+    tensors, layers, every = {}, [], set()
+    for name in names:
+        (there,) = translate({name: torch.empty(weights.shape(name), device="meta")})
+        every.add(there.removesuffix(".weight"))
+        down, up = adapter_of(name)
+        if up not in weights:
+            continue
+        layer = there.removesuffix(".weight")
+        layers.append(layer)
+        pair = weights.load([down, up])
+        # What reorders the rows of a weight reorders those of what goes up.
+        (reordered,) = translate({name: pair[up]}).values()
+        tensors[f"{_PREFIX}{layer}.lora_A.weight"] = pair[down]
+        tensors[f"{_PREFIX}{layer}.lora_B.weight"] = reordered
+    cast = {n: t.to(dtype or t.dtype).contiguous() for n, t in tensors.items()}
+    save_file(cast, folder / _WEIGHTS, metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.scale * lora.rank,
+        "target_modules": _targets(layers, every),
+        "inference_mode": True,
+    }
+    (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _targets(layers: list[str], every: set[str]) -> list[str]:
+    """Return the last words of the layers' names, or whole names where words mean others too."""
+    words = {layer.rpartition(".")[2] for layer in layers}
+    meant = {name for name in every if name.rpartition(".")[2] in words}
+    return sorted(words) if meant == set(layers) else layers

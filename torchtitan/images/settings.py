@@ -17,46 +17,32 @@ PREPROCESSOR = "preprocessor_config.json"
 
 
 def training_place(config: JobConfig) -> ImagePlace:
-    """Return where the pictures to train on are.
-
-    Raises:
-        ValueError: If no key says so.
-    """
-    return _place(config, "training.dataset_path", config.training.dataset_path, "")
+    """Return where the pictures to train on are; ValueError if no key says so."""
+    return _place(config, "training", config.vision.split)
 
 
 def validation_place(config: JobConfig) -> ImagePlace:
     """Return where the pictures to validate on are: unless said otherwise those of training."""
-    path = config.validation.dataset_path
-    if path is None:
-        training = config.training.dataset_path
-        return _place(config, "training.dataset_path", training, config.vision.validation_split)
-    return _place(config, "validation.dataset_path", path, config.vision.validation_split)
+    section = "training" if config.validation.dataset_path is None else "validation"
+    return _place(config, section, config.vision.validation_split or config.vision.split)
 
 
-def _place(config: JobConfig, key: str, path: str | None, split: str) -> ImagePlace:
+def _place(config: JobConfig, section: str, split: str) -> ImagePlace:
+    key, path, vision = (
+        f"{section}.dataset_path",
+        getattr(config, section).dataset_path,
+        config.vision,
+    )
     if not path:
         raise ValueError(
             f"{key} is {path!r}; name a folder with a folder of pictures for each class, parquet "
             "files, or a data set on the hub"
         )
-    vision = config.vision
-    return ImagePlace(
-        path,
-        key,
-        vision.image_column,
-        vision.label_column,
-        vision.subset,
-        split or vision.split,
-    )
+    return ImagePlace(path, key, vision.image_column, vision.label_column, vision.subset, split)
 
 
 def read_validation_images(config: JobConfig) -> tuple[ImageExamples, int]:
-    """Return the pictures to validate on, and the number of classes.
-
-    Raises:
-        ValueError: As :func:`read_images` does, for them or for those to train on.
-    """
+    """Return the pictures to validate on, and the number of classes."""
     training = read_images(training_place(config))
     place = validation_place(config)
     if place.identity == training_place(config).identity:
@@ -70,11 +56,7 @@ def class_count(config: JobConfig, training: ImageExamples) -> int:
 
 
 def configured_classes(config: JobConfig) -> int:
-    """Return the number of classes of a run; the data is read if no key tells it.
-
-    Raises:
-        ValueError: As :func:`read_images` does.
-    """
+    """Return the number of classes of a run; the data is read if no key tells it."""
     return config.vision.classes or read_images(training_place(config)).classes
 
 
@@ -83,8 +65,8 @@ def transform_of(config: JobConfig, *, is_training: bool) -> ImageTransform:
     vision = config.vision
     return ImageTransform(
         vision.image_size,
-        _colors(config, "mean", MEAN),
-        _colors(config, "std", STD),
+        tuple(map(float, _colors(config, "mean") or MEAN)),
+        tuple(map(float, _colors(config, "std") or STD)),
         vision.augmentation,
         is_training,
     )
@@ -94,11 +76,10 @@ def color_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with mean and standard deviation of colors."""
     for name, least in (("mean", "any"), ("std", "above 0")):
         key = f"vision.{name}"
-        values: Any = getattr(config.vision, name)
+        if getattr(config.vision, name) is None:
+            key = f"image_{name} of {PREPROCESSOR} in model.hf_assets_path"
         try:
-            if values is None:
-                key = f"image_{name} of {PREPROCESSOR} in model.hf_assets_path"
-                values = _of_folder(config, name)
+            values = _colors(config, name)
         except (OSError, ValueError) as error:
             yield f"{PREPROCESSOR} in model.hf_assets_path cannot be read: {error}"
             return
@@ -115,17 +96,11 @@ def _are_colors(values: Any, name: str) -> bool:
     )
 
 
-def _colors(config: JobConfig, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+def _colors(config: JobConfig, name: str) -> Any:
+    """Return what a key says of colors, or else the model's folder; None if nothing does."""
     values = getattr(config.vision, name)
-    if values is None:
-        values = _of_folder(config, name)
-    return default if values is None else tuple(map(float, values))
-
-
-def _of_folder(config: JobConfig, name: str) -> Any:
-    """Return what the model's folder says of colors; None if nothing."""
     path = Path(config.model.hf_assets_path) / PREPROCESSOR
-    if not path.is_file():
-        return None
+    if values is not None or not path.is_file():
+        return values
     table = parse_json(path.read_bytes())
     return table.get(f"image_{name}") if isinstance(table, dict) else table

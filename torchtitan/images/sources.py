@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.rows.errors import DataError
+from torchtitan.data.rows.errors import DataError, file_of
 from torchtitan.data.rows.examples import is_local_path
 
 if TYPE_CHECKING:
@@ -26,16 +26,7 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True)
 class ImagePlace:
-    """What names a set of pictures.
-
-    Attributes:
-        path: A folder, a parquet file, a pattern of such, or a hub name.
-        key: Config key that holds it, for messages.
-        image_column: Of the pictures.
-        label_column: Of the labels.
-        subset: For the hub; "" for the default.
-        split: For the hub.
-    """
+    """What names pictures: a folder, parquet files or the hub's; and the key that holds it."""
 
     path: str
     key: str
@@ -46,11 +37,7 @@ class ImagePlace:
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this disk.
-
-        Raises:
-            FileNotFoundError: If it looks like a path and is not there.
-        """
+        """Whether it lies on this disk; FileNotFoundError for a path that is not there."""
         return is_pattern(self.path) or is_local_path(self.path, key=self.key)
 
     @property
@@ -70,16 +57,8 @@ def is_pattern(path: str) -> bool:
 def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
     """Read where pictures are, and their labels; no picture is decoded.
 
-    Args:
-        place: What to read.
-        names: Names of the classes of the training data, if it has names. A folder of pictures gets
-            its labels from them; without, from its own classes in the order of their names.
-
-    Raises:
-        FileNotFoundError: If a local path does not exist, or has no pictures.
-        DataError: If a class is not one of ``names``, columns are missing, or labels are no
-            numbers.
-        ImageError: If a parquet file is damaged.
+    ``names`` are the training data's classes, if it has names: a folder of pictures gets its labels
+    from them; without, from its own classes in the order of their names.
     """
     if not place.is_local:
         return _read_hub(place, names)
@@ -250,13 +229,10 @@ class ImageError(DataError):
 class ImageExamples:
     """The pictures of a data set.
 
-    Attributes:
-        images: For each the path of its file, or a row of ``column`` as ``datasets`` gives it:
-            bytes and path.
-        labels: int64, [n].
-        names: Of the classes, in the order of their labels; empty where the data has none.
-        files: ``(name, rows)`` of each file or hub name in order; none where each picture is one.
-        column: That of the pictures.
+    Each is the path of its file, or a row of ``column`` as ``datasets`` gives it: bytes and path.
+    Labels are int64, [n]; ``names`` of the classes, in the order of labels, may be missing.
+    ``files`` has ``(name, rows)`` of each file or hub name in order; none where each picture is
+    one.
     """
 
     images: Sequence[Any]
@@ -278,22 +254,14 @@ class ImageExamples:
         """Return where the picture at ``index`` is: its file, or file and row."""
         if not self.files:
             return str(self.images[index])
-        row = index
-        for name, count in self.files:
-            if row < count:
-                return f"{name}, row {row}"
-            row -= count
-        raise IndexError(f"there is no picture {index}; the data set has {len(self)}")
+        name, row = file_of(self.files, index)
+        return f"{name}, row {row}"
 
     def picture(self, index: int) -> Image.Image:
-        """Return a picture in red, green and blue, upright, as ``datasets`` turns it.
-
-        Raises:
-            ImageError: If it cannot be read.
-        """
+        """Return a picture in red, green and blue, upright, as ``datasets`` turns it."""
         from PIL import ImageOps
 
-        with self._opened(index) as image:
+        with self.opened(index) as image:
             try:
                 image.load()  # which turns some formats
                 return ImageOps.exif_transpose(image).convert("RGB")
@@ -301,11 +269,8 @@ class ImageExamples:
             except Exception as error:
                 raise self._damaged(index, error) from error
 
-    def check_header(self, index: int) -> None:
-        """Raise ImageError unless the picture at ``index`` begins like one that can be read."""
-        self._opened(index).close()
-
-    def _opened(self, index: int) -> Image.Image:
+    def opened(self, index: int) -> Image.Image:
+        """Return a picture of which no more than the header was read."""
         # Imported here: a configuration is read without Pillow.
         from PIL import Image
 
@@ -346,15 +311,7 @@ class ImageExamples:
 
 
 def check_labels(examples: ImageExamples, classes: int) -> None:
-    """Raise if a label is out of range.
-
-    Args:
-        examples: The data set.
-        classes: Number of classes, at least 1.
-
-    Raises:
-        ImageError: Naming the first such picture.
-    """
+    """Raise ImageError, naming the first picture, if a label is out of range."""
     wrong = np.flatnonzero((examples.labels < 0) | (examples.labels >= classes))
     if len(wrong):
         first = int(wrong[0])
@@ -365,15 +322,8 @@ def check_labels(examples: ImageExamples, classes: int) -> None:
 
 
 def check_headers(examples: ImageExamples) -> int:
-    """Look at the beginning of pictures: all, or of more than 10,000 as many, evenly taken.
-
-    Returns:
-        How many were looked at; the others are told when they are read.
-
-    Raises:
-        ImageError: Naming the first that is none.
-    """
+    """Look at the beginnings of at most 10,000 pictures, evenly taken; return how many."""
     step = -(-len(examples) // _MOST_HEADERS)
     for index in range(0, len(examples), step):
-        examples.check_header(index)
+        examples.opened(index).close()
     return len(range(0, len(examples), step))

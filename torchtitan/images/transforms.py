@@ -28,15 +28,7 @@ _PADDING = 1 / 8
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Makes tensors of pictures.
-
-    Attributes:
-        size: S, height and width.
-        mean: Of the three colors, of 1.
-        std: Likewise.
-        augmentation: One of :data:`AUGMENTATIONS`.
-        is_training: Whether pictures are changed at random.
-    """
+    """Makes tensors of pictures, S x S; ``mean`` and ``std`` are of the three colors, of 1."""
 
     size: int
     mean: tuple[float, ...]
@@ -45,12 +37,7 @@ class ImageTransform:
     is_training: bool = False
 
     def __call__(self, picture: Image.Image, *key: int) -> Tensor:
-        """Return float32 [3, S, S].
-
-        Args:
-            picture: In red, green and blue.
-            key: Numbers, at least 0, that every draw depends on, and on nothing else.
-        """
+        """Return float32 [3, S, S]; every draw depends on the numbers of ``key`` alone."""
         with _drawn_from(key):
             return self._transform(picture)
 
@@ -103,12 +90,7 @@ _DRAW = 1
 
 @dataclass(frozen=True)
 class Mixup:
-    """Mixes each picture of a batch with the one before it, the first with the last.
-
-    Attributes:
-        alpha: Both parameters of the beta distribution, above 0.
-        classes: Number of classes, C.
-    """
+    """Mixes each picture of a batch with the one before it, the first with the last."""
 
     alpha: float
     classes: int
@@ -119,11 +101,7 @@ class Mixup:
         return torch.tensor(drawn, dtype=torch.float32)
 
     def collate(self, samples: Sequence[Sample]) -> Sample:
-        """Return the batch of samples, each of which has its share beside its input.
-
-        Returns:
-            The inputs, of which ``"input"`` is mixed, and labels float32 [B, C] with sums of 1.
-        """
+        """Return the mixed batch of samples that have shares; labels are float32 [B, C]."""
         inputs, labels = default_collate(list(samples))
         shares = inputs.pop(SHARE)
         pictures, targets = inputs["input"], functional.one_hot(labels, self.classes).float()

@@ -21,17 +21,7 @@ _ELSEWHERE = -1.0
 
 
 class ImageValidator(BatchValidator):
-    """Validates on pictures, in batches of ``build_validation_dataloader``.
-
-    Loss and shares are means over all pictures. The loss is the cross-entropy, whatever smoothing
-    training has.
-
-    Args:
-        loader: As the base has it.
-        job_config: Likewise.
-        metrics_processor: Gets the loss and ``validation_metrics/top1`` and ``top5``, of 1.
-        **kwargs: What upstream's validator takes besides.
-    """
+    """Validates on pictures: loss, without smoothing, and top-1 and top-5 as means over all."""
 
     def __init__(
         self, loader: Any, job_config: TitanJobConfig, metrics_processor: Any, **kwargs: Any
@@ -77,12 +67,7 @@ class ImageValidator(BatchValidator):
 
 
 class _Outputs:
-    """Keeps what the last stage puts out, whose loss alone upstream's validator asks for.
-
-    Args:
-        schedule: Of the pipeline; None without one.
-        loss_fn: That of training.
-    """
+    """Keeps what the last stage puts out, whose loss alone upstream's validator asks for."""
 
     def __init__(self, schedule: Any, loss_fn: Any) -> None:
         self._schedule = schedule
@@ -105,41 +90,16 @@ class _Outputs:
 
 
 def build_image_validator(
-    *,
-    job_config: JobConfig,
-    dp_world_size: int,
-    dp_rank: int,
-    split: ExampleSplit = ALL_EXAMPLES,
-    **kwargs: Any,
+    *, job_config: JobConfig, split: ExampleSplit = ALL_EXAMPLES, **kwargs: Any
 ) -> ImageValidator:
-    """Build the validator of pictures.
-
-    Args:
-        job_config: ``[validation]`` and ``[vision]`` are read.
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        split: Which pictures of the data set to read.
-        **kwargs: What upstream's validator takes besides.
-
-    Raises:
-        ValueError: As :func:`torchtitan.images.loader.build_validation_dataloader` does.
-    """
-    loader = build_validation_dataloader(
-        dp_world_size=dp_world_size, dp_rank=dp_rank, job_config=job_config, split=split
-    )
-    places = {"dp_world_size": dp_world_size, "dp_rank": dp_rank}
-    return ImageValidator(loader, job_config, **{"tokenizer": None, **places, **kwargs})
+    """Build the validator of pictures; ``kwargs`` are upstream's arguments."""
+    place = {name: kwargs[name] for name in ("dp_world_size", "dp_rank")}
+    loader = build_validation_dataloader(job_config=job_config, split=split, **place)
+    return ImageValidator(loader, job_config, **{"tokenizer": None, **kwargs})
 
 
 class Scores(NamedTuple):
-    """Sums over pictures.
-
-    Attributes:
-        loss: Of cross-entropies, without label smoothing.
-        top1: How many have their class first.
-        top5: How many have it among the first five.
-        pictures: How many there are.
-    """
+    """Sums over pictures; the loss is cross-entropy without label smoothing."""
 
     loss: float = 0.0
     top1: float = 0.0
@@ -153,12 +113,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(logits: Tensor, labels: Tensor) -> Scores:
-    """Return the scores of a batch; with fewer than six classes each is among the first five.
-
-    Args:
-        logits: [B, C].
-        labels: int64 [B], in [0, C).
-    """
+    """Return the scores of logits, [B, C]; with fewer than six classes top-5 has every picture."""
     logits = logits.float()
     hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
     loss = functional.cross_entropy(logits, labels, reduction="sum")

@@ -1,19 +1,74 @@
-"""Puts peft's adapters into a stage, and keeps the names and first values that the rest expects."""
+"""Puts peft's adapters into stages, with the names and first values that the rest expects.
+
+A weight is called in a checkpoint as it is without adapters: ``layers.0.attention.wq.weight``. Its
+adapter's two are ``layers.0.attention.wq.lora_A.default.weight`` and the same with ``lora_B``.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.config import Optimizer as OptimizerConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.train_spec import TrainSpec
 
-from torchtitan.lora.names import BASE, DOWN, UP, chosen_layers, is_adapter, linear_layers
+from timelyfreeze.runtime import Exchange
 from torchtitan.lora.settings import Lora
+
+HEAD = "output"
+BASE = "base_layer."
+DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of a model's linear layers."""
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+
+def is_meant(layer: str, target: str) -> bool:
+    """Return whether ``target`` names a layer: whole, or by the last words of its name."""
+    return layer == target or layer.endswith(f".{target}")
+
+
+def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
+    """Return those of ``layers`` that get an adapter; all but the head without ``targets``."""
+    if not targets:
+        return [layer for layer in layers if layer != HEAD]
+    return [layer for layer in layers if any(is_meant(layer, target) for target in targets)]
+
+
+def adapter_shapes(
+    model: nn.Module, layers: Iterable[str], rank: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the adapters of ``layers``, by its name."""
+    shapes = {}
+    for name in layers:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        shapes[name + DOWN] = rank, layer.in_features
+        shapes[name + UP] = layer.out_features, rank
+    return shapes
+
+
+def adapter_of(weight: str) -> tuple[str, str]:
+    """Return the names of the two tensors of a weight's adapter: that goes down, that goes up."""
+    layer = weight.removesuffix(".weight")
+    return layer + DOWN, layer + UP
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a tensor of a checkpoint is an adapter's."""
+    return name.endswith((DOWN, UP))
+
 
 _N_SEEDS = 2**63
 _COMPILED = "_orig_mod."  # what compiling a block puts into names
@@ -24,20 +79,12 @@ def add_adapters(
 ) -> nn.Module:
     """Freeze all weights of a stage for good and put adapters beside its linear layers.
 
-    Call it before parallelisms are applied. The adapters get their values when ``init_weights`` is
-    called, as all weights do, and are of the type that weights were.
+    Call it before parallelisms are applied. The adapters get their values, which follow from the
+    seed and their names alone, when ``init_weights`` is called, as all weights do, and are of the
+    type that weights were.
 
     Autocast keeps what it has cast of weights that learn, but not of others: each microbatch would
-    have a copy of all frozen weights of its own. So these are in its type from the start.
-
-    Args:
-        part: A stage, or a whole model, on the meta device.
-        settings: The section ``[lora]``.
-        seed: Of the first values, which follow from it and an adapter's name alone.
-        autocast: Type that linear layers compute in under autocast; None without autocast.
-
-    Returns:
-        The same module.
+    have a copy of all frozen weights of its own. So these are in its type, if any, from the start.
     """
     part.requires_grad_(False)
     layers = chosen_layers(linear_layers(part), settings.targets)
@@ -97,10 +144,7 @@ def _then_adapters(
 
 @torch.no_grad()
 def _begin(name: str, tensor: Tensor, seed: int) -> None:
-    """Give an adapter's tensor the values that peft gives it, whatever process holds it.
-
-    What goes up begins with zeros, so that the model computes what it did without adapters.
-    """
+    """Give an adapter's tensor peft's values, the same in each process; what goes up gets zeros."""
     if name.endswith(UP):
         tensor.zero_()
         return
@@ -114,3 +158,40 @@ def _begin(name: str, tensor: Tensor, seed: int) -> None:
             values, tensor.device_mesh, tensor.placements, src_data_rank=None
         )
     tensor.copy_(values)
+
+
+def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
+    """Return ``spec`` with adapters in each stage, which learn at their own rate."""
+
+    def parallelized(part: nn.Module, dims: ParallelDims, config: JobConfig) -> nn.Module:
+        dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
+        # FSDP casts by itself, whatever learns.
+        casts = dtype != torch.float32 and not dims.fsdp_enabled
+        add_adapters(part, settings, seed, dtype if casts else None)
+        return spec.parallelize_fn(part, dims, config)
+
+    def optimizers(parts: list[nn.Module], config: OptimizerConfig, *args: Any, **more: Any) -> Any:
+        faster = replace(config, lr=settings.rate(config.lr))
+        # A stage may have no layer that gets an adapter; an optimizer of nothing is an error.
+        learning = [part for part in parts if any(p.requires_grad for p in part.parameters())]
+        return spec.build_optimizers_fn(learning, faster, *args, **more)
+
+    return replace(spec, parallelize_fn=parallelized, build_optimizers_fn=optimizers)
+
+
+def count_trained(parts: Sequence[nn.Module], n_copies: int) -> dict[str, int]:
+    """Return ``parameters`` and ``parameters_trained`` of the whole model; nothing if all are.
+
+    Where parts of the model are frozen for good, they are so on every rank, and all come here.
+    ``n_copies`` processes hold each stage, or a share of its tensors.
+    """
+    every = [parameter for part in parts for parameter in part.parameters()]
+    trained = sum(parameter.numel() for parameter in every if parameter.requires_grad)
+    held = sum(parameter.numel() for parameter in every)
+    if trained == held:
+        return {}
+    rows = Exchange().all_gather((trained, held))
+    return {
+        "parameters": sum(held for _, held in rows) // n_copies,
+        "parameters_trained": sum(trained for trained, _ in rows) // n_copies,
+    }

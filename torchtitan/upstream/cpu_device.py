@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 _STATUS = Path("/proc/self/status")
-
-
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-
-
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -78,3 +77,31 @@ def _entry(file: Path, key: str) -> str | None:
     """Return what the first line of ``file`` that begins with ``key`` has behind its colon."""
     lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
+
+
+_SIDE = 128  # of the matrices: a product takes less than a millisecond with units, and some without
+_SLOW = 2.0
+
+
+def slow_precision(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return what to say of ``training.mixed_precision_param`` if float32 is faster here."""
+    if device.type != "cpu" or dtype == torch.float32:
+        return None
+    factor = product_s(dtype) / product_s(torch.float32)
+    if factor < _SLOW:
+        return None
+    return (
+        f"On this CPU a product in {str(dtype).removeprefix('torch.')} takes {factor:.0f} times as "
+        'long as in float32; training.mixed_precision_param = "float32" is faster'
+    )
+
+
+def product_s(dtype: torch.dtype) -> float:
+    """Return seconds of processor time that a product of matrices takes, the best of some."""
+    one = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    times = []
+    for _ in range(4):  # the first one prepares
+        started = time.process_time()
+        one @ one
+        times.append(time.process_time() - started)
+    return min(times)

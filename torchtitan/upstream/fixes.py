@@ -107,10 +107,7 @@ def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
 
 
 def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
-    """Give the A6000 its own peak, and a CPU none.
-
-    Upstream takes an A100's 312 TFLOP/s for both.
-    """
+    """Give the A6000 its own peak, and a CPU none; upstream takes an A100's for both."""
 
     def peak_flops(device_name: str) -> float:
         if titan_tools.device_type == "cpu":
@@ -272,14 +269,10 @@ def is_worth_telling(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def lines_count(unit: str, note: str = "") -> Iterator[None]:
-    """Let upstream's lines name what throughput counts where that is not all tokens.
+    """Let upstream's lines name what throughput counts, and leaves out, if not all tokens.
 
     Upstream's "tps" is what a batch's labels count; of a classifier, pictures. An MFU that is not
     known is left out.
-
-    Args:
-        unit: What throughput counts, in the plural.
-        note: Behind the number: what it leaves out.
     """
     name = "tps" if unit == "tokens" else f"{unit}/s"
 
@@ -332,14 +325,7 @@ class SgdContainer(OptimizersContainer):
 def build_sgd(
     model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
 ) -> OptimizersContainer:
-    """Return SGD with momentum for each part.
-
-    Args:
-        model_parts: Stages of this process.
-        config: Its ``beta1`` is the momentum; ``beta2`` and ``eps`` have no meaning here.
-        *args: What else upstream hands over, like ``kwargs``; not used.
-        **kwargs: Likewise.
-    """
+    """Return SGD for each part, whose momentum is ``beta1``; ``beta2`` and ``eps`` mean nothing."""
     settings = {
         "lr": config.lr,
         "momentum": config.beta1,

@@ -20,8 +20,8 @@ from torch.futures import Future
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.tools.logging import logger
 
-from torchtitan.hf.index import file_numbers
-from torchtitan.vision.args import VisionArgs
+from torchtitan.hf.folder import file_numbers
+from torchtitan.vision.library import VisionArgs
 from torchtitan.vision.model import VisionModel
 
 
@@ -57,12 +57,7 @@ class VisionAdapter(StateDictAdapter):
 
 
 class _FolderReader(HuggingFaceStorageReader):
-    """Reads a folder as if it were that of the classifier: prefixed, and with its classes.
-
-    Args:
-        path: The folder.
-        places: Of the classifier, by our names.
-    """
+    """Reads a folder as if it were that of the classifier: prefixed, and with its classes."""
 
     def __init__(self, path: str, places: Mapping[str, Place]) -> None:
         super().__init__(path)
@@ -85,7 +80,9 @@ class _FolderReader(HuggingFaceStorageReader):
             )
         for place in self._places.values():
             if place.name in new:
-                stored[place.name] = _of_shape(place.shape)
+                shape = torch.Size(place.shape)
+                whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
+                stored[place.name] = TensorStorageMetadata(TensorProperties(), shape, [whole])
             else:
                 stored[place.name] = stored[name_in(stored, place)]
         return metadata
@@ -103,20 +100,9 @@ class _FolderReader(HuggingFaceStorageReader):
         return super().read_data(LoadPlan(items, plan.storage_data), planner)
 
 
-def _of_shape(shape: tuple[int, ...]) -> TensorStorageMetadata:
-    whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
-    return TensorStorageMetadata(TensorProperties(), torch.Size(shape), [whole])
-
-
 @dataclass(frozen=True)
 class Place:
-    """A tensor in a folder.
-
-    Attributes:
-        name: As a classifier's folder has it.
-        bare: As the folder of a model without output layer has it; as ``name`` for that layer.
-        shape: Of the tensor.
-    """
+    """A tensor in a folder: its name in a classifier's, and ``bare`` without an output layer."""
 
     name: str
     bare: str
@@ -147,12 +133,7 @@ def places_in_folder(args: VisionArgs) -> dict[str, Place]:
 def new_tensors(
     places: Mapping[str, Place], stored: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Place]:
-    """Return the output layer's tensors that a folder lacks, or has for other classes.
-
-    Args:
-        places: Of the model, by the name here.
-        stored: Shapes of the folder's tensors, by their name there.
-    """
+    """Return the output layer's tensors that a folder lacks, or has for other classes."""
     return {
         name: place
         for name, place in places.items()

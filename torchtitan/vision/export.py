@@ -12,28 +12,18 @@ import torch
 
 from torchtitan.freezing.config import IMAGE_MODELS
 from torchtitan.hf import export as hf_export
-from torchtitan.hf.export import (
-    Exportable,
-    ExportError,
-    FolderForm,
-    require_tensors,
-    with_dtype,
-)
+from torchtitan.hf.export import Exportable, FolderForm, require_tensors, with_dtype
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.weights import StoredWeights
 from torchtitan.images.settings import PREPROCESSOR
 from torchtitan.vision.adapter import VisionAdapter, places_in_folder
-from torchtitan.vision.flavors import vision_flavors
+from torchtitan.vision.library import vision_flavors
 
 _HEAD = "output.weight"
 
 
 def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
-    """Return the form of an image classifier, with the classes that it was trained for.
-
-    Raises:
-        ExportError: If the checkpoint lacks a tensor, or its model cannot be told any more.
-    """
+    """Return the form of an image classifier, with the classes that it was trained for."""
     job_config = exportable.job_config
     require_tensors(exportable, weights, [_HEAD])
     try:
@@ -41,7 +31,7 @@ def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
         args = replace(args, classes=weights.shape(_HEAD)[0])
         config = args.config()
     except (ImportError, ValueError) as error:
-        raise ExportError(str(error)) from error
+        raise ValueError(str(error)) from error
     config.architectures = [args.library.model_class]
     names = list(places_in_folder(args))
     require_tensors(exportable, weights, names)
@@ -57,7 +47,4 @@ def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
     return FolderForm(names, VisionAdapter(args, None).to_hf, settings, write_companions)
 
 
-FORMS: hf_export.Forms = {
-    LLAMA: hf_export.llama_form,
-    **dict.fromkeys(IMAGE_MODELS, vision_form),
-}
+FORMS: hf_export.Forms = {LLAMA: hf_export.llama_form, **dict.fromkeys(IMAGE_MODELS, vision_form)}

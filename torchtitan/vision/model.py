@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torchtitan.protocols import ModelProtocol
 
 from torchtitan.freezing.config import JobConfig
-from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.library import VisionArgs
 
 
 class VisionModel(ModelProtocol):
@@ -19,10 +19,6 @@ class VisionModel(ModelProtocol):
 
     Stages, partitions and what enters behind a frozen front know a model by these names, so the
     embedding of patches is ``tok_embeddings`` here too. A part that another stage holds is None.
-
-    Args:
-        model_args: What to build.
-        classifier: The library's model whose modules are taken; built if not given.
     """
 
     def __init__(self, model_args: VisionArgs, classifier: Any = None) -> None:
@@ -37,11 +33,7 @@ class VisionModel(ModelProtocol):
         self.output = classifier.classifier
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits, shape [B, classes], or what the next stage gets.
-
-        Args:
-            hidden: Pictures, shape [B, channels, height, width], or a former stage's output.
-        """
+        """Return the logits, shape [B, classes], or what the next stage gets."""
         if self.tok_embeddings is not None:
             hidden = hidden.to(next(self.tok_embeddings.parameters()).dtype)
             hidden = self.tok_embeddings(hidden)
@@ -66,13 +58,9 @@ def _with_plain_gradient(hidden: Tensor) -> Tensor:
 
 
 def image_loss(prediction: Tensor, labels: Tensor, *, label_smoothing: float) -> Tensor:
-    """Return the sum of the pictures' losses.
+    """Return the sum of the losses of pictures, of labels int64 [B] or shares float32 [B, classes].
 
-    Args:
-        prediction: Logits, shape [B, classes].
-        labels: Classes, int64, shape [B], or shares of classes, float32, shape [B, classes].
-        label_smoothing: Part of the labels that is spread over all classes; of training alone, as
-            validation computes no gradients.
+    Labels are smoothed in training alone: validation computes no gradients.
     """
     smoothing = label_smoothing if torch.is_grad_enabled() else 0.0
     return cross_entropy(prediction.float(), labels, reduction="sum", label_smoothing=smoothing)

@@ -15,19 +15,12 @@ from torchtitan.images.loader import build_image_dataloader
 from torchtitan.images.settings import configured_classes
 from torchtitan.images.validation import build_image_validator
 from torchtitan.vision.adapter import VisionAdapter
-from torchtitan.vision.args import VisionArgs
-from torchtitan.vision.flavors import vision_flavors
-from torchtitan.vision.library import LIBRARIES
+from torchtitan.vision.library import LIBRARIES, VisionArgs, vision_flavors
 from torchtitan.vision.model import VisionModel, build_image_loss
 
 
 def base_spec(job_config: JobConfig) -> TrainSpec:
-    """Return the spec of ``model.name``: ours for an image classifier, otherwise upstream's.
-
-    Raises:
-        ImportError: If what the model needs is not installed.
-        ValueError: If the name is unknown, or the folder of flavor "hf" cannot be read.
-    """
+    """Return the spec of ``model.name``: ours for an image classifier, otherwise upstream's."""
     if job_config.model.name not in LIBRARIES:
         return get_train_spec(job_config.model.name)
     return TrainSpec(
@@ -47,11 +40,7 @@ def base_spec(job_config: JobConfig) -> TrainSpec:
 
 
 def with_classes(model_args: VisionArgs, job_config: JobConfig) -> VisionArgs:
-    """Return ``model_args`` with the number of classes that the run's pictures have.
-
-    Raises:
-        ValueError: If ``vision.classes`` does not tell it and the pictures cannot be read.
-    """
+    """Return ``model_args`` with the number of classes of the run's pictures, or ValueError."""
     try:
         return replace(model_args, classes=configured_classes(job_config))
     except FileNotFoundError as error:

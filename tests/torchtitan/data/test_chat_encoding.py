@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
+from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, rendered, tokenizer_folder
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import read_examples
 from torchtitan.data.rows.messages import Conversation, Message
+from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, encode
 from torchtitan.data.sources import DataSource
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, encode
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ def test_exactly_the_answers_are_learned(
     texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
     lead = " " if name == "llama2" else ""
     assert texts == [f"{lead}x{answer}x{ENDS[name]}" for _, answer in pieces]
-    whole = template_of(name, tokenizer).render(messages)
+    whole = rendered(template_of(name, tokenizer), messages)
     ids = tokenizer.tokenizer.encode(whole, add_special_tokens=False).ids
     assert tokens_of(example) == ids[: len(tokens_of(example))]
     assert len(ids) - len(tokens_of(example)) in (0, 1), (
@@ -221,11 +221,11 @@ def test_text_and_tokens_are_those_of_transformers(name: str, folder: Path) -> N
     ]
     as_dicts = [{"role": m.role, "content": m.content} for m in messages]
     text = as_transformers_has_it(folder, as_dicts, tokenize=False, **settings_)
-    assert template.render(messages) == text
+    assert rendered(template, messages) == text
     prompt = as_transformers_has_it(
         folder, as_dicts[:2], tokenize=False, add_generation_prompt=True, **settings_
     )
-    assert template.render(messages[:2], add_generation_prompt=True) == prompt
+    assert rendered(template, messages[:2], prompt=True) == prompt
     ids = as_transformers_has_it(folder, as_dicts, tokenize=True, return_dict=False, **settings_)
     ours = tokens_of(encode(Conversation(messages), template, tokenizer, 512))
     assert list(ids)[: len(ours)] == ours

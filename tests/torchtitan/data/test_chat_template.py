@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
+from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, rendered, tokenizer_folder
 from torchtitan.data.chat_template import (
     ChatTemplate,
     ChatTemplateError,
@@ -116,7 +116,7 @@ def test_a_prompt_is_what_stands_before_the_answer() -> None:
     """What is read at inference is what training has in front of the answer."""
     for name in NAMED_TEMPLATES:
         template = named(name)
-        prompt = template.render([SYSTEM, ASK], add_generation_prompt=True)
+        prompt = rendered(template, [SYSTEM, ASK], prompt=True)
         text, ((start, _),) = template.mark(Conversation([SYSTEM, ASK, BYE]))
         assert text[:start] == prompt
 
@@ -151,7 +151,7 @@ def test_what_templates_of_transformers_use() -> None:
         "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %} no date{% endif %}"
         "{% if tools %}tools{% endif %}{{ pad_token }}"
     )
-    text = ChatTemplate("x", source, {}).render([Message("user", "<ä>"), BYE, ASK])
+    text = rendered(ChatTemplate("x", source, {}), [Message("user", "<ä>"), BYE, ASK])
     assert text == (
         '{"role": "user", "content": "<ä>"}{"role": "assistant", "content": "Ciao"} no date'
     )
@@ -221,7 +221,7 @@ def build(name: str, folder: Path) -> Any:
 def test_special_tokens_are_the_tokenizers(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "t", bos_token={"content": "<|begin|>"})
     template = build("llama2", folder)
-    assert template.render([ASK, BYE]) == "<|begin|>[INST] Hi [/INST] Ciao <|end|>"
+    assert rendered(template, [ASK, BYE]) == "<|begin|>[INST] Hi [/INST] Ciao <|end|>"
     assert build("plain", folder).name == "plain"
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +20,14 @@ from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource, ExampleMixture
-from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
+from torchtitan.data.stream import (
+    Dealing,
+    EpochOrder,
+    ExampleStream,
+    ReaderPlace,
+    in_parts,
+    remaining,
+)
 from torchtitan.data.text.tokenizer import FolderTokenizer
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -146,7 +154,7 @@ def test_parts_are_shuffled_anew() -> None:
 def test_one_rank_has_the_order_that_it_has_without_parts() -> None:
     """Whatever workers it has."""
     for workers in (0, 2):
-        plain, parted = (build(0, 1, num_workers=workers, keeps_parts=k) for k in (False, True))
+        plain, parted = (build(0, 1, workers, keeps_parts=k) for k in (False, True))
         assert texts(iter(parted), 80) == texts(iter(plain), 80), "beyond an epoch"
 
 
@@ -241,13 +249,14 @@ def test_what_is_left_by_hand() -> None:
 # -- loaders ---------------------------------------------------------------------------------------
 
 
-def build(dp_rank: int, dp_world_size: int, **kwargs: Any) -> Any:
+def build(dp_rank: int, dp_world_size: int, workers: int = 0, **kwargs: Any) -> Any:
     defaults: dict[str, Any] = {
         "tokenizer": FolderTokenizer(str(ASSETS / "tokenizer")),
         "sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))],
         "seq_len": 256,
         "batch_size": 2,
         "shuffle_seed": 4,
+        "loading": {"num_workers": workers},
     }
     return build_instruct_dataloader(
         dp_rank=dp_rank, dp_world_size=dp_world_size, **(defaults | kwargs)
@@ -264,13 +273,13 @@ def texts(stream: Any, count: int) -> list[tuple[int, ...]]:
 def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> None:
     whole = texts(iter(build(0, 1)), 75)
     assert len(set(whole)) == 150, "an epoch"
-    loaders = [build(rank, 2, num_workers=workers[0]) for rank in range(2)]
+    loaders = [build(rank, 2, workers[0]) for rank in range(2)]
     streams = [iter(loader) for loader in loaders]
     read = [example for stream in streams for example in texts(stream, 9)]
     state: dict[str, Any] = {}
     for loader in loaders:
         state |= loader.state_dict()
-    after = [build(rank, 3, num_workers=workers[1], batch_size=1) for rank in range(3)]
+    after = [build(rank, 3, workers[1], batch_size=1) for rank in range(3)]
     assert after[2].state_to_load(state.keys()).keys() == state.keys()
     for loader in after:
         loader.load_state_dict(state)
@@ -285,7 +294,7 @@ def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> No
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_that_keep_their_parts_are_resumed_exactly(workers: int) -> None:
     """In the second epoch. Of 150 examples four readers, two of each rank, share out 148."""
-    kwargs = {"keeps_parts": True, "num_workers": workers}
+    kwargs = {"keeps_parts": True, "workers": workers}
     loaders = [build(rank, 2, **kwargs) for rank in range(2)]
     streams = [iter(loader) for loader in loaders]
     first = [texts(stream, 45) for stream in streams]
@@ -332,3 +341,40 @@ def test_nothing_in_a_state_is_executed(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"names posix\.system; its state must be plain values"):
         build(0, 1).load_state_dict(state)
     assert not Path("spied").exists()
+
+
+def test_parts_by_hand() -> None:
+    # Part 0 has 10 and 12, part 1 has 11 and 13; 14 is nobody's. The readers of part 1 have the
+    # places 0, 2 and 4 here, and so 14 too.
+    first, order = np.array([10, 11, 12, 13, 14]), np.array([13, 14, 12, 10, 11])
+    assert in_parts(order, first, 2, 1).tolist() == [13, 12, 14, 10, 11]
+    # Now those of part 0 have.
+    assert in_parts(order, first, 2, 4).tolist() == [14, 13, 12, 11, 10]
+    assert in_parts(first, first, 2, 0).tolist() == first.tolist()
+
+
+def test_a_dealing_is_that_of_the_readers_who_begin() -> None:
+    """Of 4 5 7 8 9 10 11 | 12 ... reader 0 takes 4 7 9 11 13 and reader 1 takes 5 8 10 12."""
+    stream = ExampleStream(7, (4, 5), (Dealing(0, 3, 0),))
+    dealt = stream.in_parts(2, n_examples=6)
+    assert dealt.dealings == (Dealing(0, 3, 0), Dealing(2, 2, 1))
+    assert [dealt.dealing(epoch).n_parts for epoch in range(4)] == [3, 3, 2, 2]
+    assert [(number + 1) % 2 for number in (11, 13, 12, 10)] == [0, 0, 1, 1]
+    # The same readers go on: nothing is dealt anew. Others begin in the same epoch: what these had
+    # not begun is.
+    assert dealt.in_parts(2, 6) == dealt
+    assert dealt.in_parts(3, 6).dealings == (Dealing(0, 3, 0), Dealing(2, 3, 1))
+    assert dealt.in_parts(1, 6).dealings == (Dealing(0, 3, 0), Dealing(2, 1, 0))
+    assert ExampleStream().in_parts(1, 6).dealings == ()
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_numbers_of_two_epochs_in_turn(seed: int | None) -> None:
+    order, stream = EpochOrder(np.arange(20, 26), seed), ExampleStream()
+    read = [order.index(stream, number) for number in (0, 6, 12, 1, 7, 13, 2, 8, 14, 3, 9, 15)]
+    read += [order.index(stream, number) for number in (4, 5, 10, 11, 16, 17)]
+    epochs = [read[e:12:3] + read[12 + 2 * e : 14 + 2 * e] for e in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(20, 26))] * 3
+    if seed is not None:
+        generators = [np.random.default_rng([seed, epoch]) for epoch in range(3)]
+        assert epochs == [g.permutation(np.arange(20, 26)).tolist() for g in generators]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.loader import Lookahead, build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
+from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.data.sources import DataSource, ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import IGNORE_INDEX
 
 ASSETS = Path(__file__).parents[2] / "assets"
 
@@ -51,7 +51,12 @@ def test_batches_of_the_tiny_set() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
     kwargs = {"sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))], "seq_len": 64}
-    kwargs |= {"shuffle_seed": 5, "num_workers": workers, "dp_world_size": 2, "dp_rank": 1}
+    kwargs |= {
+        "shuffle_seed": 5,
+        "loading": {"num_workers": workers},
+        "dp_world_size": 2,
+        "dp_rank": 1,
+    }
     loader = build(**kwargs)
     stream = iter(loader)
     for _ in range(25):  # into the second epoch: 75 examples a rank, 4 a batch
@@ -86,7 +91,7 @@ def test_the_loader_tells_the_rows_of_the_batches_that_come_next() -> None:
 
 
 def test_a_loader_tells_no_more_than_it_knows(tmp_path: Path) -> None:
-    for kwargs in ({"num_workers": 2}, {"packing": True}):
+    for kwargs in ({"loading": {"num_workers": 2}}, {"packing": True}):
         loader = build(**kwargs)
         next(iter(loader))
         assert loader.upcoming(3) == []
@@ -100,7 +105,9 @@ def test_workers_do_not_repeat_examples() -> None:
     path = str(ASSETS / "tiny_chat")
     kwargs = {"sources": [DataSource("sharegpt", path)], "infinite": False, "batch_size": 5}
     single = torch.cat([inputs["input"] for inputs, _ in build(**kwargs)])
-    double = torch.cat([inputs["input"] for inputs, _ in build(num_workers=2, **kwargs)])
+    double = torch.cat(
+        [inputs["input"] for inputs, _ in build(loading={"num_workers": 2}, **kwargs)]
+    )
     assert len(single) == len(double) == 150
     assert sorted(single.tolist()) == sorted(double.tolist())
 
@@ -109,30 +116,6 @@ def write_examples(path: Path, outputs: list[Any]) -> str:
     examples = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
     path.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return str(path)
-
-
-def test_a_rest_that_fills_no_batch_is_left_out_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    path = write_examples(tmp_path / "a.jsonl", ["x"] * 6)
-    loader = build(sources=[DataSource("alpaca", path)], infinite=False)
-    assert [len(labels) for _, labels in loader] == [4]
-    assert "The last 2 of a reader's 6 examples do not fill a batch" in caplog.text
-    loader = build(sources=[DataSource("alpaca", path)], infinite=False, drop_last=False)
-    assert [len(labels) for _, labels in loader] == [4, 2]
-    with pytest.raises(
-        ValueError, match=r"training\.local_batch_size is 7, .* has only 6 examples"
-    ):
-        build(sources=[DataSource("alpaca", path)], infinite=False, batch_size=7)
-    with pytest.raises(
-        ValueError, match=r"only 3 examples; .* data\.validation_fraction \(it is 0\.5\)"
-    ):
-        build(
-            sources=[DataSource("alpaca", path)],
-            infinite=False,
-            split=ExampleSplit(0.5, held_out=True),
-        )
 
 
 def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> None:
@@ -203,3 +186,66 @@ def test_another_template_after_a_resume_is_told(caplog: pytest.LogCaptureFixtur
     build(template=alpaca).load_state_dict(former)
     (record,) = caplog.records
     assert "before the checkpoint: does not say, by default 'plain'" in record.message
+
+
+def rows(batch: Any) -> list[int]:
+    return batch[0]["rows"].tolist()
+
+
+def rest(state: dict[str, Any], **kwargs: Any) -> list[list[int]]:
+    """The next three batches of a loader that goes on from ``state``."""
+    loader = build(**kwargs)
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    return [rows(next(batches)) for _ in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_looked_at_is_not_lost_and_comes_once(workers: int) -> None:
+    plain = iter(build(loading={"num_workers": workers}, shuffle_seed=3))
+    expected = [rows(next(plain)) for _ in range(6)]
+    lookahead = Lookahead(build(loading={"num_workers": workers}, shuffle_seed=3))
+    batches = iter(lookahead)
+    seen = [rows(next(batches))]
+    for _ in range(2):
+        looked_at = lookahead.peek()
+        assert lookahead.peek() is looked_at
+        # A checkpoint that is saved now does not count it.
+        state = lookahead.state_dict()
+        resumed = rest(state, num_workers=workers, shuffle_seed=3)
+        assert resumed == expected[len(seen) : len(seen) + 3]
+        batch = next(batches)
+        assert batch is looked_at
+        seen.append(rows(batch))
+        assert (
+            rest(lookahead.state_dict(), num_workers=workers, shuffle_seed=3)[0]
+            == (expected[len(seen)])
+        )
+    assert seen == expected[:3]
+
+
+def test_at_the_end_there_is_nothing_to_look_at() -> None:
+    some = {"infinite": False, "split": ExampleSplit(0.1, held_out=True)}
+    n_batches = len(list(build(**some)))
+    assert n_batches > 2
+    lookahead = Lookahead(build(**some))
+    batches = iter(lookahead)
+    for _ in range(n_batches):
+        assert lookahead.peek() is not None
+        next(batches)
+    assert lookahead.peek() is None
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_it_loads_what_the_loader_saves() -> None:
+    loader = build(shuffle_seed=3)
+    batches = iter(loader)
+    next(batches)
+    lookahead = Lookahead(build(shuffle_seed=3))
+    keys = loader.state_dict().keys()
+    assert lookahead.state_to_load(keys).keys() == loader.state_to_load(keys).keys()
+    lookahead.load_state_dict(loader.state_dict())
+    found, expected = next(iter(lookahead)), next(batches)
+    assert torch.equal(found[0]["input"], expected[0]["input"])

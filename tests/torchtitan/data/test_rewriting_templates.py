@@ -15,11 +15,11 @@ from tests.torchtitan.data.test_chat_template import (
     build,
     named,
 )
-from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
+from tests.torchtitan.helpers.chat_tokenizers import GUEST, rendered, tokenizer_folder
 from torchtitan.data import chat_template
 from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError
 from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.turns import PLAIN_TEMPLATE
+from torchtitan.data.sequences import PLAIN_TEMPLATE
 
 # As Qwen3's: thoughts of turns before the last question are dropped.
 THINKING = (
@@ -72,7 +72,7 @@ def test_thoughts_have_the_names_that_transformers_gives_them() -> None:
     source = "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}"
     for name in ("reasoning_content", "thinking", "reasoning"):
         message = Message("assistant", "4.", others={name: "2 + 2,"})
-        assert ChatTemplate("own", source, {}).render([message]) == "2 + 2,2 + 2,"
+        assert rendered(ChatTemplate("own", source, {}), [message]) == "2 + 2,2 + 2,"
     with pytest.raises(ChatTemplateError, match="'chatml' has no words for reasoning_content"):
         named("chatml").mark(Conversation([ASK, message]))
 
@@ -89,7 +89,7 @@ def test_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     for tools in ([{"name": "add"}], []):
         text = theirs.apply_chat_template(messages, tools=tools or None, tokenize=False)
-        assert build("tokenizer", folder).render([ASK], tools) == text
+        assert rendered(build("tokenizer", folder), [ASK], tools) == text
 
 
 @pytest.mark.parametrize("name", ["plain", "chatml"])

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.rows.errors import FieldError
 from torchtitan.data.rows.examples import read_examples
 from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
 from torchtitan.data.rows.messages import alpaca_messages, sharegpt_messages
-from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import (
+from torchtitan.data.sequences import (
     IGNORE_INDEX,
     PLAIN_TEMPLATE,
     EncodedExample,
@@ -24,6 +22,7 @@ from torchtitan.data.turns import (
     Turn,
     encode,
 )
+from torchtitan.data.text.tokenizer import FolderTokenizer
 
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared"
@@ -151,46 +150,6 @@ def test_the_turns_of_sharegpt() -> None:
         *[header, Turn("assistant", "M", True)],
         *[header, Turn("assistant", "C", True)],
     ]
-
-
-GOOD = {"instruction": "x", "input": "", "output": "y"}
-ASKED = {"from": "human", "value": "x"}
-
-
-@pytest.mark.parametrize(
-    ("example", "field", "text"),
-    [
-        (GOOD | {"output": 3}, "output", "is a number; expected a string"),
-        (GOOD | {"output": None}, "output", "is null; expected a string"),
-        (GOOD | {"instruction": " "}, "instruction", "is empty; expected a text"),
-        ({"instruction": "x", "input": ""}, "output", "is missing; expected a string"),
-    ],
-)
-def test_broken_alpaca_examples(example: dict[str, Any], field: str, text: str) -> None:
-    with pytest.raises(FieldError) as info:
-        format_alpaca(example)
-    assert (info.value.field, info.value.problem) == (field, text)
-
-
-@pytest.mark.parametrize(
-    ("messages", "field", "text"),
-    [
-        (None, "conversations", "is null; expected a list of messages"),
-        ([], "conversations", "is empty; expected at least one message"),
-        ([ASKED], "conversations", "has no answer; expected a message from gpt or assistant"),
-        (["hi"], "conversations[0]", "is a string; expected an object with from, value"),
-        ([ASKED, {"value": "y"}], "conversations[1].from", "is missing; expected a string"),
-        ([ASKED, {"from": "gpt"}], "conversations[1].value", "is missing; expected a string"),
-        ([{"from": True, "value": ""}], "conversations[0].from", "is a truth value; expected a"),
-        ([{"from": "gpt", "value": {}}], "conversations[0].value", "is an object; expected a str"),
-        ([{"from": "bing", "value": ""}], "conversations[0].from", "is 'bing'; expected one of ["),
-    ],
-)
-def test_broken_sharegpt_examples(messages: Any, field: str, text: str) -> None:
-    with pytest.raises(FieldError) as info:
-        format_sharegpt({"conversations": messages})
-    assert info.value.field == field
-    assert info.value.problem.startswith(text)
 
 
 def test_the_table_of_data_sets() -> None:

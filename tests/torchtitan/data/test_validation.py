@@ -1,6 +1,7 @@
 """Validation in one process: which examples, which average, and no trace of it in training."""
 
 import json
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import alpaca_messages
+from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
 
@@ -103,6 +104,7 @@ def build(
         dp_rank=0,
         tokenizer=TOKENIZER,
         split=split,
+        template=PLAIN_TEMPLATE,
         parallel_dims=SimpleNamespace(
             dp_enabled=False, cp_enabled=False, pp_enabled=False, dp_cp_enabled=False
         ),
@@ -227,6 +229,15 @@ def test_examples_that_fill_no_batch_are_refused(examples: str, steps: int) -> N
         ValueError, match=r"only 2 examples; .* data\.validation_fraction \(it is 0\.3\)"
     ):
         build(examples, steps=steps, split=split, local_batch_size=4)
+
+
+def test_a_rest_that_fills_no_batch_is_left_out_and_said(
+    examples: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loader = build(examples, steps=-1, local_batch_size=4)._loader
+    assert [len(labels) for _, labels in loader] == [4]
+    assert "3 of 7 examples do not fill a batch of validation.local_batch_size = 4" in caplog.text
 
 
 def test_errors_name_the_section(tmp_path: Path) -> None:

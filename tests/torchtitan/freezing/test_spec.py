@@ -52,11 +52,11 @@ def test_validation_reads_the_examples_that_the_training_loader_leaves_out() -> 
     spec = build_train_spec(get_train_spec("llama3"), config)
     built = validator(spec, config)
     assert isinstance(built, InstructValidator)
-    assert built._loader.dataset._split == ExampleSplit(0.1, held_out=True)
+    assert built._loader.dataset.split == ExampleSplit(0.1, held_out=True)
     trained = spec.build_dataloader_fn(
         dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
     )
-    assert trained.dataset._split == ExampleSplit(0.1)
+    assert trained.dataset.split == ExampleSplit(0.1)
 
 
 def test_packing_is_for_training_and_templates_are_for_both() -> None:
@@ -115,7 +115,7 @@ def test_validating_on_rows_that_are_trained_on_is_said(caplog: pytest.LogCaptur
     text = "Validation reads the examples that are trained on"
     config = job_config(data__validation_fraction=0.0)
     spec = build_train_spec(get_train_spec("llama3"), config)
-    assert validator(spec, config)._loader.dataset._split == ExampleSplit()
+    assert validator(spec, config)._loader.dataset.split == ExampleSplit()
     assert text in caplog.text
     caplog.clear()
     validator(spec, job_config())

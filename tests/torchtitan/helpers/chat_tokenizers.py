@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.text.tokenizer import FolderTokenizer
 
 TINY = Path(__file__).parents[2] / "assets" / "tokenizer"
@@ -42,3 +44,11 @@ def tokenizer_folder(folder: Path, tokens: list[str] = TOKENS, **config: Any) ->
 
 def load(folder: Path) -> FolderTokenizer:
     return FolderTokenizer(str(folder))
+
+
+def rendered(
+    template: ChatTemplate, messages: list[Message], tools: Any = (), *, prompt: bool = False
+) -> str:
+    """The text of messages, and with ``prompt`` what stands before an answer."""
+    said = Conversation(messages, tools)
+    return template._rendered(template._program(said), said, prompt=prompt).text

@@ -12,7 +12,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 from tests.timelyfreeze.helpers.ranks import Ranks
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.schedule.order import one_f_one_b_order
-from torchtitan.freezing.checks import resuming
+from torchtitan.freezing.checks import checkpoints
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors
 
 # A pipeline of two ranks and four microbatches, two processes for each.
@@ -31,7 +31,7 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(job_config: Any, _: Any) -> TransformerModelArgs:
         return flavors.get(job_config.model.flavor, model_of())
 
-    monkeypatch.setattr(resuming, "chosen_args", chosen)
+    monkeypatch.setattr(checkpoints, "chosen_args", chosen)
 
 
 def weights() -> dict[str, Any]:

@@ -12,8 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from torchtitan.vision.adapter import VisionAdapter
-from torchtitan.vision.args import VisionArgs
-from torchtitan.vision.flavors import described, folder_settings
+from torchtitan.vision.library import VisionArgs, described, folder_settings
 from torchtitan.vision.model import VisionModel
 
 SIZE, CLASSES = 16, 10

@@ -21,7 +21,7 @@ from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.freezing.checks.models import model_errors
 from torchtitan.hf.adapter import Decoder, LlamaAdapter, model_args
-from torchtitan.hf.index import file_numbers
+from torchtitan.hf.folder import file_numbers
 from torchtitan.hf.llama_config import read_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
-from torchtitan.data.sequences import join_examples
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
+from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, join_examples
 from torchtitan.hf.document_attention import (
     DocumentTransformer,
     attention_error,

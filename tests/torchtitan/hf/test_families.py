@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from tests.torchtitan.helpers.hf_models import read_folder, some_tokens
 from tests.torchtitan.hf.test_adapter import load
 from tests.torchtitan.hf.test_export import save_run
-from torchtitan.hf.adapter import Decoder, LlamaAdapter, config_of, model_args
+from torchtitan.hf.adapter import Decoder, LlamaAdapter, config_of, model_args, tensor_errors
 from torchtitan.hf.export import export_run
-from torchtitan.hf.folder import stored_tensors, tensor_errors
+from torchtitan.hf.folder import stored_tensors
 from torchtitan.hf.llama_config import parse_config, read_config, to_settings
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

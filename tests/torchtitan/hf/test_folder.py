@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, random_weights, write_folder
-from torchtitan.hf.folder import StoredTensor, stored_tensors, tensor_errors
+from torchtitan.hf.adapter import tensor_errors
+from torchtitan.hf.folder import StoredTensor, stored_tensors
 from torchtitan.hf.llama_config import read_config
 
 INDEX = "model.safetensors.index.json"
@@ -117,8 +118,8 @@ def test_what_is_missing_too_much_or_misshapen_is_named(tmp_path: Path) -> None:
     assert list(tensor_errors(config, tensors)) == [
         "it lacks model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, "
         "model.layers.2.mlp.up_proj.weight and 2 more",
-        "it has model.layers.0.self_attn.q_proj.bias, for which the model has no place",
         "it has lm_head.weight [2049, 64] instead of [2048, 64]",
+        "it has model.layers.0.self_attn.q_proj.bias, for which the model has no place",
     ]
 
 

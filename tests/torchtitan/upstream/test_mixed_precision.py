@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torchtitan.distributed.utils as titan_dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.config import Optimizer
 
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.upstream.fixes import autocast_stages, one_cast_for_all
+from torchtitan.upstream.fixes import autocast_stages, build_sgd, one_cast_for_all
 
 
 @dataclass
@@ -96,3 +99,41 @@ def test_a_forward_without_gradient_leaves_no_cast_behind() -> None:
             part(torch.ones(1, 2))
         part(torch.ones(1, 2)).float().sum().backward()
     assert torch.equal(part.weight.grad, torch.ones(3, 2))
+
+
+CONFIG = Optimizer(name="SGD", lr=0.1, beta1=0.5, weight_decay=0.2, implementation="foreach")
+
+
+def test_upstream_still_has_no_sgd() -> None:
+    """Fails when it has; then ours has to go."""
+    with pytest.raises(NotImplementedError, match="SGD"):
+        build_optimizers([nn.Linear(2, 2)], CONFIG, None)  # type: ignore[arg-type]
+
+
+def test_steps_are_those_of_the_definition() -> None:
+    part = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(part.weight, 1.0)
+    optimizers = build_sgd([part], CONFIG, None)
+    weight, velocity = 1.0, 0.0
+    for gradient in (0.4, -1.0, 0.3):
+        part.weight.grad = torch.full((1, 1), gradient)
+        optimizers.step()
+        velocity = 0.5 * velocity + gradient + 0.2 * weight
+        weight -= 0.1 * velocity
+        assert part.weight.item() == pytest.approx(weight)
+
+
+def test_a_state_that_is_saved_before_the_first_step_changes_nothing() -> None:
+    """Torch fills it with a step of zero gradients, which has weight decay."""
+    weights = []
+    for is_saved in (False, True):
+        part = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(part.weight, 1.0)
+        optimizers = build_sgd([part], CONFIG)
+        if is_saved:
+            assert optimizers.state_dict()["state.weight.momentum_buffer"].item() == 0.0
+        for gradient in (0.4, -1.0):
+            part.weight.grad = torch.full((1, 1), gradient)
+            optimizers.step()
+        weights.append(part.weight.item())
+    assert weights[0] == weights[1]

@@ -18,9 +18,9 @@ from tests.torchtitan.helpers.image_models import (
     some_pictures,
 )
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf.export import ExportError, export_run
+from torchtitan.hf.export import export_run
 from torchtitan.vision.export import FORMS
-from torchtitan.vision.flavors import FLAVORS
+from torchtitan.vision.library import FLAVORS
 from torchtitan.vision.model import VisionModel
 
 transformers = pytest.importorskip("transformers")
@@ -94,5 +94,5 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(
     model = VisionModel(args_of("vit"), library_model("vit"))
     del model.layers["3"]
     run = save_run(tmp_path, model, "vit", flavor="tiny")
-    with pytest.raises(ExportError, match=r"lacks layers\.3\."):
+    with pytest.raises(ValueError, match=r"lacks layers\.3\."):
         export_run(run, forms=FORMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from typing import IO, Any
 
 _KINDS = {
@@ -29,12 +30,7 @@ class DataError(ValueError):
 
 
 class FieldError(ValueError):
-    """An example breaks the shape of its kind; readers, which raise it, know no place.
-
-    Args:
-        field: Name of the field, such as ``output`` or ``conversations[2].from``.
-        problem: What was found and what was expected.
-    """
+    """An example breaks the shape of its kind in a field, such as ``conversations[2].from``."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"field '{field}' {problem}")
@@ -43,14 +39,11 @@ class FieldError(ValueError):
 
 
 class DataExampleError(DataError):
-    """An example of a data set cannot be used.
+    """An example of a data set, a file or hub name, cannot be used.
 
-    Args:
-        file: File or hub name.
-        example: Line number from 1 for JSON on lines, index from 0 for lists, parquet and the hub;
-            None when the file as a whole cannot be read.
-        problem: What was found and what was expected.
-        field: Name of the field, or None when the example as a whole is broken.
+    ``example`` is the line from 1 for JSON on lines, the index from 0 for lists, parquet and the
+    hub; None when the file as a whole cannot be read. ``field`` is None when the whole example is
+    broken.
     """
 
     def __init__(
@@ -59,10 +52,6 @@ class DataExampleError(DataError):
         unit = "line" if example is not None and holds_lines(file) else "example"
         place = file if example is None else f"{file}, {unit} {example}"
         super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
-        self.file = file
-        self.example = example
-        self.field = field
-        self.problem = problem
 
 
 def holds_lines(file: str) -> bool:
@@ -84,3 +73,12 @@ def open_rows(file: str) -> IO[bytes]:
 def kind_of(value: Any) -> str:
     """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
     return _KINDS.get(type(value), type(value).__name__)
+
+
+def file_of(files: Sequence[tuple[str, int]], index: int) -> tuple[str, int]:
+    """Return which of files, each with its number of examples, has one, and its place there."""
+    for name, count in files:
+        if index < count:
+            return name, index
+        index -= count
+    raise IndexError("there is no such example")

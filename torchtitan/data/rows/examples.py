@@ -22,26 +22,20 @@ from torchtitan.data.rows.errors import (
     DataError,
     DataExampleError,
     FieldError,
+    file_of,
     holds_lines,
     kind_of,
     open_rows,
 )
 from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
-from torchtitan.data.rows.messages import Conversation, chat_messages
-from torchtitan.data.rows.values import parse_value
+from torchtitan.data.rows.messages import Conversation, chat_messages, parse_value
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
 
 
 class HubPart(NamedTuple):
-    """Which part of a hub data set is read.
-
-    Args:
-        subset: Also called its configuration; "" for the only one.
-        split: "" for "train".
-        revision: A commit, branch or tag; "" for the newest.
-    """
+    """Which part of a hub data set is read; "": the only subset, "train", the newest revision."""
 
     subset: str = ""
     split: str = ""
@@ -55,14 +49,9 @@ WHOLE = HubPart()
 class InstructExamples:
     """The examples of one source, each with its place.
 
-    Args:
-        examples: Rows, as a list or as a hub data set, which stays on disk.
-        files: ``(name, examples)`` for each file in order; the counts add up to ``len(examples)``.
-        messages: What a row says.
-        numbers: Example number of every example in its file; None where that is the index (the
-            hub).
-        columns: For each field its column, for errors.
-        about: What the rows are, for people.
+    Rows are a list, or a hub data set, which stays on disk and has no ``numbers``: of each example
+    the one in its file. ``files`` has ``(name, examples)`` for each in order. ``columns`` names the
+    column of a field, for errors; ``about`` says what the rows are, for people.
     """
 
     examples: Sequence[dict[str, Any]]
@@ -82,12 +71,7 @@ class InstructExamples:
         return self.numbers is None
 
     def read(self, index: int, use: Callable[[Conversation], T]) -> T:
-        """Return what ``use`` makes of what the example at ``index`` says.
-
-        Raises:
-            DataExampleError: With the example's place, where it says nothing that can be read, or
-                ``use`` raises a ValueError.
-        """
+        """Return what ``use`` makes of an example; DataExampleError, with place, if it fails."""
         try:
             return use(self.messages(self.examples[index]))
         except FieldError as error:
@@ -99,28 +83,12 @@ class InstructExamples:
 
     def place(self, index: int) -> tuple[str, int]:
         """File and example number of the example at ``index``."""
-        number = index if self.numbers is None else self.numbers[index]
-        for name, count in self.files:
-            if index < count:
-                return name, number
-            index -= count
-        raise IndexError(f"there is no such example; the data set has {len(self)} examples")
+        name, _ = file_of(self.files, index)
+        return name, index if self.numbers is None else self.numbers[index]
 
 
 def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
-    """Tell a local path from a hub name.
-
-    Args:
-        path: Value of ``dataset_path``.
-        key: Config key that holds it, for the error.
-
-    Returns:
-        bool: True if ``path`` exists on disk, False if it can only be a hub name.
-
-    Raises:
-        FileNotFoundError: If it looks like a path (starts with ``.``, ``/`` or ``~``, or ends with
-            the suffix of a data file) and does not exist.
-    """
+    """Tell a path on this disk from a hub name; FileNotFoundError for what looks like a path."""
     if os.path.exists(os.path.expanduser(path)):
         return True
     if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
@@ -138,25 +106,11 @@ def read_examples(
     part: HubPart = WHOLE,
     key: str = "training.dataset_path",
 ) -> InstructExamples:
-    """Read a source; of every row only the columns of its kind are kept.
+    """Read a source, at least one example; of every row only the columns of its kind are kept.
 
-    Args:
-        path: A json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of their
-            names), or a hub name.
-        kind: What the rows are, or "auto": what the first row looks like.
-        columns: Fields and their columns, where they are called otherwise.
-        part: What to read of a hub data set.
-        key: Config key that holds ``path``, for errors.
-
-    Returns:
-        InstructExamples: At least one example.
-
-    Raises:
-        FileNotFoundError: If a local path does not exist, or a folder holds no data file.
-        DataError: If a file's suffix is not known, there are no examples, or the hub does not have
-            them.
-        DataExampleError: If a row is not valid JSON, not an object, lacks a column, or the first is
-            of no known kind.
+    ``path`` is a json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of
+    their names), or a hub name. ``kind`` says what the rows are, or "auto": what the first row
+    looks like. ``columns`` are fields with columns called otherwise. Errors name ``key``.
     """
     if is_local_path(path, key=key):
         return _read_local(Path(path).expanduser(), kind, columns, key)
@@ -189,14 +143,15 @@ def _read_files(
     counts: list[tuple[str, int]] = []
     file = files[0]
     try:
-        first = first_row(files)
+        # All columns of the first row are looked at.
+        rows = ((str(file), *row) for file in files for row in read_rows(file))
+        first = next(rows, None)
         if first is None:
             return InstructExamples([], (), chat_messages, numbers)
         shape, about = _shape(*first, kind, columns)
-        wanted = [*shape.required.values(), *shape.optional.values()]
         for file in files:
             before = len(examples)
-            for number, row in read_rows(file, wanted):
+            for number, row in read_rows(file, list(shape.columns.values())):
                 examples.append(_kept(row, shape, str(file), number))
                 numbers.append(number)
             counts.append((str(file), len(examples) - before))
@@ -222,10 +177,10 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
     if len(rows) == 0:
         raise DataError(f"{key} is {name!r}, which holds no examples; at least one is needed")
     shape, about = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
-    fields = {column: field for field, column in {**shape.required, **shape.optional}.items()}
-    there = [column for column in fields if column in rows.column_names]
-    rows = rows.select_columns(there)
-    rows = rows.rename_columns({c: fields[c] for c in there if c != fields[c]})
+    fields = {column: field for field, column in shape.columns.items()}
+    rows = rows.select_columns([column for column in fields if column in rows.column_names])
+    others = {c: fields[c] for c in rows.column_names if c != fields[c]}
+    rows = rows.rename_columns(others)
     return _examples(rows, ((name, len(rows)),), shape, about)
 
 
@@ -253,8 +208,7 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
         if column not in row:
             problem = f"is missing; expected {required}, the example has {list(row)}"
             raise DataExampleError(file, number, problem, column)
-    columns = {**shape.required, **shape.optional}
-    return {field: row[column] for field, column in columns.items() if column in row}
+    return {name: row[column] for name, column in shape.columns.items() if column in row}
 
 
 def _examples(
@@ -264,8 +218,8 @@ def _examples(
     about: str,
     numbers: array | None = None,
 ) -> InstructExamples:
-    columns = {**shape.required, **shape.optional}
-    return InstructExamples(rows, files, ROW_KINDS[shape.kind].messages, numbers, columns, about)
+    messages = ROW_KINDS[shape.kind].messages
+    return InstructExamples(rows, files, messages, numbers, shape.columns, about)
 
 
 # The number of a row in its file, and the row; of JSON on lines the number is that of the line.
@@ -273,16 +227,7 @@ NumberedRow = tuple[int, Any]
 
 
 def data_files(path: Path, key: str) -> list[Path]:
-    """Return a file, or those of a folder in the order of their names.
-
-    Args:
-        path: Of either.
-        key: Config key that holds it, for errors.
-
-    Raises:
-        FileNotFoundError: If there is no such path, or a folder holds no file of rows.
-        ValueError: If a file's suffix is not known.
-    """
+    """Return a file, or those of a folder in the order of their names; errors name ``key``."""
     if path.is_file():
         if path.name.endswith(SUFFIXES):
             return [path]
@@ -307,28 +252,8 @@ def data_files(path: Path, key: str) -> list[Path]:
     return files
 
 
-def first_row(files: Sequence[Path]) -> tuple[str, int, Any] | None:
-    """Return the file, the number and the value of the first row, all its columns; None if none.
-
-    Raises:
-        DataExampleError: If a file cannot be read that far.
-        OSError: Likewise.
-    """
-    rows = ((str(file), *row) for file in files for row in read_rows(file))
-    return next(rows, None)
-
-
 def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[NumberedRow]:
-    """Yield the rows of a file.
-
-    Args:
-        file: With one of :data:`SUFFIXES`.
-        columns: Those that are of use; others may be left out.
-
-    Raises:
-        DataExampleError: If a row, or the file, is none.
-        OSError: If the file cannot be read.
-    """
+    """Yield the rows of a file; columns other than the named ones may be left out."""
     reader = next(r for suffix, r in _READERS.items() if file.name.endswith(suffix))
     return reader(file, columns)
 

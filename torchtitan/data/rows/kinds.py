@@ -18,13 +18,7 @@ from torchtitan.data.rows.messages import (
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of instruction data.
-
-    Attributes:
-        fields: What every row has, and what it may have besides, by their usual names.
-        messages: Makes messages of a row.
-        default_path: Its data set on the hub where no place is named, if it has one.
-    """
+    """A kind of instruction data: its fields by their usual names, and its data set on the hub."""
 
     fields: tuple[str, ...]
     optional: tuple[str, ...]
@@ -42,14 +36,8 @@ ROW_KINDS = {
     ),
 }
 
-
-AUTO = "auto"
-
-
+AUTO, IMAGES = "auto", "images"
 INSTRUCT_DATASETS = (AUTO, *ROW_KINDS)
-
-
-IMAGES = "images"
 
 
 def is_instruct_dataset(name: str) -> bool:
@@ -63,11 +51,7 @@ def is_image_dataset(name: str) -> bool:
 
 
 def has_rows(name: str) -> bool:
-    """Whether a data set has numbered examples, of instructions or pictures.
-
-    Its epochs have a known length, some examples can be held out, and any number of replicas goes
-    on where others have stopped.
-    """
+    """Whether a data set has numbered examples, so that epochs have a length and readers change."""
     return is_instruct_dataset(name) or is_image_dataset(name)
 
 
@@ -77,40 +61,32 @@ def has_turns(name: str) -> bool:
 
 
 class RowShape(NamedTuple):
-    """What the rows of a source are.
-
-    Args:
-        kind: A name in :data:`ROW_KINDS`.
-        required: For each field that a row must have its column.
-        optional: Likewise for fields that it may have.
-    """
+    """What the rows of a source are: a name in :data:`ROW_KINDS`, and each field's column."""
 
     kind: str
     required: Mapping[str, str]
     optional: Mapping[str, str]
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """The column of every field."""
+        return {**self.required, **self.optional}
+
     def told(self, there: Sequence[str]) -> str:
         """Return the kind and its columns, as far as a row has them, for people."""
-        columns = {**self.required, **self.optional}
         names = [
             column if field == column else f"{column} (as {field})"
-            for field, column in columns.items()
+            for field, column in self.columns.items()
             if column in there
         ]
         return f"rows of kind {self.kind!r}, columns {', '.join(names)}"
 
 
 def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowShape:
-    """Return what rows are, by the columns of the first.
+    """Return what rows are, by the columns in the first; "auto": the first kind that fits.
 
-    Args:
-        name: A kind, or "auto": the first kind all of whose columns are there.
-        there: The columns of the first row.
-        named: Columns that are called otherwise than their field. Where one is not there, the
-            field's own name is looked for, so that sources may differ.
-
-    Raises:
-        ValueError: If the rows are of no kind.
+    ``named`` are columns that are called otherwise than their field. Where one is not there, the
+    field's own name is looked for, so that sources may differ. ValueError if no kind fits.
     """
 
     def column(field: str) -> str:

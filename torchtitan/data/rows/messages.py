@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from timelyfreeze.files import shown
 from torchtitan.data.rows.errors import FieldError, kind_of
-from torchtitan.data.rows.values import parse_value, without_nulls
+
+
+def parse_value(text: str) -> Any:
+    """Return what a JSON text says; ValueError if it is none, or an object has a key twice."""
+    return json.loads(text, object_pairs_hook=_said_once)
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return found
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value whose objects have no nulls, which columnar files give them all."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
 
 ASSISTANT = "assistant"
 SPEAKERS = {
@@ -40,14 +62,10 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Message(NamedTuple):
     """One message of a conversation.
 
-    Args:
-        role: "system", "user", "assistant" or "tool"; what an assistant says is learned.
-        content: What is said.
-        context: What an instruction is about, where an example keeps that apart (Alpaca's
-            ``input``); empty for an instruction about nothing, None for what is no instruction.
-        others: What else a message has, for templates that ask for it, such as ``tool_calls``.
-        is_given: Whether an assistant's message is not learned, as part of a prompt or by its own
-            word.
+    ``context`` is what an instruction is about, where an example keeps that apart (Alpaca's
+    ``input``); empty for an instruction about nothing, None for what is no instruction. ``others``
+    is what else a message has, for templates that ask for it, such as ``tool_calls``. What an
+    assistant says is learned unless it ``is_given``, as part of a prompt or by its own word.
     """
 
     role: str
@@ -63,12 +81,7 @@ class Message(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """An example: its messages, and the tools that may be called in them.
-
-    Args:
-        messages: In order.
-        tools: Descriptions of the tools, JSON schemas by convention.
-    """
+    """An example: its messages, and the tools, JSON schemas by convention, to call in them."""
 
     messages: Sequence[Message]
     tools: Sequence[Any] = ()
@@ -78,13 +91,7 @@ MessageReader = Callable[[dict[str, Any]], Conversation]
 
 
 def alpaca_messages(example: dict[str, Any]) -> Conversation:
-    """Read ``{instruction, input, output}`` as a question and its answer.
-
-    An input that is only blanks, null or missing, is none.
-
-    Raises:
-        FieldError: If a field is missing or no string, or the instruction is empty.
-    """
+    """Read ``{instruction, input, output}``; an input that is blank, null or missing, is none."""
     given = example if example.get("input") is not None else {**example, "input": ""}
     instruction, source, output = (_text(given, f) for f in ("instruction", "input", "output"))
     if not instruction.strip():
@@ -103,22 +110,12 @@ def chat_messages(example: dict[str, Any]) -> Conversation:
 
     A message may have other fields too, and one with ``tool_calls`` needs no content. A field that
     is empty is not there. Messages of ``{from, value}`` are taken as well, and content in parts.
-
-    Raises:
-        FieldError: If there are no messages or no answer, a field is missing or of a wrong type, or
-            a speaker is unknown.
     """
     return _conversation(example, "messages", ("role", "content"))
 
 
 def completion_messages(example: dict[str, Any]) -> Conversation:
-    """Read ``{prompt, completion}``: texts, or lists of messages as TRL has them.
-
-    Only answers of the completion are learned.
-
-    Raises:
-        FieldError: As in :func:`chat_messages`, or if the completion has no answer.
-    """
+    """Read ``{prompt, completion}``, texts or lists of messages; the completion is learned."""
     prompt, completion = (
         _messages(example.get(field), field, ("role", "content"))
         if isinstance(example.get(field), list)

@@ -26,12 +26,7 @@ _SECONDS, _BYTES = 10.0, 2**29
 
 
 class RenderError(ValueError):
-    """A template cannot render.
-
-    Args:
-        message: Why.
-        is_broken: Whether it is no program at all.
-    """
+    """A template cannot render, or is no program at all if it ``is_broken``."""
 
     def __init__(self, message: str, *, is_broken: bool = False) -> None:
         super().__init__(message)
@@ -41,11 +36,9 @@ class RenderError(ValueError):
 class Rendered(NamedTuple):
     """A text of a conversation, with places in it: characters ``[start, end)``.
 
-    Args:
-        text: What the template wrote.
-        marked: What its generation blocks wrote.
-        spans: For each answer what it adds to the prompt before it, but for blanks at its end; None
-            where the template writes it otherwise in the whole text.
+    ``marked`` is what its generation blocks wrote. ``spans`` has for each answer what it adds to
+    the prompt before it, but for blanks at its end; None where the template writes it otherwise in
+    the whole text.
     """
 
     text: str
@@ -62,18 +55,11 @@ def render(
     prompt: bool = False,
     answers: Sequence[int] = (),
 ) -> Rendered:
-    """Return the text of a conversation.
+    """Return the text of a conversation; RenderError if the template fails or exceeds a limit.
 
-    Args:
-        source: The template.
-        tokens: Special tokens, by their names in it.
-        messages: None to see only whether ``source`` is a template.
-        tools: None are there as None.
-        prompt: Whether what stands before an answer follows.
-        answers: Places of messages to find in the text.
-
-    Raises:
-        RenderError: If the template is none, fails, or goes beyond a limit.
+    Without messages it is only seen whether ``source`` is a template; no tools are there as None.
+    With ``prompt`` what stands before an answer follows. ``answers`` are places of messages to find
+    in the text.
     """
     limits = {"most": MOST_CHARACTERS, "seconds": _SECONDS, "bytes": _BYTES}
     said = {"messages": messages, "tools": tools or None, "prompt": prompt, "answers": answers}

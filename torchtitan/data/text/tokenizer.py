@@ -23,10 +23,6 @@ class FolderTokenizer(HuggingFaceTokenizer):
 
     Upstream reads special tokens from ``tokenizer_config.json`` alone, takes one that begins and
     ends texts for a beginning only, and keeps the length to which ``tokenizer.json`` cuts texts.
-
-    Attributes:
-        special_tokens: By their key, such as ``{"eos_token": "</s>"}``; templates get them.
-        pad_id: None where there is no such token.
     """
 
     special_tokens: dict[str, str]

@@ -5,13 +5,12 @@ from torchtitan.freezing.checks.configuration import (
     ConfigError,
     check,
     check_examples,
+    check_readers,
     join_errors,
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT
-from torchtitan.freezing.checks.freezing import freeze_settings
-from torchtitan.freezing.checks.front import caches
-from torchtitan.freezing.checks.matrix import feature_errors, feature_table
+from torchtitan.freezing.checks.freezing import caches, freeze_settings
 from torchtitan.freezing.checks.pipeline import (
     n_microbatches,
     partition_errors,
@@ -19,7 +18,7 @@ from torchtitan.freezing.checks.pipeline import (
     schedule_errors,
     size_errors,
 )
-from torchtitan.freezing.checks.readers import check_readers
+from torchtitan.freezing.checks.requirements import feature_errors, feature_table
 
 __all__ = [
     "FEATURES", "MEMORY", "PROFILE", "SPLIT", "ConfigError", "caches", "check", "check_examples",

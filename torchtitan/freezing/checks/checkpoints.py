@@ -7,29 +7,36 @@ one of the same stages and microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
-from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import freezes_by_turns, makes_plan
+from timelyfreeze.files import shown, write_obstacle
+from timelyfreeze.policies import freezes_by_turns, makes_plan, parse_method
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import (
     TRAIN_STATE,
+    changed_settings,
     damage,
     finished_steps,
     is_whole,
     model_only_error,
     resumable_step,
     saved_keys,
+    saved_shapes,
     saved_values,
 )
-from torchtitan.data.rows.kinds import has_rows
+from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
+from torchtitan.freezing.checks.lora import adapter_errors
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
 from torchtitan.freezing.config import JobConfig, toml_key
-from torchtitan.lora.checks.saved import adapter_errors
+from torchtitan.hf.flavors import chosen_args
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -37,12 +44,7 @@ _WORLD_SIZE = f"{_DATA}.world_size"
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run begins from.
-
-    Attributes:
-        folder: Of the checkpoint.
-        step: The last one that was done; 0 where the weights alone are taken.
-    """
+    """The checkpoint that a run begins from; step 0 where the weights alone are taken."""
 
     folder: Path
     step: int
@@ -105,33 +107,31 @@ def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
             "away"
         )
         return
-    wrong = [
-        *weights_errors(config, start.folder),
-        *adapter_errors(config, start.folder, begins_anew=start.step == 0),
-    ]
-    yield from wrong
-    if start.step > 0 and not wrong:  # upstream loads no more than the model from step 0
-        yield from _whole_errors(config, start.folder, is_needed=not is_done(config))
+    # Upstream loads no more than the model from step 0.
+    how = {"model_only": start.step == 0, "is_needed": not is_done(config)}
+    yield from _content_errors(config, start.folder, **how)
 
 
 def _initial_errors(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Say why a new run cannot begin with a checkpoint of another."""
     problem = damage(folder) if folder.is_dir() else "it is no folder"
     if problem is not None:
         yield f"checkpoint.initial_load_path is {str(folder)!r}, and {problem}"
         return
     model_only = config.checkpoint.initial_load_model_only
+    yield from _content_errors(config, folder, model_only=model_only)
+
+
+def _content_errors(
+    config: JobConfig, folder: Path, *, model_only: bool, is_needed: bool = True
+) -> Iterator[str]:
+    """Say why a run cannot begin with what an undamaged checkpoint has, or that it has not all."""
     wrong = [
         *weights_errors(config, folder),
         *adapter_errors(config, folder, begins_anew=model_only),
     ]
     yield from wrong
-    if not (wrong or model_only):
-        yield from _whole_errors(config, folder)
-
-
-def _whole_errors(config: JobConfig, folder: Path, *, is_needed: bool = True) -> Iterator[str]:
-    """Say why a run cannot go on with all that a checkpoint has, or that it has not all."""
+    if wrong or model_only:
+        return
     if not is_whole(folder, config.checkpoint.exclude_from_loading):
         if is_needed:
             yield model_only_error(folder)
@@ -203,3 +203,130 @@ def _data_errors(config: JobConfig, folder: Path) -> Iterator[str]:
         "and pictures with any; to start the data anew, set "
         'checkpoint.exclude_from_loading = ["dataloader"]'
     )
+
+
+_STEP = "train_state.step"
+_MODEL = ("model.name", "model.flavor", "model.vocab_size", "model.hf_assets_path")
+_PATH = "training.dataset_path"
+_ORDER = ("data.shuffle", "data.seed", "data.validation_fraction", "data.packing")
+_PACKED = ("data.packing", "data.chat_template", "training.seq_len")
+# A checkpoint brings them along with the state of the optimizer.
+_OPTIMIZER = ("name", "beta1", "beta2", "eps", "weight_decay", "implementation")
+# What times were measured under, and what a plan is for.
+_PLAN = (
+    "freezing.last_warmup_step",
+    "freezing.last_monitor_step",
+    "freezing.monitoring",
+    "freezing.discard_batches",
+    "freezing.max_freeze_ratio",
+    "freezing.first_stage",
+    "freezing.skip_input_grads",
+    "parallelism.pipeline_parallel_schedule",
+    "parallelism.pipeline_parallel_schedule_csv",
+)
+
+_Changes = Mapping[str, tuple[Any, Any]]
+
+
+def resuming_errors(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Say which keys a whole checkpoint's states do not go together with, each with both values."""
+    changes = changed_settings(folder, config.to_dict())
+    if not changes:
+        return
+    excluded = config.checkpoint.exclude_from_loading
+    for states, keys in _bound_keys(config, folder, changes):
+        wrong = [_told(key, *changes[key]) for key in keys if key in changes]
+        if wrong and not set(states) <= set(excluded):
+            names = ", ".join(f'"{name}"' for name in sorted({*excluded, *states}))
+            yield (
+                f"{'; '.join(wrong)}: the checkpoint {str(folder)!r} goes on with the same only; "
+                f"keep it, or begin that anew with checkpoint.exclude_from_loading = [{names}]"
+            )
+
+
+def _bound_keys(
+    config: JobConfig, folder: Path, changes: _Changes
+) -> Iterator[tuple[Collection[str], list[str]]]:
+    """Yield states of a checkpoint, and the keys that must be as they were to load one of them."""
+    yield ("optimizer", "lr_scheduler"), ["optimizer.lr", "lora.learning_rate"]
+    yield ("optimizer",), [f"optimizer.{name}" for name in _OPTIMIZER]
+    data = ["training.dataset"]
+    if _is_elsewhere(*changes.get(_PATH, (None, None))):
+        data.append(_PATH)
+    if is_instruct_dataset(config.training.dataset):
+        data += _ORDER
+    if config.data.packing:
+        data += _PACKED
+    yield ("dataloader",), data
+    method = parse_method(config.freezing.method)
+    if method is None:
+        return
+    freezing = ["freezing.method"]
+    if method.policy is not None:
+        freezing += [key for key in changes if key.startswith(f"freezing.{method.policy}.")]
+    if method.plans and _measured(config, folder, changes):
+        freezing += _PLAN
+    yield ("freezing",), freezing
+
+
+def _measured(config: JobConfig, folder: Path, changes: _Changes) -> bool:
+    """Return whether times were measured before the checkpoint, or would have been by now."""
+    key = "freezing.last_warmup_step"
+    then, now = changes.get(key, (config.freezing.last_warmup_step,) * 2)
+    step = saved_values(folder, [_STEP]).get(_STEP, 0)
+    return bool(step > min(then, now))
+
+
+def _is_elsewhere(then: str | None, now: str | None) -> bool:
+    return None in (then, now) or os.path.realpath(str(then)) != os.path.realpath(str(now))
+
+
+def _told(key: str, then: Any, now: Any) -> str:
+    return f"{key} is {shown(now)} and was {shown(then)}"
+
+
+def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Say that the weights of a checkpoint are those of another model."""
+    saved, wanted = saved_shapes(folder), _model_shapes(config)
+    if not (saved and wanted):
+        return  # Hugging Face's files, or a model that upstream alone knows how to build
+    unlike = _unlike(saved, wanted)
+    if unlike is None:
+        return
+    changes = changed_settings(folder, config.to_dict())
+    keys = [_told(key, *changes[key]) for key in _MODEL if key in changes]
+    yield (
+        f"{'; '.join(keys) or f'model.flavor is {config.model.flavor!r}'}: the checkpoint "
+        f"{str(folder)!r} belongs to another model: {unlike}; keep the model, or begin anew in "
+        "another checkpoint.folder"
+    )
+
+
+def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of the model by its name, none where that is not known."""
+    try:
+        spec = get_train_spec(config.model.name)
+        args = chosen_args(config, spec.model_args)
+    except (ImportError, ValueError):
+        return {}  # told by those that check models
+    if not hasattr(args, "n_layers"):
+        return {}
+    args.update_from_config(config)
+    with torch.device("meta"):
+        weights = spec.model_cls(args).state_dict()
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def _unlike(
+    saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    layers = [
+        len({n.split(".")[1] for n in of if n.startswith("layers.")}) for of in (saved, wanted)
+    ]
+    if layers[0] != layers[1]:
+        return f"it has {layers[0]} layers, this model {layers[1]}"
+    for name, shape in wanted.items():
+        if saved.get(name) != shape:
+            there = f"is {list(saved[name])}" if name in saved else "is missing"
+            return f"{name} {there} there, {list(shape)} in this model"
+    return None

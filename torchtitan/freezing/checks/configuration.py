@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchtitan.protocols import train_spec as titan_spec
 
 from timelyfreeze.settings import arguments_named
-from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
+from torchtitan.checkpoints.finished import saved_keys, saved_values
+from torchtitan.data.loader import RANK_KEY, ResizableDataloader
+from torchtitan.data.named_templates import build_chat_template
+from torchtitan.data.rows.examples import is_local_path
+from torchtitan.data.rows.kinds import has_rows, is_image_dataset
+from torchtitan.data.sources import DataSource, training_sources, validation_sources
+from torchtitan.data.validation import build_validation_loader
+from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors, start_of
 from torchtitan.freezing.checks.data import (
     data_errors,
     example_errors,
     tokenizer_errors,
     validation_errors,
+    validation_split,
 )
 from torchtitan.freezing.checks.features import FEATURES
-from torchtitan.freezing.checks.freezing import freezing_errors
-from torchtitan.freezing.checks.front import cache_folder_errors, front_errors
-from torchtitan.freezing.checks.matrix import feature_errors
+from torchtitan.freezing.checks.freezing import cache_folder_errors, freezing_errors, front_errors
+from torchtitan.freezing.checks.lora import lora_errors
 from torchtitan.freezing.checks.models import (
     device_errors,
     image_errors,
@@ -24,10 +34,12 @@ from torchtitan.freezing.checks.models import (
     vision_errors,
 )
 from torchtitan.freezing.checks.pipeline import (
+    data_parallel_degree,
     parallel_errors,
     partition_errors,
     pipeline_errors,
 )
+from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import (
     range_errors,
     text_errors,
@@ -36,7 +48,9 @@ from torchtitan.freezing.checks.upstream import (
 )
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
-from torchtitan.lora.checks.section import lora_errors
+from torchtitan.images.loader import build_validation_dataloader
+from torchtitan.images.settings import training_place, validation_place
+from torchtitan.images.sources import ImagePlace
 
 
 class ConfigError(ValueError):
@@ -44,16 +58,7 @@ class ConfigError(ValueError):
 
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
-    """Raise if the configuration cannot work.
-
-    Args:
-        job_config: What was asked for.
-        trains: Whether training is about to begin here, so that what it reads and where it writes
-            have to be there.
-
-    Raises:
-        ConfigError: Naming every error found.
-    """
+    """Raise ConfigError with all errors; if it ``trains``, its data and folders must be there."""
     impossible = range_errors(job_config)
     # What else is wrong is looked for with possible numbers, and nothing is told twice.
     others = _errors(with_defaults(job_config, impossible), trains=trains)
@@ -94,14 +99,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
 
 
 def check_examples(job_config: JobConfig) -> None:
-    """Raise if the instruction data or the pictures that lie on disk cannot be used.
-
-    All examples of instruction data are read, which the data loader then need not do again. Apart
-    from :func:`check`, because not everything that needs a configuration needs its data.
-
-    Raises:
-        ConfigError: Naming the path, or the first example that is broken, of each data set.
-    """
+    """Raise ConfigError if data on this disk cannot be used; all instruction examples are read."""
     if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
         raise ConfigError(join_errors(errors))
 
@@ -118,3 +116,55 @@ def join_errors(errors: Sequence[str]) -> str:
         for error in errors
     ]
     return f"The configuration has {number}:\n" + "\n".join(f"  - {line}" for line in lines)
+
+
+def check_readers(job_config: JobConfig) -> None:
+    """Raise ConfigError if the first rank's loaders, of data on this disk, cannot be built."""
+    try:
+        _build_readers(job_config)
+    except ValueError as error:
+        raise ConfigError(join_errors([str(error)])) from error
+
+
+def _build_readers(config: JobConfig) -> None:
+    spec = titan_spec.get_train_spec(config.model.name)
+    tokenizer = spec.build_tokenizer_fn(config) if spec.build_tokenizer_fn else None
+    reader = {"dp_world_size": data_parallel_degree(config) or 1, "dp_rank": 0}
+    if has_rows(config.training.dataset) and _is_here(config, training_place, training_sources):
+        loader = spec.build_dataloader_fn(tokenizer=tokenizer, job_config=config, **reader)
+        _require_saved_rows(config, loader)
+    kind = config.validation.dataset
+    if not (config.validation.enable and has_rows(kind)):
+        return
+    if _is_here(config, validation_place, validation_sources):
+        split = validation_split(config)
+        if is_image_dataset(kind):
+            build_validation_dataloader(job_config=config, split=split, **reader)
+            return
+        # Endless, so that only the run itself looks at the length of each example.
+        endless = replace(config, validation=replace(config.validation, steps=1))
+        template = build_chat_template(
+            config.data.chat_template, tokenizer, config.model.hf_assets_path
+        )
+        build_validation_loader(
+            job_config=endless, tokenizer=tokenizer, split=split, template=template, **reader
+        )
+
+
+def _is_here(
+    config: JobConfig,
+    place: Callable[[JobConfig], ImagePlace],
+    sources: Callable[[JobConfig], Sequence[DataSource]],
+) -> bool:
+    """Return whether no data that is read, pictures or examples, comes from the hub."""
+    if is_image_dataset(config.training.dataset):
+        return place(config).is_local
+    return all(is_local_path(source.path, key=source.key) for source in sources(config))
+
+
+def _require_saved_rows(config: JobConfig, loader: ResizableDataloader) -> None:
+    """Refuse a checkpoint that has read other rows; other causes are told with its keys."""
+    start, key = start_of(config), f"dataloader.{RANK_KEY}0"
+    excluded = config.checkpoint.exclude_from_loading
+    if start is not None and "dataloader" not in excluded and key in saved_keys(start.folder):
+        loader.require_same(saved_values(start.folder, [key])[key])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from torchtitan.models.llama3 import llama3_args
 
@@ -18,18 +17,17 @@ from torchtitan.data.rows.kinds import (
     is_image_dataset,
     is_instruct_dataset,
 )
+from torchtitan.data.sequences import pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
     MOST_REPEATS,
     DataSource,
     ExampleSplit,
-    fraction_error,
     reads_training_data,
     training_sources,
     validation_sources,
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
-from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig, model_family
@@ -46,7 +44,12 @@ def data_errors(config: JobConfig) -> Iterator[str]:
 
 def example_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
-    for source in dict.fromkeys(_sources(config)):
+    sources: list[DataSource] = []
+    with suppress(ValueError):  # told with the keys
+        sources += training_sources(config)
+    with suppress(ValueError):
+        sources += validation_sources(config) if config.validation.enable else ()
+    for source in dict.fromkeys(sources):
         try:
             if not is_local_path(source.path, key=source.key):
                 continue
@@ -55,27 +58,12 @@ def example_errors(config: JobConfig) -> Iterator[str]:
                     f"{source.key} has {source.path!r}, which is on this disk; data.subset, "
                     "data.split and data.revision are for data of the hub"
                 )
-            examples = read_examples(
-                source.path, source.kind, columns=source.columns, key=source.key
-            )
+            how = {"columns": source.columns, "key": source.key}
+            examples = read_examples(source.path, source.kind, **how)
             for index in range(len(examples)):
                 examples.read(index, lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
-
-
-def _sources(config: JobConfig) -> list[DataSource]:
-    """Return what is read, in training and in validation; nothing of a section with errors."""
-    found: list[DataSource] = []
-    for sources, is_read in (
-        (training_sources, True),
-        (validation_sources, config.validation.enable),
-    ):
-        try:
-            found += sources(config) if is_read else ()
-        except ValueError:
-            continue  # told with the keys
-    return found
 
 
 def _path_errors(config: JobConfig) -> Iterator[str]:
@@ -130,17 +118,6 @@ def _template_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def tokenizer_template_errors(config: JobConfig, tokenizer: Any) -> Iterator[str]:
-    """Say why the chat template of the data cannot be used with this tokenizer."""
-    name, folder = config.data.chat_template, config.model.hf_assets_path
-    if not is_instruct_dataset(config.training.dataset) or template_error(name, folder):
-        return  # not needed, or told with the data
-    try:
-        build_chat_template(name, tokenizer, folder)
-    except ValueError as error:
-        yield str(error)
-
-
 def validation_split(config: JobConfig) -> ExampleSplit:
     """Return which examples of its data set validation reads: what training holds out, or all."""
     fraction = config.data.validation_fraction
@@ -156,38 +133,13 @@ def reads_training_examples(config: JobConfig) -> bool:
 
 def validation_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with held-out examples and validation: key, value and rule."""
-    yield from _fraction_errors(config)
-    if not config.validation.enable:
-        return
     validation, training = config.validation, config.training
-    if validation.seq_len > training.seq_len:
-        yield (
-            f"validation.seq_len is {validation.seq_len}; it must be at most training.seq_len "
-            f"({training.seq_len}), the length that the model is built for"
-        )
-    if (
-        config.parallelism.pipeline_parallel_degree > 1
-        and (n := n_microbatches(config))
-        and validation.local_batch_size % n
-    ):
-        yield (
-            f"validation.local_batch_size is {validation.local_batch_size}; a pipeline splits it "
-            f"into as many microbatches as in training, so {n} (training.local_batch_size / "
-            "parallelism.pipeline_parallel_microbatch_size) must divide it"
-        )
-
-
-def _fraction_errors(config: JobConfig) -> Iterator[str]:
     fraction = config.data.validation_fraction
-    training, validation = config.training, config.validation
-    if message := fraction_error(fraction):
-        yield message
-    elif (
-        fraction > 0
-        and validation.enable
-        and has_rows(training.dataset)
-        and not _reads_same(config)
-    ):
+    if not 0.0 <= fraction < 1.0:
+        yield f"data.validation_fraction is {fraction}; it must lie in [0, 1)"
+    if not validation.enable:
+        return
+    if 0.0 < fraction < 1.0 and has_rows(training.dataset) and not _reads_training(config):
         yield (
             f"data.validation_fraction is {fraction}, and validation reads other data than "
             f"training (validation.dataset {validation.dataset!r}, dataset_path "
@@ -195,16 +147,24 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
             f"{training.dataset_path!r}), so no one reads what is held out; set it to 0, or name "
             "the same data in both"
         )
+    if validation.seq_len > training.seq_len:
+        yield (
+            f"validation.seq_len is {validation.seq_len}; it must be at most training.seq_len "
+            f"({training.seq_len}), the length that the model is built for"
+        )
+    n = n_microbatches(config) if config.parallelism.pipeline_parallel_degree > 1 else None
+    if n and validation.local_batch_size % n:
+        yield (
+            f"validation.local_batch_size is {validation.local_batch_size}; a pipeline splits it "
+            f"into as many microbatches as in training, so {n} (training.local_batch_size / "
+            "parallelism.pipeline_parallel_microbatch_size) must divide it"
+        )
 
 
 def _reads_training(config: JobConfig) -> bool:
-    """Return whether validation reads from the data that is trained on."""
-    return reads_training_images(config) or reads_training_data(config)
-
-
-def _reads_same(config: JobConfig) -> bool:
+    """Return whether validation reads from the data that is trained on, or cannot be read."""
     try:
-        return _reads_training(config)
+        return reads_training_images(config) or reads_training_data(config)
     except ValueError:
         return True  # told with the sources
 
@@ -260,11 +220,16 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
         if config.model.name == LLAMA:
             n_embeddings = chosen_args(config, llama3_args).vocab_size
     if n_embeddings is not None and largest >= n_embeddings:
-        name = next((token for token, i in tokens.items() if i == largest), "")
+        token = next((token for token, i in tokens.items() if i == largest), "")
         yield (
-            f"{key}, whose {TOKENIZER_FILE} has token {shown(name)} with id {largest}; "
+            f"{key}, whose {TOKENIZER_FILE} has token {shown(token)} with id {largest}; "
             f"model.flavor {config.model.flavor!r} has {n_embeddings} embeddings, "
             f"so ids must be below that; set model.vocab_size to {largest + 1} or more, or choose "
             "the model's own tokenizer"
         )
-    yield from tokenizer_template_errors(config, tokenizer)
+    name = config.data.chat_template
+    if is_instruct_dataset(config.training.dataset) and not template_error(name, folder):
+        try:
+            build_chat_template(name, tokenizer, folder)
+        except ValueError as error:
+            yield str(error)

@@ -19,8 +19,8 @@ from timelyfreeze.policies import (
 )
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks import requirements as needs
-from torchtitan.freezing.checks.matrix import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
+from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"

@@ -1,11 +1,15 @@
-"""Finds errors in ``[freezing]``: phases that leave no room, settings that cannot work here."""
+"""Finds errors in ``[freezing]``: phases without room, settings that cannot work here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
-from timelyfreeze.policies import ComparesOutputs, parse_method
+from timelyfreeze.files import write_obstacle
+from timelyfreeze.front.caching import in_use
+from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     FreezeSettings,
@@ -17,8 +21,8 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.freezing.checks.pipeline import too_small
-from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
+from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
+from torchtitan.freezing.config import Freezing, JobConfig, cache_folder, global_rows, preset_errors
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -113,7 +117,6 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _warmup_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the phases of a method that makes no plan."""
     last = config.freezing.last_warmup_step
     if not 0 <= last < config.training.steps:
         yield (
@@ -178,3 +181,52 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
                 f"({getattr(comm, name)}), for which the other ranks wait for the plan: raise that "
                 "one or lower this one"
             )
+
+
+def caches(config: JobConfig) -> bool:
+    """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
+    return config.freezing.cache.enable and freezes_by_turns(config.freezing.method)
+
+
+def cache_folder_errors(config: JobConfig) -> Iterator[str]:
+    """Say why this process can keep no rows in the folder of the cache."""
+    settings = config.freezing.cache
+    if not (caches(config) and settings.disk_gib > 0.0):
+        return
+    folder = Path(cache_folder(config))
+    if obstacle := write_obstacle(folder):
+        yield f"freezing.cache.folder is {settings.folder!r}, and {obstacle}; name another folder"
+    elif in_use(folder, int(os.environ.get("RANK", "0"))):
+        yield (
+            f"freezing.cache.folder is {settings.folder!r}, which another run uses; name another "
+            "folder"
+        )
+
+
+def front_errors(config: JobConfig) -> Iterator[str]:
+    """Yield which numbers and words make no sense for a front that is frozen."""
+    freezing = config.freezing
+    if not freezes_by_turns(freezing.method):
+        return
+    for section in (freezing.cache, freezing.elastic):
+        if section.enable:
+            yield from section.errors()
+    limit_s, timeout_s = freezing.elastic.join_limit_s, config.comm.init_timeout_seconds
+    joins = freezing.elastic.enable or (freezing.packing.is_on and not freezing.packing.gives_back)
+    # A move could not be given up: messages from before it would be, first.
+    if joins and not 0.0 < limit_s < timeout_s:
+        yield (
+            f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
+            f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
+        )
+    if not freezing.packing.is_on:
+        return
+    yield from freezing.packing.errors()
+    if n_microbatches(config) is None or config.training.local_batch_size < 1:
+        return  # told with the pipeline
+    most, rows = freezing.packing.max_global_batch, global_rows(config)
+    if 0 < most < rows:
+        yield (
+            f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
+            f"training.global_batch_size ({rows})"
+        )

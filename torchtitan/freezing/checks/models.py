@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +22,9 @@ from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
-from torchtitan.hf.adapter import as_decoder, config_of
+from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf.folder import some_of, stored_tensors, tensor_errors
-from torchtitan.hf.index import file_numbers
+from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
 from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
 from torchtitan.images.settings import (
     class_count,
@@ -43,7 +42,7 @@ from torchtitan.images.sources import (
 )
 from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
-from torchtitan.vision.flavors import folder_settings
+from torchtitan.vision.library import folder_settings
 from torchtitan.vision.spec import base_spec
 
 # What makes the same weights another model, in the words of both kinds.
@@ -71,10 +70,7 @@ def vision_errors(config: JobConfig) -> Iterator[str]:
 
 
 def image_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with pictures on this disk; hub data is not looked at.
-
-    All labels are looked at, and the beginnings of up to 10,000 pictures.
-    """
+    """Yield what is wrong with pictures on this disk: all labels, and up to 10,000 beginnings."""
     if not is_image_dataset(config.training.dataset):
         return
     try:
@@ -109,32 +105,7 @@ def reads_training_images(config: JobConfig) -> bool:
     return validation_place(config).identity == training_place(config).identity
 
 
-def image_model_errors(config: JobConfig, args: Any) -> Iterator[str]:
-    """Say what keeps an image classifier from being trained as asked.
-
-    Args:
-        config: The configuration.
-        args: Its model, as ``chosen_args`` returns it; changed to what the run asks for.
-    """
-    name, flavor = config.model.name, config.model.flavor
-    args.update_from_config(config)
-    size = args.config().image_size
-    if args.library.fixed_size and size != config.vision.image_size:
-        yield (
-            f"vision.image_size is {config.vision.image_size}; model.flavor {flavor!r} of {name!r} "
-            f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
-        )
-
-
-def compared_images(kind: str, args: Any, folder: Path) -> Compared:
-    """Compare a folder with the model that a run asks for.
-
-    Returns:
-        How the folder's model is unlike, and, if it is not, what its tensors lack.
-
-    Raises:
-        ValueError: If the folder cannot be read.
-    """
+def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
     found = args.library.config(folder_settings(kind, folder), args.classes)
     stored = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
     expected = args.config()
@@ -143,33 +114,21 @@ def compared_images(kind: str, args: Any, folder: Path) -> Compared:
         for key in _MEANING
         if (there := getattr(found, key, None)) != (here := getattr(expected, key, None))
     ]
-    return unlike, [] if unlike else list(_misfits(args, stored))
-
-
-def _misfits(args: Any, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    if unlike:
+        return unlike, []
     places = places_in_folder(args)
     new = new_tensors(places, stored)
-    needed = {name_in(stored, place): place for name, place in places.items() if name not in new}
-    if missing := [name for name in needed if name not in stored]:
-        yield f"it lacks {some_of(missing)}"
-    misshapen = [
-        f"{name} {list(stored[name])} instead of {list(place.shape)}"
-        for name, place in needed.items()
-        if name in stored and stored[name] != place.shape
-    ]
-    if misshapen:
-        yield f"it has {some_of(misshapen)}"
+    needed = {name_in(stored, p): p.shape for name, p in places.items() if name not in new}
+    return [], list(misfits(needed, stored))
 
 
 Compare = Callable[[Path], Compared]
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
-_HINTS = {
-    "qwen3": (
-        f'; a dense Qwen3 can be cut with model.name = "{LLAMA}", model.flavor = "{FROM_FOLDER}" '
-        "and model.hf_assets_path its folder"
-    )
-}
+_HINT = (
+    f'; a dense Qwen3 can be cut with model.name = "{LLAMA}", model.flavor = "{FROM_FOLDER}" '
+    "and model.hf_assets_path its folder"
+)
 _TRANSFORMERS = "transformers_modeling_backend"
 
 
@@ -190,12 +149,10 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         return
     except ValueError as error:
         known = ", ".join(sorted([*_supported_models, *_supported_experiments, *IMAGE_MODELS]))
-        is_known = name in IMAGE_MODELS
-        yield (
-            f"model.flavor is {config.model.flavor!r}, and {error}"
-            if is_known
-            else (f"model.name is {name!r}; known: {known}")
-        )
+        if name in IMAGE_MODELS:
+            yield f"model.flavor is {config.model.flavor!r}, and {error}"
+        else:
+            yield f"model.name is {name!r}; known: {known}"
         return
     if name == _TRANSFORMERS and int(version("transformers").partition(".")[0]) >= 5:
         yield (
@@ -210,34 +167,40 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         return
     yield from _stage_errors(config, spec)
     if not model_family(config).reads_text:
-        yield from _of_images(config, spec)
+        yield from _image_model_errors(config, spec)
         return
     if name != LLAMA:
         yield from _tied_elsewhere(config)
         return
-    yield from _family_errors(config)
     try:
-        expected = config_of(chosen_args(config, llama3_args))
+        args = chosen_args(config, llama3_args)
     except ValueError as error:
         yield str(error)
         return
+    yield from _family_errors(config, as_decoder(args))
     also = ", and leave model.vocab_size and model.rope_* unset"
-    yield from _loading_errors(config, partial(_compared_texts, expected), also)
+    yield from _loading_errors(config, partial(_compared_texts, config_of(args)), also)
 
 
-def _of_images(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
+def _image_model_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
+    name, flavor = config.model.name, config.model.flavor
     try:
         args = chosen_args(config, spec.model_args)
     except ValueError as error:
         if config.parallelism.pipeline_parallel_degree <= 1:  # else told with the stages
             yield str(error)
         return
-    yield from image_model_errors(config, args)
-    yield from _loading_errors(config, partial(compared_images, config.model.name, args))
+    args.update_from_config(config)
+    size = args.config().image_size
+    if args.library.fixed_size and size != config.vision.image_size:
+        yield (
+            f"vision.image_size is {config.vision.image_size}; model.flavor {flavor!r} of {name!r} "
+            f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
+        )
+    yield from _loading_errors(config, partial(_compared_images, name, args))
 
 
 def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
-    """Say why the model cannot be cut into the stages of the pipeline."""
     degree, model = config.parallelism.pipeline_parallel_degree, config.model
     if degree <= 1:
         return
@@ -245,7 +208,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
         yield (
             f"model.name is {model.name!r} and parallelism.pipeline_parallel_degree is {degree}; "
             "upstream cannot cut this model into stages, so the degree must be 1"
-            + _HINTS.get(model.name, "")
+            + (_HINT if model.name == "qwen3" else "")
         )
     elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
         try:
@@ -263,12 +226,8 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
             )
 
 
-def _family_errors(config: JobConfig) -> Iterator[str]:
+def _family_errors(config: JobConfig, args: DecoderArgs) -> Iterator[str]:
     """Say what a run asks for that the model, of its family, cannot do."""
-    try:
-        args = as_decoder(chosen_args(config, llama3_args))
-    except ValueError:
-        return  # told where the model is cut or built
     length = config.training.seq_len
     if length > args.max_seq_len:
         yield (
@@ -292,7 +251,6 @@ def _family_errors(config: JobConfig) -> Iterator[str]:
 
 def device_errors(config: JobConfig) -> Iterator[str]:
     """Say that this machine cannot compute the model."""
-    model = config.model
     if torch.accelerator.is_available():
         return
     try:
@@ -301,8 +259,8 @@ def device_errors(config: JobConfig) -> Iterator[str]:
         return  # told by model_errors
     if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
         yield (
-            f"model.flavor {model.flavor!r} of {model.name!r} has experts; torch counts the tokens "
-            "of each on accelerators only, so it needs one"
+            f"model.flavor {config.model.flavor!r} of {config.model.name!r} has experts; torch "
+            "counts the tokens of each on accelerators only, so it needs one"
         )
 
 
@@ -323,13 +281,6 @@ def _number_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iterator[str]:
-    """Say why the weights cannot be loaded, where they are to be.
-
-    Args:
-        config: The configuration.
-        compare: Looks at the folder.
-        also: What else to do where the folder has another model.
-    """
     checkpoint = config.checkpoint
     if not (checkpoint.initial_load_in_hf and checkpoint.enable):
         return
@@ -337,7 +288,7 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
         return  # the run resumes, and needs the folder no more
     folder = weights_folder(config)
     try:
-        unlike, misfits = compare(folder)
+        unlike, wrong = compare(folder)
     except ValueError as error:
         yield (
             f"{_LOADS}, and {error}; the folder is named by checkpoint.initial_load_path or, "
@@ -350,7 +301,7 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
             f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
             f'model.flavor = "{FROM_FOLDER}" to take what the folder says{also}'
         )
-    for misfit in misfits:
+    for misfit in wrong:
         yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {misfit}"
 
 

@@ -45,15 +45,10 @@ def size_errors(config: JobConfig) -> Iterator[str]:
     parallelism, training = config.parallelism, config.training
     n_ranks = parallelism.pipeline_parallel_degree
     yield from too_small(config, "parallelism.pipeline_parallel_degree")
-    yield from length_errors(config)
+    yield from too_small(config, "training.seq_len", "training.local_batch_size")
     if n_ranks <= 1 or training.local_batch_size < 1:
         return
     yield from _microbatch_errors(config)
-
-
-def length_errors(config: JobConfig) -> Iterator[str]:
-    """Say that a batch or its sequences hold nothing."""
-    yield from too_small(config, "training.seq_len", "training.local_batch_size")
 
 
 def too_small(config: JobConfig, *keys: str, lowest: int = 1) -> Iterator[str]:
@@ -78,10 +73,7 @@ def is_known(schedule_name: str) -> bool:
 
 
 def splits_backwards(config: JobConfig) -> bool:
-    """Return whether backwards come in two halves, by the schedule's name or its CSV file.
-
-    Not where the name or the file is wrong, which is reported as an error of its own.
-    """
+    """Return whether backwards come in two halves; not where the schedule or its file is wrong."""
     name = config.parallelism.pipeline_parallel_schedule
     csv = config.parallelism.pipeline_parallel_schedule_csv
     if not csv or not is_known(name):
@@ -152,12 +144,7 @@ _CUTS = (
 
 
 def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator[str]:
-    """Say what is wrong with the partition that is asked for: key, value and rule.
-
-    Args:
-        config: The configuration.
-        given: Keys that stand in the file or on the command line, where it was just read.
-    """
+    """Say what is wrong with the partition; ``given`` are the keys in a file that was just read."""
     partition, degree = config.parallelism.partition, config.parallelism.pipeline_parallel_degree
     profile, freezing = config.parallelism.partition_profile, config.freezing
     if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time and not profile:

@@ -28,26 +28,19 @@ _MAX_CHARACTERS = 300
 
 def upstream_errors(config: JobConfig) -> Iterator[str]:
     """Yield which of upstream's keys do not go together, or with this machine."""
-    yield from _profiling_errors(config)
-    yield from _batch_errors(config)
-    yield from _length_errors(config)
+    yield from _number_errors(config)
     yield from _name_errors(config)
-    yield from _rate_errors(config)
-    yield from _recompute_errors(config)
 
 
-def _profiling_errors(config: JobConfig) -> Iterator[str]:
-    profiling = config.profiling
+def _number_errors(config: JobConfig) -> Iterator[str]:
+    training, parallelism, profiling = config.training, config.parallelism, config.profiling
     steps = profiling.profiler_warmup + profiling.profiler_active
     if profiling.enable_profiling and profiling.profile_freq < steps:
         yield (
             f"profiling.profile_freq is {profiling.profile_freq}; it must be at least "
             f"profiling.profiler_warmup + profiler_active ({steps})"
         )
-
-
-def _batch_errors(config: JobConfig) -> Iterator[str]:
-    training, degree = config.training, data_parallel_degree(config)
+    degree = data_parallel_degree(config)
     rows = training.local_batch_size * (degree or 1)
     if training.global_batch_size > 0 and training.global_batch_size % rows:
         yield (
@@ -55,20 +48,21 @@ def _batch_errors(config: JobConfig) -> Iterator[str]:
             f"training.local_batch_size ({training.local_batch_size})"
             + (f" times the {degree} data-parallel ranks" if degree not in (None, 1) else "")
         )
-
-
-def _length_errors(config: JobConfig) -> Iterator[str]:
-    parallelism, length = config.parallelism, config.training.seq_len
     divisor = 2 * parallelism.tensor_parallel_degree * parallelism.context_parallel_degree
-    if length % divisor:
+    if training.seq_len % divisor:
         yield (
-            f"training.seq_len is {length}; it must be a multiple of {divisor}: upstream wants 2 x "
-            "parallelism.tensor_parallel_degree x context_parallel_degree"
+            f"training.seq_len is {training.seq_len}; it must be a multiple of {divisor}: upstream "
+            "wants 2 x parallelism.tensor_parallel_degree x context_parallel_degree"
+        )
+    total = config.lr_scheduler.total_steps
+    if total is not None and total < training.steps:
+        yield (
+            f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
+            f"so it must be training.steps ({training.steps}) or more"
         )
 
 
 def _name_errors(config: JobConfig) -> Iterator[str]:
-    """Say which names nobody knows."""
     if config.optimizer.name not in _OPTIMIZERS:
         yield f"optimizer.name is {config.optimizer.name!r}; known: {', '.join(_OPTIMIZERS)}"
     for name, section in _sections(config) if _reads_texts(config) else ():
@@ -89,6 +83,14 @@ def _name_errors(config: JobConfig) -> Iterator[str]:
     name = config.experimental.custom_import
     if name and not _is_module(name):
         yield f"experimental.custom_import is {name!r}, of which there is no module"
+    settings = config.activation_checkpoint
+    option = settings.selective_ac_option
+    is_count = option.isdecimal() and int(option) > 0
+    if settings.mode == "selective" and not (option == "op" or is_count):
+        yield (
+            f'activation_checkpoint.selective_ac_option is {option!r}; it must be "op" or '
+            "a whole number above 0"
+        )
     if config.fault_tolerance.enable:
         yield "fault_tolerance.enable is true; this trainer has no TorchFT, so it must be false"
 
@@ -131,29 +133,6 @@ def text_errors(config: JobConfig) -> Iterator[str]:
                 f"{name}.dataset is {section.dataset!r}, whose texts cannot be read from "
                 f"{place!r} ({name}.dataset_path): {type(error).__name__}: {told[:_MAX_CHARACTERS]}"
             )
-
-
-def _rate_errors(config: JobConfig) -> Iterator[str]:
-    total = config.lr_scheduler.total_steps
-    if total is not None and total < config.training.steps:
-        yield (
-            f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
-            f"so it must be training.steps ({config.training.steps}) or more"
-        )
-
-
-def _recompute_errors(config: JobConfig) -> Iterator[str]:
-    settings = config.activation_checkpoint
-    option = settings.selective_ac_option
-    if settings.mode == "selective" and not (option == "op" or _is_count(option)):
-        yield (
-            f'activation_checkpoint.selective_ac_option is {option!r}; it must be "op" or '
-            "a whole number above 0"
-        )
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() and int(text) > 0
 
 
 _WORD = 2**63 - 1  # torch's whole numbers

@@ -5,8 +5,10 @@ The string under a field is its documentation and its ``--help``. Annotations ar
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
+from typing import Any
 
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
@@ -369,6 +371,15 @@ def cache_folder(config: JobConfig) -> str:
     return os.path.join(config.job.dump_folder, config.freezing.cache.folder)
 
 
+def config_of_run(settings: Mapping[str, Any], *sections: str) -> JobConfig:
+    """Return some sections as a run had them; former runs lack some of ours."""
+    config = JobConfig()
+    for section in sections:
+        for key, value in settings.get(section, {}).items():
+            setattr(getattr(config, section), key, value)
+    return config
+
+
 def job_config_class() -> type[JobConfig]:
     """Return the configuration with a section ``[freezing.<name>]`` for every registered policy."""
     return _with_sections(tuple(sorted(registered_policies().items())))
@@ -377,14 +388,12 @@ def job_config_class() -> type[JobConfig]:
 @cache
 def _with_sections(policies: tuple[tuple[str, type], ...]) -> type[JobConfig]:
     sections = [(name, policy, field(default_factory=policy)) for name, policy in policies]
-    freezing = make_dataclass("Freezing", sections, bases=(Freezing,), namespace=_doc_of(Freezing))
+    freezing = make_dataclass(
+        "Freezing", sections, bases=(Freezing,), namespace={"__doc__": Freezing.__doc__}
+    )
     return make_dataclass(
         "JobConfig",
         [("freezing", freezing, field(default_factory=freezing))],
         bases=(JobConfig,),
-        namespace=_doc_of(JobConfig),
+        namespace={"__doc__": JobConfig.__doc__},
     )
-
-
-def _doc_of(section: type) -> dict[str, str | None]:
-    return {"__doc__": section.__doc__}

@@ -19,11 +19,7 @@ from torchtitan.freezing.config.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
-    """Return the names of the modules of each stage, cut as upstream cuts.
-
-    Raises:
-        ValueError: If the model has too few layers for the stages.
-    """
+    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few."""
     parallelism = config.parallelism
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
@@ -32,7 +28,13 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     per_stage = parallelism.pipeline_parallel_layers_per_stage
     n_stages = parallelism.pipeline_parallel_degree
     if n_stages > 1:
-        n_stages *= _default_stages_per_rank(config)
+        name = parallelism.pipeline_parallel_schedule
+        per_rank = stages_per_rank(name)
+        if per_rank is None:
+            raise ValueError(
+                f"parallelism.pipeline_parallel_schedule is {name!r}, which is unknown"
+            )
+        n_stages *= per_rank
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
     try:
@@ -43,14 +45,6 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
             "parallelism.pipeline_parallel_degree, pipeline_parallel_layers_per_stage, "
             "pipeline_parallel_first_stage_less_layers or pipeline_parallel_last_stage_less_layers"
         ) from error
-
-
-def _default_stages_per_rank(config: JobConfig) -> int:
-    name = config.parallelism.pipeline_parallel_schedule
-    per_rank = stages_per_rank(name)
-    if per_rank is None:
-        raise ValueError(f"parallelism.pipeline_parallel_schedule is {name!r}, which is unknown")
-    return per_rank
 
 
 def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
@@ -109,15 +103,7 @@ def pipeline_notes(
     n_processors: float | None = None,
     sizes: ModelSizes = UNKNOWN_SIZES,
 ) -> PipelineNotes:
-    """Return what a configuration tells about the pipeline whose times were measured.
-
-    Args:
-        job_config: The configuration of the run or profile.
-        order: The order that ran.
-        n_layers: Layers of the model; None for a model that does not count them.
-        n_processors: How many ranks compute at once; None if each has a device of its own.
-        sizes: Sizes of the model's parts.
-    """
+    """Return what a configuration tells about the pipeline whose times were measured."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
     layers = None
@@ -140,10 +126,7 @@ def pipeline_notes(
 
 
 def modules_of_split(split: Sequence[int]) -> list[list[str]]:
-    """Return the names of the modules of each stage, given its number of layers.
-
-    Embedding, norm and head stay with the ends.
-    """
+    """Return the modules of stages with so many layers; embedding, norm and head lie at ends."""
     ends = list(accumulate(split))
     stages = [
         [f"layers.{i}" for i in range(end - n, end)] for n, end in zip(split, ends, strict=True)
@@ -160,13 +143,7 @@ def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A kind of model.
-
-    Attributes:
-        unit: What throughput counts: words for it, in the plural.
-        reads_text: Whether it reads tokens, which a tokenizer makes, in rows of
-            ``training.seq_len``; otherwise a row is one thing to count.
-    """
+    """A kind of model: what throughput counts, and whether a row is text of ``seq_len`` tokens."""
 
     unit: str
     reads_text: bool

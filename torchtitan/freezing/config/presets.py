@@ -13,12 +13,7 @@ from torchtitan.freezing.config.job_config import JobConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of keys.
-
-    Attributes:
-        fixed: What the preset is: another value is refused.
-        usual: What it sets where the user does not.
-    """
+    """Keys that a preset stands for, where another value is refused, and those it only sets."""
 
     fixed: Mapping[str, Any]
     usual: Mapping[str, Any]
@@ -39,21 +34,13 @@ PRESETS = {
             "freezing.autofreeze.change": "signed",
             "report.count_padding": True,
         },
-        usual={
-            "freezing.max_freeze_ratio": 0.8,
-            "freezing.autofreeze.percentile": 80.0,
-        },
-    ),
+        usual={"freezing.max_freeze_ratio": 0.8, "freezing.autofreeze.percentile": 80.0},
+    )
 }
 
 
 def preset_errors(job_config: JobConfig, given: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with the preset of a configuration that was just read.
-
-    Args:
-        job_config: As it was read.
-        given: Keys that stand in the file or on the command line.
-    """
+    """Yield what is wrong with the preset, if ``given`` keys stand in the file or command line."""
     name = job_config.freezing.preset
     if not name:
         return

@@ -53,7 +53,7 @@ from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
-from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.library import VisionArgs
 from torchtitan.vision.model import VisionModel
 from torchtitan.vision.spec import base_spec, with_classes
 

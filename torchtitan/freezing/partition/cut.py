@@ -39,7 +39,7 @@ from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.library import VisionArgs
 from torchtitan.vision.spec import base_spec, with_classes
 
 # How loads are told: what they are, in which unit, and how much of it one is.

@@ -16,6 +16,7 @@ from torchtitan.data.rows.examples import (
     is_local_path,
     read_examples,
 )
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, RowShape, has_turns, row_shape
 from torchtitan.data.rows.messages import chat_messages
 
 FIELDS = ("instruction", "output")
@@ -97,7 +98,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: bytes, field: str | None, 
     path.write_bytes(jsonl(ROWS[:2]) + line + b"\n" + jsonl(ROWS[2:]))
     with pytest.raises(DataExampleError) as info:
         read_examples(str(path), "alpaca")
-    assert (info.value.file, info.value.example, info.value.field) == (str(path), 3, field)
+    assert (f"field {field!r}" in str(info.value)) is (field is not None)
     assert f"{path}, {text}" in str(info.value)
     assert isinstance(info.value, ValueError)
 
@@ -272,3 +273,48 @@ def test_an_empty_hub_data_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_places_of_examples_without_numbers() -> None:
     examples = InstructExamples([{}, {}, {}], (("hub", 3),), chat_messages)
     assert [examples.place(i) for i in range(3)] == [("hub", 0), ("hub", 1), ("hub", 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        (["messages"], "messages"),
+        (["prompt", "prompt_id", "messages"], "messages"),  # as ultrachat_200k has them
+        (["id", "conversations"], "sharegpt"),
+        (["prompt", "completion"], "prompt_completion"),
+        (["instruction", "input", "output", "text"], "alpaca"),  # as alpaca-gpt4 has them
+        (["output", "instruction"], "alpaca"),
+    ],
+)
+def test_the_kind_is_chosen_by_the_columns(columns: list[str], kind: str) -> None:
+    assert row_shape("auto", columns, {}).kind == kind
+
+
+def test_columns_that_are_called_otherwise() -> None:
+    named = {"prompt": "question", "completion": "answer"}
+    shape = row_shape("auto", ["question", "answer", "instruction"], named)
+    assert shape == RowShape(
+        "prompt_completion", {"prompt": "question", "completion": "answer"}, {"tools": "tools"}
+    )
+    told = "rows of kind 'prompt_completion', columns question (as prompt), answer (as completion)"
+    assert shape.told(["question", "answer"]) == told
+    # Another source, which calls them as they are usually called.
+    assert row_shape("auto", ["prompt", "completion"], named).required == {
+        "prompt": "prompt",
+        "completion": "completion",
+    }
+
+
+def test_rows_of_no_kind_are_told_with_their_columns() -> None:
+    with pytest.raises(ValueError, match=r"has the columns \['text'\], of which .*data\.columns"):
+        row_shape("auto", ["text"], {})
+
+
+def test_a_kind_that_is_named_is_taken() -> None:
+    shape = row_shape("prompt_completion", ["messages", "prompt", "completion"], {})
+    assert shape.kind == "prompt_completion"
+
+
+def test_kinds_that_may_have_several_answers() -> None:
+    assert [name for name in INSTRUCT_DATASETS if not has_turns(name)] == ["alpaca"]
+    assert not has_turns("c4")

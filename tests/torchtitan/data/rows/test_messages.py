@@ -10,12 +10,13 @@ from torchtitan.data.rows.errors import FieldError
 from torchtitan.data.rows.messages import (
     Conversation,
     Message,
+    MessageReader,
     alpaca_messages,
     chat_messages,
     completion_messages,
     sharegpt_messages,
 )
-from torchtitan.data.turns import PLAIN_TEMPLATE, Turn
+from torchtitan.data.sequences import PLAIN_TEMPLATE, Turn
 
 ASK = {"role": "user", "content": "2 and 2?"}
 SAY = {"role": "assistant", "content": "4"}
@@ -72,6 +73,7 @@ def test_answers_in_a_prompt_of_messages_are_not_learned() -> None:
 def test_alpaca_without_an_input() -> None:
     whole = alpaca_messages({"instruction": "x", "input": "", "output": "y"})
     assert alpaca_messages({"instruction": "x", "output": "y"}) == whole
+    assert alpaca_messages({"instruction": "x", "output": "y", "input": None}) == whole
     assert whole.messages[0] == Message("user", "x", "")
 
 
@@ -102,53 +104,57 @@ def test_fields_that_columnar_files_fill_up_with_nulls_are_not_there() -> None:
     assert all(not message.others for message in chat_messages(row).messages)
 
 
-@pytest.mark.parametrize(
-    ("row", "field", "text"),
-    [
+GOOD = {"instruction": "x", "input": "", "output": "y"}
+ASKED, ANSWERED = {"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}
+BROKEN = {
+    alpaca_messages: [
+        (GOOD | {"output": 3}, "output", "is a number; expected a string"),
+        (GOOD | {"output": None}, "output", "is null; expected a string"),
+        (GOOD | {"instruction": " "}, "instruction", "is empty; expected a text"),
+        ({"instruction": "x", "input": ""}, "output", "is missing; expected a string"),
+    ],
+    sharegpt_messages: [
+        ([ASKED], "conversations", "has no answer; expected a message from gpt or assistant"),
+        (["hi"], "conversations[0]", "is a string; expected an object with from, value"),
+        ([ASKED, {"value": "y"}], "conversations[1].from", "is missing; expected a string"),
+        ([{**ANSWERED, "from": True}], "conversations[0].from", "is a truth value; expected a st"),
+        ([{**ANSWERED, "from": "bing"}], "conversations[0].from", "is 'bing'; expected one of ["),
+    ],
+    chat_messages: [
         ({}, "messages", "is null; expected a list of messages"),
-        ({"messages": []}, "messages", "is empty; expected at least one message"),
-        ({"messages": [ASK]}, "messages", "has no answer; expected a message from assistant"),
-        ({"messages": [SAY, 3]}, "messages[1]", "is a number; expected an object with role, conte"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing; expected a string"),
-        ({"messages": [{"role": "x"}]}, "messages[0].role", "is 'x'; expected one of ["),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing; expected a string"),
-        ({"messages": [{**ASK, "content": 3}]}, "messages[0].content", "is a number; expected a s"),
+        ([], "messages", "is empty; expected at least one message"),
+        ([ASK], "messages", "has no answer; expected a message from assistant"),
+        ([SAY, 3], "messages[1]", "is a number; expected an object with role, content"),
+        ([{"content": "x"}], "messages[0].role", "is missing; expected a string"),
+        ([{"role": "x"}], "messages[0].role", "is 'x'; expected one of ["),
+        ([{"role": "user"}], "messages[0].content", "is missing; expected a string"),
+        ([{**ASK, "content": 3}], "messages[0].content", "is a number; expected a string"),
+        ([{**SAY, "tool_calls": "x"}], "messages[0].tool_calls", "is no list of objects; expected"),
         (
-            {"messages": [{**SAY, "tool_calls": "x"}]},
-            "messages[0].tool_calls",
-            "is no list of objects; expected the calls of a message",
-        ),
-        (
-            {"messages": [{**SAY, "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            [{**SAY, "tool_calls": [{"function": {"arguments": "{"}}]}],
             "messages[0].tool_calls.function.arguments",
             "is a text that is no JSON (",
         ),
-        (
-            {"messages": [ASK, SAY], "tools": {"a": 1}},
-            "tools",
-            "is an object; expected a list of",
-        ),
+        ({"messages": [ASK, SAY], "tools": {"a": 1}}, "tools", "is an object; expected a list of"),
     ],
-)
-def test_broken_messages(row: dict[str, Any], field: str, text: str) -> None:
-    with pytest.raises(FieldError) as info:
-        chat_messages(row)
-    assert info.value.field == field
-    assert info.value.problem.startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("row", "field", "text"),
-    [
+    completion_messages: [
         ({"prompt": 3, "completion": "y"}, "prompt", "is a number; expected a string"),
         ({"prompt": "x"}, "completion", "is missing; expected a string"),
         ({"prompt": [ASK], "completion": [ASK]}, "completion", "has no answer; expected a message"),
         ({"prompt": [], "completion": "y"}, "prompt", "is empty; expected at least one message"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "field", "text"),
+    [(read, *case) for read, cases in BROKEN.items() for case in cases],
 )
-def test_broken_prompts_and_completions(row: dict[str, Any], field: str, text: str) -> None:
+def test_broken_rows(read: MessageReader, row: Any, field: str, text: str) -> None:
+    if isinstance(row, list):
+        row = {"conversations" if read is sharegpt_messages else "messages": row}
     with pytest.raises(FieldError) as info:
-        completion_messages(row)
+        read(row)
     assert info.value.field == field
     assert info.value.problem.startswith(text)
 
@@ -169,11 +175,6 @@ def test_a_field_that_is_empty_is_not_there() -> None:
     call = {"function": {"name": "now", "arguments": ""}}
     (message,) = chat_messages({"messages": [{"role": "assistant", "tool_calls": [call]}]}).messages
     assert message.others["tool_calls"][0]["function"]["arguments"] == {}
-
-
-def test_an_input_that_is_null_is_not_there() -> None:
-    row = {"instruction": "x", "output": "y"}
-    assert alpaca_messages({**row, "input": None}) == alpaca_messages(row)
 
 
 def test_roles_that_others_have() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
-from tests.torchtitan.helpers.chat_tokenizers import TINY
+from tests.torchtitan.helpers.chat_tokenizers import TINY, rendered
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.rows.messages import Message
 from torchtitan.data.text.tokenizer import FolderTokenizer
@@ -92,7 +92,7 @@ def test_a_folder_is_read_as_transformers_reads_it(tmp_path: Path, name: str) ->
     assert ours.get_vocab() == theirs.get_vocab()
     said = theirs.apply_chat_template([{"role": "user", "content": TEXT}], tokenize=False)
     template = ChatTemplate("tokenizer", TEMPLATE, ours.special_tokens)
-    assert template.render([Message("user", TEXT)]) == said
+    assert rendered(template, [Message("user", TEXT)]) == said
 
 
 def test_a_null_and_a_mark_at_the_beginning_are_not_there(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from timelyfreeze.files import shown
 from torchtitan.checkpoints.finished import (
     damage,
     finished_steps,
+    save_settings,
     unfinished_steps,
 )
-from torchtitan.checkpoints.settings import save_settings
 from torchtitan.freezing.checks.checkpoints import (
     checkpoint_errors,
     is_done,

@@ -17,7 +17,7 @@ from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.cli.torchrun import NEXT
 from torchtitan.freezing.checks import check, features, requirements
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE
-from torchtitan.freezing.checks.matrix import Feature, feature_errors, feature_table
+from torchtitan.freezing.checks.requirements import Feature, feature_errors, feature_table
 from torchtitan.freezing.config import JobConfig
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from torchtitan.protocols import train_spec as titan_spec
 
-from torchtitan.freezing.checks import ConfigError, check_readers, readers
+from torchtitan.freezing.checks import ConfigError, check_readers, configuration
 from torchtitan.freezing.checks.checkpoints import Start
 from torchtitan.freezing.launch import check, prepare
 
@@ -67,7 +67,7 @@ def test_rows_added_since_the_checkpoint_are_told_before_processes_meet(
     next(iter(loader))
     folder = tmp_path / "step-1"
     dcp.save({"dataloader": loader.state_dict()}, checkpoint_id=folder, no_dist=True)
-    monkeypatch.setattr(readers, "start_of", lambda config: Start(folder, 1))
+    monkeypatch.setattr(configuration, "start_of", lambda config: Start(folder, 1))
 
     check_readers(config)
     rows(tmp_path / "rows.jsonl", 17)

@@ -5,7 +5,7 @@ import torch
 
 from tests.torchtitan.helpers.image_models import CLASSES, SIZE, args_of
 from torchtitan.freezing.config import JobConfig
-from torchtitan.vision.flavors import FLAVORS, described
+from torchtitan.vision.library import FLAVORS, described
 from torchtitan.vision.model import VisionModel
 
 pytest.importorskip("transformers")

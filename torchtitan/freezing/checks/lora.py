@@ -1,20 +1,30 @@
-"""Finds errors in ``[lora]``, before any process group starts."""
+"""Finds errors in ``[lora]``, and checkpoints whose adapters are not those of the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
+from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args
-from torchtitan.lora.names import chosen_layers, is_meant, linear_layers
+from torchtitan.hf.folder import some_of
+from torchtitan.lora.adapters import (
+    adapter_shapes,
+    chosen_layers,
+    is_adapter,
+    is_meant,
+    linear_layers,
+)
 from torchtitan.vision.spec import base_spec
 
 
@@ -86,3 +96,33 @@ def plain_model(config: JobConfig) -> Any:
         return None
     with torch.device("meta"):
         return Decoder(args)
+
+
+# What an adapter in a checkpoint belongs to.
+_BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
+    """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
+    saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
+    wanted = _wanted(config)
+    is_new = begins_anew and not saved
+    changes = changed_settings(folder, config.to_dict())
+    keys = [key for key in _BOUND if key in changes] if saved else []
+    if is_new or (saved == wanted and not keys):
+        return
+    told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
+    told = told or [f"freezing.method is {config.freezing.method!r}"]
+    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
+    yield (
+        f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
+        "saved under, or begin anew from what timelyfreeze export makes of it"
+    )
+
+
+def _wanted(config: JobConfig) -> dict[str, tuple[int, ...]]:
+    model: nn.Module | None = plain_model(config) if config.freezing.method == LORA else None
+    if model is None:
+        return {}
+    chosen = chosen_layers(linear_layers(model), config.lora.targets)
+    return adapter_shapes(model, chosen, config.lora.rank)

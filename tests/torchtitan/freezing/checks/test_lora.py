@@ -1,0 +1,107 @@
+"""Errors in ``[lora]``, and checkpoints of other adapters, are told before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torchtitan.helpers.checkpoints import save
+from tests.torchtitan.helpers.job_configs import config as plain_config
+from tests.torchtitan.helpers.job_configs import errors
+from torchtitan.checkpoints.finished import save_settings
+from torchtitan.freezing.checks import check, requirements
+from torchtitan.freezing.checks.lora import adapter_errors, plain_model
+from torchtitan.lora.adapters import adapter_shapes, linear_layers
+
+
+@pytest.fixture(autouse=True)
+def _peft_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda name: object())
+
+
+def config(**changes: Any) -> Any:
+    return plain_config(**{"freezing__method": "lora", "model__flavor": "debugmodel", **changes})
+
+
+@pytest.mark.parametrize("targets", [[], ["wq"], ["attention.wq", "layers.0.feed_forward.w1"]])
+def test_what_the_model_has_is_taken(targets: list[str]) -> None:
+    check(config(lora__targets=targets))
+    check(config(lora__targets=targets, parallelism__pipeline_parallel_degree=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lora__rank": 0}, ["lora.rank is 0; it must be 1 or more"]),
+        ({"lora__alpha": 0.0}, ["lora.alpha is 0.0; it must be above 0 and finite"]),
+        (
+            {"lora__learning_rate": float("inf")},
+            ["lora.learning_rate is inf; it must be above 0 and finite"],
+        ),
+        ({"freezing__seed": -1}, ["freezing.seed is -1"]),
+        (
+            {"lora__targets": ["wq", "q_proj"]},
+            ["lora.targets has 'q_proj'", "no linear layer of model.flavor 'debugmodel'",
+             "there are wq, wk, wv, wo, w1, w2, w3, output"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_told_with_its_key(changes: dict[str, Any], words: list[str]) -> None:
+    (line,) = errors(config(**changes))
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("targets", "places"),
+    [
+        (["layers.0.attention.wq"], ["rank 1", "rank 2", "rank 3"]),
+        (["layers.1.attention.wq", "output"], ["stage 0", "rank 0", "rank 2"]),
+    ],
+)
+def test_each_rank_and_the_first_stage_have_something_to_learn(
+    targets: list[str], places: list[str]
+) -> None:
+    found = errors(config(lora__targets=targets))
+    assert [line.split(" of ")[1].split(" (")[0] for line in found] == places
+
+
+def adapters(job_config: Any, rank: int) -> dict[str, torch.Tensor]:
+    model = plain_model(job_config)
+    layers = [name for name in linear_layers(model) if name != "output"]
+    shapes = adapter_shapes(model, layers, rank)
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "begins_anew", "words"),
+    [
+        ({}, {}, False, None),
+        ({}, {"lora__learning_rate": 1.0}, False, None),
+        ({"freezing__method": "none"}, {}, True, None),
+        ({"freezing__method": "none"}, {}, False, ["freezing.method is 'lora'", "no adapters"]),
+        ({}, {"freezing__method": "none"}, True, ["freezing.method is 'none' and was 'lora'"]),
+        ({}, {"freezing__method": "none"}, False, ["freezing.method is 'none' and was 'lora'"]),
+        (
+            {},
+            {"lora__rank": 8},
+            True,
+            ["lora.rank is 8 and was 16", "layers.0.attention.wk.lora_A"],
+        ),
+        ({}, {"lora__alpha": 1.0}, False, ["lora.alpha is 1.0 and was None"]),
+        ({}, {"lora__targets": ["wq"]}, False, ["lora.targets is ['wq'] and was []"]),
+    ],
+)
+def test_a_checkpoint_has_the_adapters_of_the_run(
+    then: dict, now: dict, begins_anew: bool, words: list[str] | None, tmp_path: Path
+) -> None:
+    before, after = config(**then), config(**now)
+    has = before.freezing.method == "lora"
+    folder = save(tmp_path / "step-5", 5, **(adapters(before, 16) if has else {}))
+    save_settings(folder, before.to_dict())
+    found = list(adapter_errors(after, folder, begins_anew=begins_anew))
+    if words is None:
+        assert found == []
+        return
+    (line,) = found
+    assert all(word in line for word in [*words, str(folder), "timelyfreeze export"]), line

@@ -1,1 +1,0 @@
-"""Errors of a configuration with adapters."""
