@@ -11,11 +11,9 @@ from tests.timelyfreeze.whatif.test_partition import all_splits
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.schedules import one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.layer_model import BlockTimes, block_times
-from timelyfreeze.whatif.loads import PartParameters, loads_of_ranks, time_load
-from timelyfreeze.whatif.notes import PipelineNotes
-from timelyfreeze.whatif.partition import min_max_split
+from timelyfreeze.whatif.partition import PartParameters, loads_of_ranks, min_max_split, time_load
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 # One layer, two, three and one; the first stage has no input gradient.

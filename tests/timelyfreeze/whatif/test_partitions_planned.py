@@ -13,9 +13,8 @@ from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import Action
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.loads import PartParameters
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.times import bounds_from_times
 
 ROOT = Path(__file__).resolve().parents[3]
