@@ -20,10 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
-from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
-from timelyfreeze.compare.paper.planned import plans_beside, read_plans
-from timelyfreeze.compare.paper.show import settings_beside, show
-from timelyfreeze.compare.paper.studies import Study
+from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item, Study
+from timelyfreeze.compare.paper.show import plans_beside, read_plans, settings_beside, show
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 
@@ -77,9 +75,10 @@ def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) ->
         return 0
     if options.plans:
         return _plans(item, options)
-    item = item.narrowed(options.schedules, options.methods, options.seeds, small=options.small)
-    if options.emulate:
-        item = item.emulated()
+    item = item.narrowed(
+        options.schedules, options.methods, options.seeds, small=options.small,
+        emulate=options.emulate,
+    )  # fmt: skip
     if options.output is None:
         if options.show:
             raise ValueError("--show needs OUTPUT, the folder whose runs are shown")
