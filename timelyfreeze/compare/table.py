@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from timelyfreeze.compare.groups import NO_PLACE, PLACE, Group, Line, group, place
-from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Metric, Terms
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, UNFINISHED, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
@@ -48,8 +49,7 @@ def tabulate(
     """Return the table of means over repeats, with its notes."""
     groups = group(lines)
     finished = [line for line in lines if line.is_finished]
-    # A metric that is NaN is as unknown as one that is None.
-    known = {k for one in finished for k, v in one.metrics.items() if v is not None and v == v}
+    known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}
     units = {f"{line.run.summary.unit}/s": None for line in finished} or ["tokens/s"]
     columns: dict[str, Callable[[Group], str]] = {
         "schedule": lambda one: one.schedule,
@@ -68,6 +68,10 @@ def tabulate(
     notes = tuple(_notes(lines, unreadable, terms, base_models))
     before = dict.fromkeys(line for scores in base_models for line in _before(scores))
     return Table(tuple(columns), rows, notes, tuple(before))
+
+
+def _is_known(value: Metric) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _before(scores: Scores) -> Iterator[str]:

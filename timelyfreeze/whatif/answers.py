@@ -157,7 +157,10 @@ class ScheduleCases:
             times = self.stages
             if split is not None and self.model is not None:
                 times = self.model.times(split)
-            bounds = self.links.added_to(dag, bounds_from_times(dag, times))
+            links, bounds = self.links, bounds_from_times(dag, times)
+            bounds = replace(
+                with_messages(dag, bounds, links.p2p_overhead_ms), p2p_latency_ms=links.over(dag)
+            )
         captured, captured_mean = file.table.captured, file.table.captured_mean
         outside_ms = self.grid.outside_ms / self.grid.batches
         return replace(

@@ -142,21 +142,15 @@ class Case:
     @property
     def frozen_microbatch_ms(self) -> float:
         """Time of a step under the plan over its microbatches, to compare numbers of those."""
-        return self.frozen_step_ms / (self.batches * self.n_microbatches)
+        return self.per_microbatch(self.frozen_step_ms)
 
-    @property
-    def unfrozen_microbatch_ms(self) -> float:
-        """The same without freezing."""
-        return self.step_ms / (self.batches * self.n_microbatches)
-
-    @property
-    def all_frozen_microbatch_ms(self) -> float:
-        """The same with everything frozen."""
-        return self.all_frozen_step_ms / (self.batches * self.n_microbatches)
+    def per_microbatch(self, step_ms: float) -> float:
+        """Return the time of a step over its microbatches."""
+        return step_ms / (self.batches * self.n_microbatches)
 
     @property
     def tokens_per_second_unfrozen(self) -> float | None:
-        """The same without freezing."""
+        """Throughput of a device without freezing."""
         if self.tokens_per_second is None:
             return None
         return self.tokens_per_second * self.frozen_step_ms / self.step_ms

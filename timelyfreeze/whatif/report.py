@@ -119,8 +119,9 @@ def title_of(file: BoundsFile, grid: Grid, recalled: tuple[float, float] | None)
 def best_of(cases: Sequence[Case]) -> list[str]:
     """Name the case with the shortest microbatches, that soonest at a loss, and adapters."""
     shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
-    soonest = min(cases, key=lambda case: case.unfrozen_microbatch_ms * _least(case))
-    text = f"{_where(soonest)}, without freezing: {soonest.unfrozen_microbatch_ms:.2f} ms"
+    soonest = min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
+    unfrozen_ms = soonest.per_microbatch(soonest.step_ms)
+    text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms"
     keys = {"parallelism.pipeline_parallel_schedule": soonest.schedule, "freezing.method": NONE}
     if _least(soonest) < 1.0:
         text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
@@ -128,13 +129,14 @@ def best_of(cases: Sequence[Case]) -> list[str]:
         keys |= {"freezing.method": PLANNED, "freezing.max_freeze_ratio": cap}
     if soonest.split in PARTITIONS:
         keys["parallelism.partition"] = soonest.split
-    adapted = min(cases, key=lambda case: case.all_frozen_microbatch_ms)
+    adapted = min(cases, key=lambda case: case.per_microbatch(case.all_frozen_step_ms))
+    adapted_ms = adapted.per_microbatch(adapted.all_frozen_step_ms)
     return [
         f"shortest for each microbatch: {_frozen(shortest)}",
         f"soonest at a loss: {text}",
         "its keys: " + " ".join(f"--{key}={value}" for key, value in keys.items()),
         f"adapters (--freezing.method={LORA}) leave out the gradients of all weights: "
-        f"{_where(adapted)}, {adapted.all_frozen_microbatch_ms:.2f} ms",
+        f"{_where(adapted)}, {adapted_ms:.2f} ms",
     ]
 
 

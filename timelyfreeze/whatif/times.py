@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.files import WRITTEN, Within
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
-from timelyfreeze.timing import DurationBounds, play_batch, receiving, with_messages
+from timelyfreeze.timing import DurationBounds, play_batch, receiving
 
 Pair = tuple[float, float]
 Overhead = Annotated[float, Within(-math.inf), WRITTEN]  # may be below 0: a difference of times
@@ -155,11 +155,6 @@ class Links:
         others_ms = statistics.median(self.p2p_latency_ms.values())
         links = {(a, b) for a, b in dag.ranks[dag.edges].tolist() if a != b}
         return {link: self.p2p_latency_ms.get(link, others_ms) for link in sorted(links)}
-
-    def added_to(self, dag: PipelineDag, bounds: DurationBounds) -> DurationBounds:
-        """Return ``bounds`` that had no messages with these."""
-        with_overhead = with_messages(dag, bounds, self.p2p_overhead_ms)
-        return replace(with_overhead, p2p_latency_ms=self.over(dag))
 
 
 FREE = Links()
