@@ -61,8 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[words[0]]
     overlay.install()  # also where the project is not installed
     os.environ.update({**DEFAULTS, **os.environ})
+    split = words.index("--") if "--" in words else len(words)
+    asks_for_help = {"-h", "--help"} & {*words[:split]}
     try:
-        with overlay.without_release() if _asks_for_help(words) else nullcontext():
+        with overlay.without_release() if asks_for_help else nullcontext():
             run: Callable[[Sequence[str]], int] = import_module(command.module).main
             return run(words[1:])
     except ModuleNotFoundError as error:
@@ -75,11 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-
-
-def _asks_for_help(words: Sequence[str]) -> bool:
-    split = words.index("--") if "--" in words else len(words)
-    return bool({"-h", "--help"} & {*words[:split]})
 
 
 def usage() -> str:

@@ -298,9 +298,8 @@ def _write_share(axes: Axes, stretch: Sequence[records.FrontRow], n_steps: int) 
         return
     share = sum(row.read or 0 for row in stretch) / sum(row.batches for row in stretch)
     at = ((first.step + last.step) / 2, float(first.frozen_layers))
-    style.annotate(
-        axes, f"{100 * share:.0f}% read", at, "data", shift=(0, 3), ha="center", va="bottom"
-    )
+    read = f"{100 * share:.0f}% read"
+    style.annotate(axes, read, at, "data", shift=(0, 3), ha="center", va="bottom")
 
 
 # Modules that follow each other; the number of each stands where it was frozen.

@@ -151,7 +151,7 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     _add_boxes(ax, lanes, facecolor=style.LANE, edgecolor="none", zorder=1)
     by_tint: dict[tuple[float, float, float], list[Block]] = {}
     for block in timeline.ran:
-        by_tint.setdefault(block_color(block), []).append(block)
+        by_tint.setdefault(tint(block.action.kind, block.freeze_ratio), []).append(block)
     for color, blocks in by_tint.items():
         boxes = [_box(b.start_ms, b.end_ms, b.rank, _height(b)) for b in blocks]
         _add_boxes(ax, boxes, facecolor=color, edgecolor="white", linewidth=0.3, zorder=2)
@@ -164,10 +164,8 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     for rank, fraction in enumerate(timeline.rank_bubbles):
-        place = ("axes fraction", "data")
-        style.annotate(
-            ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center"
-        )
+        place, idle = ("axes fraction", "data"), f"{100 * fraction:.0f}% idle"
+        style.annotate(ax, idle, (1.0, rank), place, shift=(4, 0), va="center")
 
 
 def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
@@ -183,25 +181,20 @@ def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[
     return np.array([*corners, corners[0]])
 
 
-def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **style: Any) -> None:
+def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **look: Any) -> None:
     """Draw boxes of one look as one path: much smaller files than a path for each."""
     if not boxes:
         return
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **style))
+    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **look))
 
 
 def _height(block: Block) -> float:
     return _LANE_HEIGHT * _HEIGHTS.get(block.action.kind, 1.0)
 
 
-def block_color(block: Block) -> tuple[float, float, float]:
-    """Return the colour of a block: its kind's, mixed with white as far as it is frozen."""
-    return tint(block.action.kind, block.freeze_ratio)
-
-
 def tint(kind: ActionKind, freeze_ratio: float) -> tuple[float, float, float]:
-    """Return red, green and blue, in [0, 1], of an action that is frozen so far."""
+    """Return a colour in [0, 1]: the kind's, mixed with white as far as the action is frozen."""
     frozen = round(freeze_ratio * _TINTS) / _TINTS
     strength = 1.0 - (1.0 - _LEAST_COLOR) * frozen
     red, green, blue = (1.0 - strength * (1.0 - part) for part in to_rgb(COLORS[kind]))

@@ -205,10 +205,7 @@ class BlockTimes:
 
     def least_layers(self, n_stages: int) -> Split:
         """Return the smallest number of layers of each stage."""
-        least = fewest_layers(n_stages)
-        if sum(least) > self.n_layers:
-            raise ValueError(f"{self.n_layers} layers are too few for {n_stages} stages")
-        return least
+        return fewest_layers(n_stages)
 
     def pinned(self, split: Sequence[int]) -> list[int]:
         """Return no stage: a sum of measured times is no faster unfrozen than they are."""

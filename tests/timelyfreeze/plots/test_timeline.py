@@ -11,7 +11,7 @@ from matplotlib.patches import PathPatch
 
 from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
-from timelyfreeze.plots.timeline import batch_title, block_color, timeline_figure
+from timelyfreeze.plots.timeline import batch_title, timeline_figure, tint
 from timelyfreeze.records.timeline import PREDICTED, Block, Timeline, predicted_timelines
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ActionKind, ScheduleOrder, parse_action, parse_order
@@ -68,7 +68,7 @@ def test_every_action_has_a_box_at_its_time_in_its_lane(order: ScheduleOrder) ->
     for row, timeline in enumerate(timelines):
         drawn = {
             (round(left, 9), round(right, 9), round((top + bottom) / 2, 9))
-            for color in {block_color(block) for block in timeline.blocks}
+            for color in {tint(block.action.kind, block.freeze_ratio) for block in timeline.blocks}
             for left, right, top, bottom in boxes(figure, row, facecolor=color)
         }
         expected = {
@@ -155,7 +155,7 @@ def test_both_batches_have_one_time_axis() -> None:
 
 def test_the_more_is_frozen_the_paler_a_block() -> None:
     def brightness(kind: str, ratio: float) -> float:
-        return sum(block_color(Block(parse_action(f"0{kind}0"), 0, 0.0, 1.0, ratio)))
+        return sum(tint(parse_action(f"0{kind}0").kind, ratio))
 
     for kind in "BW":
         shades = [brightness(kind, ratio) for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)]
@@ -176,7 +176,7 @@ def test_later_stages_of_a_rank_have_a_foot_bar() -> None:
         block = by_time[left, right, round((top + bottom) / 2)]
         (box,) = [
             b
-            for b in boxes(figure, 0, facecolor=block_color(block))
+            for b in boxes(figure, 0, facecolor=tint(block.action.kind, block.freeze_ratio))
             if b[:2] == (left, right) and round((b[2] + b[3]) / 2) == block.rank
         ]
         assert bottom == pytest.approx(box[3]), "it stands on the foot of its block"

@@ -112,7 +112,7 @@ class Job:
         return [f"--job.config_file={settings.config}", *self._keys(settings, folder)]
 
     def _keys(self, settings: Settings, folder: Path) -> list[str]:
-        """Return the keys of the configuration, as arguments; ``settings.degree`` comes last."""
+        """Return the keys as arguments, ``settings.degree`` where nothing else says one."""
         keys = {"job.dump_folder": folder, **self.keys}
         if settings.degree is not None and DEGREE not in settings.keys:
             keys.setdefault(DEGREE, settings.degree)
@@ -214,7 +214,7 @@ def print_end(log: Path) -> None:
 def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:
     """Yield a message for each finished run in ``output`` that was made with other settings."""
     for job in jobs:
-        path = output / job.path / RECORD
+        path = output / job.path / RECORD  # without one it was not started here
         if not (path.is_file() and finished_run(output / job.path)):
             continue
         before = read_object(path).get("settings") or {}
