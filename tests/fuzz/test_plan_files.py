@@ -18,8 +18,7 @@ from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, uniform_bounds
-from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
@@ -52,7 +51,7 @@ def test_a_broken_bounds_file_is_named(tmp_path: Path, data: bytes) -> None:
 
     def read() -> None:
         file = read_bounds_file(path)
-        assert all(0.0 <= low <= high < math.inf for low, high in file.bounds.values())
+        assert all(0.0 <= low <= high < math.inf for low, high in file.table.bounds.values())
         assert not any(times.errors() for times in file.stage_times())
 
     message = message_of(read)

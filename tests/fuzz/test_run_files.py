@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
-from timelyfreeze.plots import gallery, run_timelines, style
+from timelyfreeze.plots import gallery, style
 from timelyfreeze.records.tables import (
     COUNTS,
     FRONT,
@@ -280,9 +280,6 @@ def test_the_others_are_drawn(
     """What is drawn is not looked at here."""
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    for module in (gallery, run_timelines):
-        for function in [name for name in vars(module) if name.endswith("_metric")]:
-            monkeypatch.setattr(module, function, lambda *_: Figure())
     monkeypatch.setattr(style, "save", lambda metric, output, title: (output / f"{title}.png",) * 2)
     path = folder / name
     path.write_bytes(data)

@@ -23,14 +23,7 @@ def errors_of(
 ) -> list[str | None]:
     """Return what is wrong with each of some command lines; None where nothing is.
 
-    Args:
-        module: Has ``check(arguments)``, which raises a ValueError, or says why it exits.
-        lines: Arguments.
-        variables: Environment that the lines are for.
-        folder: Current folder that they are for.
-
-    Raises:
-        ValueError: If they cannot be checked, with what was said last.
+    ``module`` has ``check(arguments)``, which raises a ValueError, or says why it exits.
     """
     done = subprocess.run(
         [sys.executable, "-m", "timelyfreeze.cli.checker", module],

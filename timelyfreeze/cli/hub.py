@@ -25,14 +25,9 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_model(name: str, *, weights: bool) -> str:
-    """Return the folder of a model of the hub; what lies in the hub's cache is not fetched again.
+    """Return the folder of a model of the hub; what its cache has is not fetched again.
 
-    Args:
-        name: Its id, OWNER/MODEL.
-        weights: Whether its weights are wanted, or its configuration and tokenizer alone.
-
-    Raises:
-        ValueError: Naming key, id and reason, if it cannot be had.
+    A ValueError names key, id and reason where it cannot be had.
     """
     try:
         import huggingface_hub
@@ -57,12 +52,6 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
     """Return a run's arguments, with the folder of its model where they name an id of the hub.
 
     Called by the process that starts those of a host, so that these need not fetch it.
-
-    Args:
-        arguments: Keys of the configuration, ``--job.config_file`` among them, and any others.
-
-    Raises:
-        ValueError: As :func:`fetch_model`.
     """
     table = config_table(last_value(arguments, "job.config_file"))
     name = last_value(arguments, KEY) or _text(table, _SECTION, _NAME)

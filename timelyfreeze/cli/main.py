@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from timelyfreeze.cli import overlay
-from timelyfreeze.cli.environment import DEFAULTS
+from timelyfreeze.cli.train import DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,25 @@ class Command:
 
 COMMANDS = {
     "train": Command("timelyfreeze.cli.train", "train with a TOML file over a pipeline"),
-    "doctor": Command(
-        "timelyfreeze.cli.doctor.command", "what is wrong with this host and its ranks", extra=""
-    ),
-    "estimate": Command(
-        "torchtitan.freezing.estimate", "what each rank's memory will hold; no GPU needed"
-    ),
+    "doctor": Command("timelyfreeze.cli.doctor.command",
+                      "what is wrong with this host and its ranks", extra=""),
+    "estimate": Command("torchtitan.freezing.estimate",
+                        "what each rank's memory will hold; no GPU needed"),
     "samples": Command("torchtitan.freezing.samples", "what the model reads, and what it learns"),
-    "profile": Command(
-        "torchtitan.freezing.profile.command", "time each stage of a pipeline alone on one device"
-    ),
-    "plan": Command(
-        "timelyfreeze.cli.plan",
-        "from measured times: what freezing brings for any schedule, cap, split or front",
-        extra="",
-    ),
+    "profile": Command("torchtitan.freezing.profile.command",
+                       "time each stage of a pipeline alone on one device"),
+    "plan": Command("timelyfreeze.cli.plan", "from measured times: what freezing brings for any "
+                    "schedule, cap, split or front", extra=""),
     "draw": Command("timelyfreeze.plots.drawing", "plots and traces of a run", extra="plots"),
-    "compare": Command(
-        "timelyfreeze.compare.command", "run methods side by side; show what runs say", "plots"
-    ),
-    "paper": Command(
-        "timelyfreeze.compare.paper.command", "each table and figure of the paper", "plots"
-    ),
-    "export": Command(
-        "torchtitan.vision.export_command", "a run's weights as a Hugging Face folder"
-    ),
-    "evaluate": Command(
-        "torchtitan.evaluation.command", "scores of a run or a folder, with lm-eval", extra="eval"
-    ),
-}
+    "compare": Command("timelyfreeze.compare.command",
+                       "run methods side by side; show what runs say", "plots"),
+    "paper": Command("timelyfreeze.compare.paper.command",
+                     "each table and figure of the paper", "plots"),
+    "export": Command("torchtitan.vision.export_command",
+                      "a run's weights as a Hugging Face folder"),
+    "evaluate": Command("torchtitan.evaluation.command",
+                        "scores of a run or a folder, with lm-eval", extra="eval"),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,8 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[words[0]]
     overlay.install()  # also where the project is not installed
     os.environ.update({**DEFAULTS, **os.environ})
+    split = words.index("--") if "--" in words else len(words)
+    asks_for_help = {"-h", "--help"} & {*words[:split]}
     try:
-        with overlay.without_release() if _asks_for_help(words) else nullcontext():
+        with overlay.without_release() if asks_for_help else nullcontext():
             run: Callable[[Sequence[str]], int] = import_module(command.module).main
             return run(words[1:])
     except ModuleNotFoundError as error:
@@ -85,11 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-
-
-def _asks_for_help(words: Sequence[str]) -> bool:
-    split = words.index("--") if "--" in words else len(words)
-    return bool({"-h", "--help"} & {*words[:split]})
 
 
 def usage() -> str:

@@ -10,11 +10,10 @@ from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
-from timelyfreeze.whatif.fronts.cases import answer_fronts
-from timelyfreeze.whatif.fronts.report import front_report
+from timelyfreeze.whatif.fronts import answer_fronts
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
-from timelyfreeze.whatif.loads import PARAMETERS, PARTITIONS, TIME
-from timelyfreeze.whatif.report import plan_report
+from timelyfreeze.whatif.partition import PARAMETERS, PARTITIONS, TIME
+from timelyfreeze.whatif.report import front_report, plan_report
 
 # Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
 MAX_CELLS = 65536
@@ -160,6 +159,9 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
             f"{n_ranks} ranks and {max(microbatches)} microbatches (--ranks, --microbatches): "
             f"their product must be at most {MAX_CELLS}"
         )
+    outside_ms = options.outside_ms
+    if outside_ms is None:
+        outside_ms = options.batches * file.table.outside_ms
     return Grid(
         schedules=tuple(options.schedules),
         caps=tuple(options.r_max),
@@ -172,9 +174,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         p2p_overhead_ms=options.p2p_overhead_ms,
         link_gb_per_s=options.link_gb_per_s,
         batches=options.batches,
-        outside_ms=(
-            options.batches * file.outside_ms if options.outside_ms is None else options.outside_ms
-        ),
+        outside_ms=outside_ms,
         time_limit_s=options.time_limit_s,
     )
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from timelyfreeze.cli import torchrun as part
 from timelyfreeze.cli.hub import with_fetched_model
 from timelyfreeze.files import write_whole
 
@@ -27,14 +26,34 @@ _PORT = 29500
 # Of torch: logs which process has failed.
 _STARTS = "torch.distributed.elastic.multiprocessing.api"
 _PROCESSES = "--nproc_per_node="
+# Names the file in which a part says how the run goes on; set where somebody will read it.
+NEXT = "TIMELYFREEZE_NEXT_PART"
+# What the part before has said.
+PRESENT = "TIMELYFREEZE_PART"
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a run goes on."""
+
+    split: Sequence[int]  # layers of each process, which has one stage of the pipeline
+    first_split: Sequence[int]  # likewise of the run's first part
+    n_former: int  # processes of the part before
+    left_at: float  # when these began to leave, in seconds since the epoch
+
+    def leave(self) -> None:
+        """Write it down for whoever starts processes; one process of the former part does."""
+        write_whole(Path(os.environ[NEXT]), json.dumps(asdict(self)).encode())
+
+
+def present_part() -> Part | None:
+    """Return what this process goes on from; None in the first part of a run."""
+    text = os.environ.get(PRESENT)
+    return None if text is None else Part(**json.loads(text))
 
 
 def main() -> None:
-    """Run torchrun with the arguments of this process.
-
-    Exit with 2 if a model cannot be fetched or the first failure of a process did, and with 1 if
-    nodes do not meet.
-    """
+    """Run torchrun with the arguments of this process."""
     try:
         sys.argv = with_fetched_model(sys.argv)
     except ValueError as error:
@@ -81,15 +100,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _run_parts(torchrun: Callable[[], None]) -> None:
     """Run torchrun, and again for as long as a run says with how many processes it goes on."""
-    os.environ.pop(part.PRESENT, None)
+    os.environ.pop(PRESENT, None)
     with tempfile.TemporaryDirectory(prefix="timelyfreeze_") as folder:
         said = Path(folder) / "next_part.json"
-        os.environ[part.NEXT] = str(said)
+        os.environ[NEXT] = str(said)
         while True:
             torchrun()
             if not said.exists():
                 return
-            os.environ[part.PRESENT] = text = said.read_text()
+            os.environ[PRESENT] = text = said.read_text()
             said.unlink()
             n_processes = f"{_PROCESSES}{len(json.loads(text)['split'])}"
             sys.argv = [n_processes if w.startswith(_PROCESSES) else w for w in sys.argv]
@@ -114,36 +133,3 @@ def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 if __name__ == "__main__":
     main()
-
-
-# Names the file in which a part says how the run goes on; set where somebody will read it.
-NEXT = "TIMELYFREEZE_NEXT_PART"
-# What the part before has said.
-PRESENT = "TIMELYFREEZE_PART"
-
-
-@dataclass(frozen=True)
-class Part:
-    """How a run goes on.
-
-    Attributes:
-        split: Layers of each process, which has one stage of the pipeline.
-        first_split: Likewise of the run's first part.
-        n_former: Processes of the part before.
-        left_at: When these began to leave, in seconds since the epoch.
-    """
-
-    split: Sequence[int]
-    first_split: Sequence[int]
-    n_former: int
-    left_at: float
-
-    def leave(self) -> None:
-        """Write it down for whoever starts processes; one process of the former part does."""
-        write_whole(Path(os.environ[NEXT]), json.dumps(asdict(self)).encode())
-
-
-def present_part() -> Part | None:
-    """Return what this process goes on from; None in the first part of a run."""
-    text = os.environ.get(PRESENT)
-    return None if text is None else Part(**json.loads(text))

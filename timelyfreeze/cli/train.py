@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from timelyfreeze.cli.environment import count_gpus, run_environment
 from timelyfreeze.files.options import parse_with_keys, words
+
+# What libraries are told in every process that loads them, where the user has not.
+DEFAULTS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    # Forks of a loader would warn in every process.
+    "TOKENIZERS_PARALLELISM": "false",
+    # Seconds that torchrun gives ranks after a signal: steps may take longer than its own 30.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+    # How often a thread that waits for the others looks before it sleeps. As often as OpenMP does
+    # by default, it keeps the core from the thread that it waits for where others use the machine.
+    "GOMP_SPINCOUNT": "10000",
+}
+
+
+def run_environment(
+    base: Mapping[str, str],
+    n_processes: int,
+    *,
+    n_gpus: int | None = None,
+    n_cores: int | None = None,
+) -> dict[str, str]:
+    """Return the environment of a run's processes. The only place that has these rules.
+
+    A process gets a GPU of its own. With fewer GPUs than processes all of them use the CPU, whose
+    cores they divide among themselves. What ``base`` sets already stays, but for the GPUs then.
+    """
+    n_gpus = count_gpus(base) if n_gpus is None else n_gpus
+    n_cores = len(os.sched_getaffinity(0)) if n_cores is None else n_cores
+    variables = {**DEFAULTS, **base}
+    if n_gpus < n_processes:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+        variables.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // n_processes)))
+    return variables
+
+
+def count_gpus(base: Mapping[str, str]) -> int:
+    """Return how many GPUs a process with the environment ``base`` sees, without loading torch."""
+    chosen = base.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([part for part in chosen.split(",") if part.strip()])
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
+
 
 MAX_PROCESSES = 99_999
 # One host; any free port.
@@ -42,14 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 def train_command(
     config: Path, n_processes: int, keys: Sequence[str] = (), *, torchrun: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that trains with ``config``.
-
-    Args:
-        config: A TOML file.
-        n_processes: Processes on this host.
-        keys: ``--section.key=value``, which win over the file.
-        torchrun: Options of torchrun for a run over several hosts; empty for this host alone.
-    """
+    """Return the command that trains with ``config``."""
     return [
         sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={n_processes}",
         *(torchrun or ALONE), "-m", "timelyfreeze.cli.worker",
@@ -65,23 +106,17 @@ def _parser() -> argparse.ArgumentParser:
         "over the file. docs/configuration.md lists them.",
         allow_abbrev=False,
     )
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
-    parser.add_argument(
-        "--nproc",
-        default=os.environ.get("NGPU", "4"),
-        metavar="N",
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="TOML file")
+    add(
+        "--nproc", default=os.environ.get("NGPU", "4"), metavar="N",
         help="processes on this host; on the CPU if there are fewer GPUs (default: $NGPU, or 4)",
-    )
-    parser.add_argument(
-        "--torchrun",
-        type=words,
-        default=os.environ.get("TORCHRUN_ARGS", ""),
-        metavar="OPTIONS",
+    )  # fmt: skip
+    add(
+        "--torchrun", type=words, default=os.environ.get("TORCHRUN_ARGS", ""), metavar="OPTIONS",
         help="options of torchrun for several hosts, as one text (default: $TORCHRUN_ARGS)",
-    )
-    parser.add_argument(
-        "--quiet", action="store_true", help="print where the report is, and nothing else"
-    )
+    )  # fmt: skip
+    add("--quiet", action="store_true", help="print where the report is, and nothing else")
     return parser
 
 

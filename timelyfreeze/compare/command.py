@@ -35,12 +35,11 @@ from pathlib import Path
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, plots
-from timelyfreeze.compare.runs import checking, jobs
+from timelyfreeze.compare.runs import jobs
 from timelyfreeze.compare.runs.asked import errors, plan_jobs
-from timelyfreeze.compare.runs.peers import PEERS
 from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
-from timelyfreeze.compare.runs.variants import parse_variants
+from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable
 from timelyfreeze.files.options import status_of
@@ -93,33 +92,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="make the runs, then the table")
-    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
-    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+    add = run.add_argument
+    add("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+    add("output", type=Path, metavar="OUTPUT", help="folder of all runs")
     methods = f"values of freezing.method, {' and '.join(PEERS)}"
-    run.add_argument("--methods", nargs="+", required=True, help=methods)
-    run.add_argument("--schedules", nargs="+", required=True, help="pipeline schedules")
-    run.add_argument("--seeds", nargs="+", type=int, default=[42])
-    run.add_argument("--nproc", type=int, metavar="N",
-                     help="processes of a run, and ranks of its pipeline (default: as many as "
-                     "CONFIG has ranks, and one where it emulates them)")  # fmt: skip
-    run.add_argument("--stretch", type=float, default=1.0, metavar="F",
-                     help="a run that freezes makes F times as many steps as none, to end at "
-                     "none's loss (default 1)")  # fmt: skip
-    run.add_argument("--vary", action="append", default=[], metavar="KEY=A,B,C",
-                     help="runs of each value, such as freezing.max_freeze_ratio=0.2,0.8; may be "
-                     "repeated")  # fmt: skip
-    run.add_argument("--evaluate", nargs="?", const="", metavar="OPTIONS",
-                     help="score runs and the model before training; options of timelyfreeze "
-                     "evaluate, as one text after =")  # fmt: skip
+    add("--methods", nargs="+", required=True, help=methods)
+    add("--schedules", nargs="+", required=True, help="pipeline schedules")
+    add("--seeds", nargs="+", type=int, default=[42])
+    add("--nproc", type=int, metavar="N",
+        help="processes of a run, and ranks of its pipeline (default: as many as CONFIG has ranks, "
+        "and one where it emulates them)")  # fmt: skip
+    add("--stretch", type=float, default=1.0, metavar="F",
+        help="a run that freezes makes F times as many steps as none, to end at none's loss "
+        "(default 1)")  # fmt: skip
+    add("--vary", action="append", default=[], metavar="KEY=A,B,C",
+        help="runs of each value, such as freezing.max_freeze_ratio=0.2,0.8; may be "
+        "repeated")  # fmt: skip
+    add("--evaluate", nargs="?", const="", metavar="OPTIONS",
+        help="score runs and the model before training; options of timelyfreeze evaluate, as one "
+        "text after =")  # fmt: skip
     show = commands.add_parser("show", help="table, plots and a page of runs that were made before")
-    show.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    show.add_argument("--output", type=Path, metavar="FOLDER",
-                      help=f"where everything goes (default {OUTPUT})")  # fmt: skip
-    show.add_argument("--table", action="store_true",
-                      help="the table alone, kept in a file only with --output")  # fmt: skip
-    show.add_argument("--reference", type=Path, metavar="RUN",
-                      help="run whose last loss the others are to reach")  # fmt: skip
-    show.add_argument("--title", default=TITLE, help=f"of the page (default {TITLE!r})")
+    add = show.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN")
+    where = f"where everything goes (default {OUTPUT})"
+    add("--output", type=Path, metavar="FOLDER", help=where)
+    alone = "the table alone, kept in a file only with --output"
+    add("--table", action="store_true", help=alone)
+    reference = "run whose last loss the others are to reach"
+    add("--reference", type=Path, metavar="RUN", help=reference)
+    add("--title", default=TITLE, help=f"of the page (default {TITLE!r})")
     for command in (run, show):
         words = f"logged losses in a running mean (default {WINDOW})"
         command.add_argument("--window", type=int, default=WINDOW, help=words)
@@ -147,8 +148,8 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     if found:
         raise ValueError("\n       ".join(found))
     if options.evaluate is not None:
-        checking.require_questions(scoring.questions, output)
-    checking.require_startable(asked, settings, output)
+        jobs.require_scorable(scoring.questions.arguments(output, output))
+    jobs.require_startable(asked, settings, output)
     if options.evaluate is None:
         is_well = not jobs.run_jobs(asked, settings, output, starter=starter)
     else:
@@ -160,11 +161,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
 
 
 def _show(options: argparse.Namespace) -> int:
-    """Write everything; return 1 if a run could not be read.
-
-    Raises:
-        ValueError: If there is nothing to compare, or an option is wrong.
-    """
+    """Write everything; return 1 if a run could not be read."""
     output = OUTPUT if options.output is None and not options.table else options.output
     if output is not None and output.exists() and not output.is_dir():
         raise ValueError(f"--output is {output}, which is no folder")

@@ -12,10 +12,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from timelyfreeze.compare.groups import Group, Spread
-from timelyfreeze.compare.runs.peers import freezes
 from timelyfreeze.compare.runs.run import Points, Run
-from timelyfreeze.compare.runs.variants import work_differs
-from timelyfreeze.plots.run_timelines import measured_batch, predicted_batch
+from timelyfreeze.compare.runs.variants import freezes, work_differs
+from timelyfreeze.plots.gallery import measured_batch, predicted_batch
 from timelyfreeze.records import COUNTS, FROZEN, UNFROZEN, FrozenCount, Timeline, running_means
 
 SPEED = "device_tokens_per_second"
@@ -136,9 +135,6 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
     A run of ``none`` measures no batch. Its batch is one that a run which freezes measured before
     it did, with the same seed where there is such a run, and of these the one whose batches
     without freezing are nearest to those of none. Peers have no batch of their own.
-
-    Args:
-        groups: Of one schedule and place, with as much work in a step.
     """
     freezing = [run for group in groups if freezes(group.method) for run in group.runs]
 

@@ -22,7 +22,7 @@ from matplotlib.transforms import Bbox
 
 from timelyfreeze.compare.curves import Curve, Example, Point, front
 from timelyfreeze.compare.groups import SCHEDULES, Group
-from timelyfreeze.compare.runs.peers import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
+from timelyfreeze.compare.runs.variants import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.response import frequencies_figure
 from timelyfreeze.plots.timeline import timeline_figure
@@ -59,10 +59,7 @@ def by_schedule(found: Sequence[tuple[Group, T]]) -> dict[str, list[T]]:
 
 
 def color(method: str) -> str:
-    """Return the colour of ``method``, with a plan that of its metric; of others one by name.
-
-    A peer has that of the method whose time it is given.
-    """
+    """Return the colour of a method: of a plan that of its metric, of a peer its method's."""
     _, method = split_peer(method) or ("", method)
     metric = method.removeprefix(_PLAN)
     others = style.CYCLE[:-1]
@@ -82,8 +79,7 @@ def draw_points(
 ) -> Figure:  # fmt: skip
     """Draw quality against speed, better towards the upper right, and what nothing beats.
 
-    The same limits apply to all panels; with ``low_is_good`` the vertical axis is upside down. Of
-    ``models``, each has its own limits, and its panels begin a new row.
+    All panels have the same limits; each of ``models`` has limits and rows of its own.
     """
     models = models or {"": panels}
     wide = any(len(own) > 1 for own in models.values())
@@ -136,11 +132,7 @@ def draw_curves(
     labels: tuple[str, str], y_limits: tuple[float, float],
     marks: Panels[Curve] | None = None, target: tuple[float, str] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draw curves with their spread over repeats, names at their ends.
-
-    ``labels`` are those of the two axes, ``marks`` are drawn as single points beside the curves,
-    ``target`` is a height to be reached, and its name.
-    """
+    """Draw curves with their spread, names at their ends, single ``marks``, and a named target."""
     figure, axes = _panels(list(panels), title, place, names=_LABELS)
     for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
         one.set(xlabel=labels[0], ylabel=labels[1])
@@ -243,10 +235,7 @@ def _panels(
     titles: Sequence[str], title: str, place: str, *,
     inner_height: float = 2.6, left: float = 0.75, names: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """Return a figure with axes for each name, two in a row; "" leaves the place empty.
-
-    Height and room left of the axes are inches, and ``names`` that for names right of them.
-    """
+    """Return a figure with axes for each name, two in a row, "" for none; sizes are inches."""
     n_columns = min(2, len(titles))
     n_rows = -(-len(titles) // n_columns)
     width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
@@ -300,10 +289,7 @@ def wrap(text: str) -> str:
 
 
 def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> None:
-    """Write each text near its point, over no point, bar or other text if there is room.
-
-    Bars are upright or level. The limits of ``axes`` must not change afterwards.
-    """
+    """Write each text near its point, over no point, bar or other text if there is room."""
     figure = axes.get_figure(root=True)
     assert figure is not None  # axes that are drawn on lie in one
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
@@ -335,10 +321,7 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write each text right of ``axes``, near the height of its line's end, one above the other.
-
-    The limits of ``axes`` must not change afterwards.
-    """
+    """Write each text right of ``axes``, near the height of its line's end, none over another."""
     height = axes.bbox.height * 72.0 / axes.figure.dpi
     low, high = axes.get_ylim()
     ordered = sorted(labels, key=lambda label: label.y)
@@ -352,11 +335,10 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
-    """Return middles as near to ``wanted`` as they can be without overlapping.
+    """Return middles as near to ``wanted``, which ascends, as they can be without overlapping.
 
-    Texts that would overlap form a block around the mean of where they should be.
-
-    ``wanted`` ascends; ``room`` begins at 0, and texts too high for it stick out at the top.
+    Texts that would overlap form a block around the mean of where they should be. Texts too high
+    for the ``room`` stick out at the top.
     """
     n = len(wanted)
     below = [sum(heights[:i]) for i in range(n)]

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms
-from timelyfreeze.compare.runs.peers import split_peer
 from timelyfreeze.compare.runs.run import FINISHED, Run
-from timelyfreeze.compare.runs.variants import concerning, variants, work_differs
+from timelyfreeze.compare.runs.variants import concerning, split_peer, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (

@@ -30,11 +30,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of the comparison.
-
-    Its value is ``own`` of a run, or ``over_none`` of a run and its run of none where there is one,
-    or the field of the run's summary that is called like ``key``.
-    """
+    """One metric: ``own`` of a run, ``over_none`` of two, or the summary's field named ``key``."""
 
     key: str  # its name in the CSV file
     title: str  # its name in the table of runs whose throughput counts tokens
@@ -74,11 +70,7 @@ def _reached(own: Points, others: Points, window: int) -> Metric:
 
 
 def _seconds_to_none(run: Run, none: Run, losses: tuple[Points, Points, int]) -> Metric:
-    """Return when ``run`` gets to the loss that none ends with, by given losses and their window.
-
-    A run of another number of steps has another learning-rate schedule, under which losses come
-    sooner or later without any freezing. So it counts at its end alone.
-    """
+    """Return when a run gets to none's last loss; of another length, at its end alone."""
     own, nones, window = losses
     if run.summary.steps != none.summary.steps:
         own = own[-window:]
@@ -86,10 +78,7 @@ def _seconds_to_none(run: Run, none: Run, losses: tuple[Points, Points, int]) ->
 
 
 def _losses_of(run: Run, none: Run, window: int) -> tuple[Points, Points, int]:
-    """Return the losses by which a run is held against none, its own and none's, and their window.
-
-    They are held-out ones where both runs have two or more, else those of training.
-    """
+    """Return own and none's losses, held-out ones where both have two or more, and the window."""
     validated = run.validation_losses, none.validation_losses
     if min(map(len, validated)) > 1:
         return *validated, 1
@@ -105,7 +94,7 @@ def _time_ratio(run: Run, none: Run, terms: Terms) -> Metric:
 
 
 def _learned(run: Run, none: Run, terms: Terms) -> Metric:
-    """Return what a run has learned at its end, in percent of how far none's loss has come down."""
+    """Return how far the loss has come down at the end of a run, in percent of none's way."""
     own, nones, window = _losses_of(run, none, terms.window)
     ends = [last_running_mean(losses, window) for losses in (own, nones)]
     if ends[0] is None or ends[1] is None or not (start := nones[0][1]) > ends[1]:
@@ -156,11 +145,7 @@ def _average_accuracy(run: Run) -> float | None:
 
 
 def _average_error(run: Run, _: Terms) -> Metric:
-    """Return the standard error of the average accuracy over the questions, in points.
-
-    Where lm-eval gives none for a benchmark, as for a group of tasks of which few questions were
-    asked, it is that of independent questions.
-    """
+    """Return the standard error of the average accuracy, of questions where none is given."""
     if run.scores is None or run.scores.average is None:
         return None
     scores = [run.scores.benchmarks[key] for key in AVERAGED]
@@ -183,10 +168,7 @@ def _points_over_none(run: Run, none: Run, _: Terms) -> float | None:
 
 
 def _time_to_accuracy(run: Run, none: Run, terms: Terms) -> Metric:
-    """Return the total time over none's of a run that is at least as accurate as none.
-
-    A model is scored at its end alone, so nothing is known of an earlier time.
-    """
+    """Return the total time over none's of a run at least as accurate at its end."""
     points = _points_over_none(run, none, terms)
     if points is None or not 0.0 < none.seconds < math.inf:
         return None

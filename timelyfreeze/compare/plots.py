@@ -23,8 +23,8 @@ from timelyfreeze.compare.curves import Curve, Example, Examples, Point
 from timelyfreeze.compare.drawing import Panels, by_schedule
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.runs.peers import freezes, split_peer
 from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.compare.runs.variants import freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.response import mean_frequency
 from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
@@ -321,8 +321,7 @@ def _of_schedules(
 ) -> Iterator[Plot]:
     """Yield a plot of each of ``looked`` that has examples; if none has, one without a figure.
 
-    What is missing of all schedules stands beside the first. ``wanted`` is whose examples were
-    looked for, and what they are.
+    What is missing of what was ``wanted``, whose and what, stands beside the first.
     """
     parts = [[(one.group, one, tell(one.value)) for one in found.known] for found in looked]
     groups, what = wanted

@@ -46,10 +46,7 @@ def tabulate(
     terms: Terms,
     base_models: Sequence[Scores] = (),
 ) -> Table:
-    """Return the table of means over repeats, with its notes.
-
-    ``unreadable`` is what could not be read, ``base_models`` scores of models before training.
-    """
+    """Return the table of means over repeats, with its notes."""
     groups = group(lines)
     finished = [line for line in lines if line.is_finished]
     known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}

@@ -1,54 +1,37 @@
-"""Freeze ratio and throughput over the steps of a run: Fig. 4 of arXiv:2602.05754."""
+"""What is drawn over the steps of a run: freeze ratio, throughput, losses and the frozen front.
+
+Fig. 4 of arXiv:2602.05754, and Figs. 1 and 2 of Egeria.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from timelyfreeze.plots.style import (
-    BLUE,
-    FAINT_INK,
-    INK,
-    ORANGE,
-    SMALL_POINTS,
-    VERMILLION,
-    WIDTH_INCHES,
-    annotate,
-    house_style,
-)
-from timelyfreeze.records import WINDOW, LossRow, StepRow, kappa_over_p_eff, running_means
+from timelyfreeze import records
+from timelyfreeze.plots import style
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 _WINDOW = 7
 
 
 def curves_figure(
-    rows: Sequence[StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
+    rows: Sequence[records.StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
 ) -> Figure:
-    """Draw how much each step froze and how fast it was.
+    """Draw how much each step froze and how fast it was, by the virtual clock of an emulation.
 
-    Of an emulation, steps are those of the virtual clock. Throughput is drawn pale step by step,
-    and as the median of ``_WINDOW`` steps of a phase, so that single steps do not hide the course.
-
-    Args:
-        rows: The steps.
-        title: Stands above.
-        n_emulated: Ranks that one process emulated, each a device by the virtual clock.
-        unit: What throughput counts.
-
-    Raises:
-        ValueError: If there is no step.
+    Throughput is pale step by step, and the median of ``_WINDOW`` steps, to show its course.
     """
-    if not rows:
-        raise ValueError("steps.csv has no step yet; there is nothing to draw")
-    with house_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
+    with style.house_style():
+        figure = Figure(figsize=(style.WIDTH_INCHES, 3.6), layout="constrained")
         below = figure.subplots()
         shade_phases(below, rows)
         above = below.twinx()
@@ -60,7 +43,7 @@ def curves_figure(
     return figure
 
 
-def speeds(rows: Sequence[StepRow], n_emulated: int = 1) -> list[float]:
+def speeds(rows: Sequence[records.StepRow], n_emulated: int = 1) -> list[float]:
     """Return throughput per device of each step, by the virtual clock where there is one."""
     return [
         row.tokens_per_second * row.step_ms / row.virtual_step_ms / n_emulated
@@ -70,7 +53,7 @@ def speeds(rows: Sequence[StepRow], n_emulated: int = 1) -> list[float]:
     ]
 
 
-def running_medians(rows: Sequence[StepRow], values: Sequence[float]) -> list[float]:
+def running_medians(rows: Sequence[records.StepRow], values: Sequence[float]) -> list[float]:
     """Return for each step the median of the steps around it that are of its phase."""
     half = _WINDOW // 2
     return [
@@ -83,62 +66,55 @@ def running_medians(rows: Sequence[StepRow], values: Sequence[float]) -> list[fl
     ]
 
 
-def _draw_speed(axes: Axes, rows: Sequence[StepRow], n_emulated: int, unit: str) -> None:
+def _draw_speed(axes: Axes, rows: Sequence[records.StepRow], n_emulated: int, unit: str) -> None:
     steps = [row.step for row in rows]
     values = speeds(rows, n_emulated)
-    axes.plot(steps, values, color=FAINT_INK, lw=0.6, alpha=0.5)
+    axes.plot(steps, values, color=style.FAINT_INK, lw=0.6, alpha=0.5)
     label = f"throughput, median of {_WINDOW} steps (left)"
-    draw_by_phase(axes, rows, running_medians(rows, values), color=INK, lw=1.8, label=label)
+    draw_by_phase(axes, rows, running_medians(rows, values), color=style.INK, lw=1.8, label=label)
     is_virtual = any(row.virtual_step_ms is not None for row in rows)
     axes.set_ylabel(f"{unit}/s per device" + (", virtual clock" if is_virtual else ""))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _draw_ratio(axes: Axes, rows: Sequence[StepRow]) -> None:
+def _draw_ratio(axes: Axes, rows: Sequence[records.StepRow]) -> None:
     ratios = [row.freeze_ratio for row in rows]
     label = "fraction of all elements that the step froze (right)"
-    draw_by_phase(axes, rows, ratios, color=BLUE, lw=1.8, label=label)
+    draw_by_phase(axes, rows, ratios, color=style.BLUE, lw=1.8, label=label)
     axes.set_ylim(0, 1.05)
-    axes.set_ylabel("freeze ratio", color=BLUE)
-    axes.tick_params(axis="y", labelcolor=BLUE)
-    axes.spines["right"].set(visible=True, color=BLUE)
+    axes.set_ylabel("freeze ratio", color=style.BLUE)
+    axes.tick_params(axis="y", labelcolor=style.BLUE)
+    axes.spines["right"].set(visible=True, color=style.BLUE)
 
 
 _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 
-def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
-    """Draw what a step of a run costs, what it updates, and the ratio of the two.
-
-    The ratio is the paper's; the report's time to a loss is estimated otherwise.
-
-    Raises:
-        ValueError: If neither of the two was measured.
-    """
+def convergence_figure(rows: Sequence[records.StepRow], title: str = "") -> Figure:
+    """Draw what a step of a run costs, what it updates, and the paper's ratio of the two."""
     kappa = [row.kappa for row in rows]
     p_eff = [row.p_eff for row in rows]
     # Before freezing begins, and while everything is frozen to measure, the two say nothing.
     ratios = [
-        kappa_over_p_eff(row.kappa, row.p_eff) if row.phase in _FREEZING else None for row in rows
+        records.kappa_over_p_eff(row.kappa, row.p_eff) if row.phase in _FREEZING else None
+        for row in rows
     ]
     known = [ratio for ratio in ratios if ratio is not None and math.isfinite(ratio)]
-    if all(value is None for value in (*kappa, *p_eff)):
-        raise ValueError("steps.csv has neither kappa nor p_eff; there is nothing to draw")
-    with house_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 4.8), layout="constrained")
+    with style.house_style():
+        figure = Figure(figsize=(style.WIDTH_INCHES, 4.8), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         shade_phases(above, rows)
         shade_phases(below, rows, named=False)
         for axes, values, label, color, marker in (
-            (above, kappa, "kappa: time of a step", BLUE, "o"),
-            (above, p_eff, "p_eff: gradient energy that is updated", ORANGE, "s"),
-            (below, ratios, "kappa / p_eff, of arXiv:2602.05754", VERMILLION, "D"),
+            (above, kappa, "kappa: time of a step", style.BLUE, "o"),
+            (above, p_eff, "p_eff: gradient energy that is updated", style.ORANGE, "s"),
+            (below, ratios, "kappa / p_eff, of arXiv:2602.05754", style.VERMILLION, "D"),
         ):
             draw_by_phase(axes, rows, values, label=label, color=color, marker=marker, ms=3, lw=1.4)
         above.set_ylim(bottom=0)
         above.set_ylabel("fraction of the\nunfrozen step")
-        below.axhline(1.0, color=INK, lw=0.9, ls=(0, (4, 3)))
+        below.axhline(1.0, color=style.INK, lw=0.9, ls=(0, (4, 3)))
         below.set_ylim(bottom=0, top=max([1.4, *(1.08 * ratio for ratio in known)]))
         below.set_ylabel("of the run\nwithout freezing")
         below.set_xlabel("optimizer step")
@@ -149,39 +125,31 @@ def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
     return figure
 
 
-def loss_figure(rows: Sequence[LossRow], title: str = "") -> Figure:
+def loss_figure(rows: Sequence[records.LossRow], title: str = "") -> Figure:
     """Draw the losses of a run against steps and against seconds.
 
-    Training losses are drawn pale as they were logged, and as their running mean, which is what
-    times to a loss are taken from. Validation losses are points.
-
-    Args:
-        rows: Its losses, in the order in which they were written.
-        title: Stands above.
-
-    Raises:
-        ValueError: If the run has no loss.
+    Training losses are pale as they were logged, and their running mean, from which times to a loss
+    are taken. Validation losses are points.
     """
-    if not rows:
-        raise ValueError("losses.csv has no loss yet; there is nothing to draw")
     trained = [(row, row.train_loss) for row in rows if row.train_loss is not None]
     validated = [(row, row.validation_loss) for row in rows if row.validation_loss is not None]
     losses = [loss for _, loss in trained]
-    window = WINDOW if len(losses) >= 2 * WINDOW else 1
+    window = records.WINDOW if len(losses) >= 2 * records.WINDOW else 1
     label = "this run: training" + (f", mean of {window} logged" if window > 1 else "")
-    with house_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 3.6), layout="constrained")
+    with style.house_style():
+        figure = Figure(figsize=(style.WIDTH_INCHES, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, place in ((left, "step"), (right, "seconds")):
             ends = [float(getattr(row, place)) for row, _ in trained]
             if window > 1:
-                axes.plot(ends, losses, color=BLUE, lw=0.7, alpha=0.35)
-            axes.plot(ends[window - 1 :], running_means(losses, window),
-                      color=BLUE, lw=1.8, label=label)  # fmt: skip
+                axes.plot(ends, losses, color=style.BLUE, lw=0.7, alpha=0.35)
+            axes.plot(ends[window - 1 :], records.running_means(losses, window),
+                      color=style.BLUE, lw=1.8, label=label)  # fmt: skip
             if validated:
                 at = [float(getattr(row, place)) for row, _ in validated]
-                axes.plot(at, [loss for _, loss in validated], color=BLUE, marker="o", ms=4, lw=0,
-                          mec=FAINT_INK, mew=0.5, label="this run: validation")  # fmt: skip
+                heights = [loss for _, loss in validated]
+                axes.plot(at, heights, color=style.BLUE, marker="o", ms=4, lw=0,
+                          mec=style.FAINT_INK, mew=0.5, label="this run: validation")  # fmt: skip
             axes.grid(axis="y")
             axes.set_xlim(left=0)
         left.set(xlabel="optimizer step", ylabel="loss")
@@ -192,7 +160,7 @@ def loss_figure(rows: Sequence[LossRow], title: str = "") -> Figure:
 
 
 # Of a name above the axes, on average, were the axes as wide as the figure.
-_LETTER_INCHES = 0.65 * SMALL_POINTS / 72
+_LETTER_INCHES = 0.65 * style.SMALL_POINTS / 72
 
 # The shade behind each phase, and its name: short, to fit over a narrow band.
 _LOOKS = {
@@ -206,16 +174,8 @@ _LOOKS = {
 }
 
 
-class StepOfPhase(Protocol):
-    """A row of a file that has one for each step."""
-
-    @property
-    def step(self) -> int:
-        """Number of the optimizer step."""
-
-    @property
-    def phase(self) -> str:
-        """Name of its phase; "" for a run without freezing."""
+# Both have a line for each step: its number and the name of its phase, "" without freezing.
+StepOfPhase = records.StepRow | records.FrontRow
 
 
 class Band(NamedTuple):
@@ -244,15 +204,7 @@ def draw_by_phase(
     label: str,
     **look: Any,
 ) -> None:
-    """Draw a curve over steps that breaks where a phase ends: what follows is another regime.
-
-    Args:
-        axes: With steps along the x axis.
-        rows: Steps of the run.
-        values: One for each; steps without one are passed over.
-        label: For the legend.
-        look: As for ``Axes.plot``.
-    """
+    """Draw a curve over steps that breaks where a phase ends: what follows is another regime."""
     pairs = zip(rows, values, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0].phase):
         known = [(row.step, value) for row, value in group if value is not None]
@@ -263,19 +215,13 @@ def draw_by_phase(
 
 
 def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True) -> None:
-    """Shade the phases of a run behind what is drawn over its steps.
-
-    Args:
-        axes: With steps along the x axis.
-        rows: Steps of the run.
-        named: Whether their names stand above the axes.
-    """
+    """Shade the phases of a run behind what is drawn over its steps."""
     free = -math.inf  # where the next name may begin: phases may be narrower than their names
     for band in bands(rows):
         begin, end = band.first - 0.5, band.last + 0.5
         shade, word = _LOOKS[band.phase]
         axes.axvspan(begin, end, color=shade, lw=0, zorder=0)
-        axes.axvline(begin, color=FAINT_INK, lw=0.5, zorder=0.5)
+        axes.axvline(begin, color=style.FAINT_INK, lw=0.5, zorder=0.5)
         if named:
             letters = max(map(len, word.split("\n"))) + 1
             wide = letters * _LETTER_INCHES * axes.figure.dpi / axes.figure.bbox.width
@@ -283,6 +229,154 @@ def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True)
             middle = max((begin + end) / 2, free + half)
             free = middle + half
             at, place = (middle, 1.0), ("data", "axes fraction")
-            annotate(axes, word, at, place, shift=(0, 3), ha="center", va="bottom")
+            style.annotate(axes, word, at, place, shift=(0, 3), ha="center", va="bottom")
     if rows:
         axes.set_xlim(rows[0].step - 0.5, rows[-1].step + 0.5)
+
+
+# Of the width of the axes, what a stretch has to have for its share to be written above it.
+_LEAST_WIDTH = 0.06
+
+
+def front_figure(
+    rows: Sequence[records.FrontRow],
+    evaluations: Sequence[records.PlasticityRow] = (),
+    title: str = "",
+    moves: Sequence[records.Move] = (),
+) -> Figure:
+    """Draw how many blocks were frozen in each step, and below it the plasticity that decided.
+
+    With an activation cache, what was read from it is darker, its share written above.
+    """
+    n_panels = 2 if evaluations else 1
+    with style.house_style():
+        figure = Figure(figsize=(style.WIDTH_INCHES, 1.4 + 2.2 * n_panels), layout="constrained")
+        panels = figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0]
+        shade_phases(panels[0], rows)
+        _draw_front(panels[0], rows)
+        for i, move in enumerate(moves):
+            label = "_" if i else "move to another pipeline"  # once in the legend
+            panels[0].axvline(move.step - 0.5, color=style.VERMILLION, lw=0.8, ls=":", label=label)
+        if evaluations:
+            draw_plasticity(panels[1], rows, evaluations)
+            shade_phases(panels[1], rows, named=False)
+        panels[-1].set_xlabel("optimizer step")
+        panels[0].set_title(title, loc="left", pad=28 if bands(rows) else 8)
+        figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_front(axes: Axes, rows: Sequence[records.FrontRow]) -> None:
+    steps = [row.step for row in rows]
+    layers = [row.frozen_layers for row in rows]
+    is_cached = any(row.read is not None for row in rows)
+    label = "front computed" if is_cached else "front"
+    axes.fill_between(steps, layers, step="mid", color=style.SKY, alpha=0.4, lw=0, label=label)
+    if is_cached:
+        read = [row.frozen_layers * (row.read or 0) / row.batches for row in rows]
+        label = "front read from the cache"
+        axes.fill_between(steps, read, step="mid", color=style.BLUE, alpha=0.6, lw=0, label=label)
+        for stretch in stretches(rows):
+            _write_share(axes, stretch, n_steps=rows[-1].step - rows[0].step + 1)
+    axes.plot(steps, layers, drawstyle="steps-mid", color=style.INK, lw=1.4)
+    axes.set_ylim(0, 1.25 * max(1, *layers))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("frozen blocks")
+
+
+def stretches(rows: Sequence[records.FrontRow]) -> Iterator[list[records.FrontRow]]:
+    """Yield steps in a row with the same front, where there is one."""
+    for n_layers, group in groupby(rows, key=lambda row: row.frozen_layers):
+        if n_layers:
+            yield list(group)
+
+
+def _write_share(axes: Axes, stretch: Sequence[records.FrontRow], n_steps: int) -> None:
+    """Write above a stretch of the front which share of its batches was read."""
+    first, last = stretch[0], stretch[-1]
+    if last.step - first.step + 1 < _LEAST_WIDTH * n_steps:
+        return
+    share = sum(row.read or 0 for row in stretch) / sum(row.batches for row in stretch)
+    at = ((first.step + last.step) / 2, float(first.frozen_layers))
+    read = f"{100 * share:.0f}% read"
+    style.annotate(axes, read, at, "data", shift=(0, 3), ha="center", va="bottom")
+
+
+# Modules that follow each other; the number of each stands where it was frozen.
+_COLORS = (style.BLUE, style.ORANGE)
+# Of the width of the axes, below which numbers of frozen modules share a place.
+_LEAST_DISTANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The steps since which something holds."""
+
+    guided: int | None  # bootstrapping is over; None if it never was, or before the first row
+    frozen: tuple[tuple[int, str], ...]  # and the numbers of modules frozen together, as in "2-4"
+    unfrozen: tuple[int, ...]  # everything is live again
+
+
+def decisions(rows: Sequence[records.FrontRow]) -> Decisions:
+    """Return what a policy has decided in the course of some steps."""
+    guided = [b.step for a, b in pairwise(rows) if (a.bootstrapping, b.bootstrapping) == (1, 0)]
+    changes = [(b.step, a.frozen_modules or 0, b.frozen_modules or 0) for a, b in pairwise(rows)]
+    return Decisions(
+        guided[0] if guided else None,
+        tuple((step, f"{a}" if b == a + 1 else f"{a}-{b - 1}") for step, a, b in changes if b > a),
+        tuple(step for step, a, b in changes if b < a),
+    )
+
+
+def draw_plasticity(
+    axes: Axes, rows: Sequence[records.FrontRow], evaluations: Sequence[records.PlasticityRow]
+) -> None:
+    """Draw a curve for each module while it was looked at, and mark decisions."""
+    labels = ["plasticity, each evaluation", "plasticity, smoothed"]
+    for module, group in groupby(evaluations, key=lambda found: found.module):
+        found = list(group)
+        look: Any = {"color": _COLORS[module % len(_COLORS)], "marker": "."}
+        steps = [one.step for one in found]
+        axes.plot(steps, [one.plasticity for one in found], lw=0.7, ms=3, alpha=0.6,
+                  label=labels[0], **look)  # fmt: skip
+        axes.plot(steps, [one.smoothed for one in found], lw=2.0, ms=5, label=labels[1], **look)
+        labels = ["_", "_"]  # once in the legend
+    is_positive = all(found.plasticity > 0.0 for found in evaluations)
+    axes.set_yscale("log" if is_positive else "linear")
+    axes.set_ylabel("plasticity of the\nfrontmost live module")
+    _mark(axes, decisions(rows), rows[-1].step - rows[0].step + 1)
+
+
+def _mark(axes: Axes, decided: Decisions, n_steps: int) -> None:
+    """Draw a line where each decision begins to hold, between two steps."""
+    looks: list[tuple[str, Sequence[int], Any]] = [
+        ("end of bootstrapping", [decided.guided] if decided.guided else [],
+         {"color": style.INK, "lw": 1.2, "ls": ":"}),
+        ("module frozen, its number above", [step for step, _ in decided.frozen],
+         {"color": style.VERMILLION, "lw": 0.9}),
+        ("all live again", decided.unfrozen, {"color": style.GREEN, "lw": 1.6, "ls": (0, (4, 2))}),
+    ]  # fmt: skip
+    for name, steps, look in looks:
+        label = name
+        for step in steps:
+            axes.axvline(step - 0.5, label=label, zorder=1, **look)
+            label = "_"
+    for at, numbers in frozen_labels(decided.frozen, _LEAST_DISTANCE * n_steps):
+        place, look = ("data", "axes fraction"), {"ha": "center", "va": "bottom"}
+        style.annotate(
+            axes, numbers, (at - 0.5, 1.0), place, shift=(0, 2), color=style.VERMILLION, **look
+        )
+
+
+def frozen_labels(
+    frozen: Sequence[tuple[int, str]], least_distance: float
+) -> Iterator[tuple[float, str]]:
+    """Yield where to write which modules' numbers; those too close to each other are one text."""
+    together: list[list[tuple[int, str]]] = []
+    for step, modules in frozen:
+        if together and step - together[-1][0][0] < least_distance:
+            together[-1].append((step, modules))
+        else:
+            together.append([(step, modules)])
+    for group in together:
+        yield (group[0][0] + group[-1][0]) / 2, ", ".join(modules for _, modules in group)

@@ -15,32 +15,18 @@ PLOTS_FOLDER = "plots"
 
 @dataclass(frozen=True)
 class Drawn:
-    """What became of the plots and traces of a run.
-
-    Attributes:
-        files: What was written.
-        missing: Reason by name, for what the run has no data of.
-        broken: Reason by name, for what could not be drawn although there is data.
-    """
+    """What became of the plots and traces of a run."""
 
     files: tuple[Path, ...]
-    missing: Mapping[str, str]
-    broken: Mapping[str, str]
+    missing: Mapping[str, str]  # reason by name, for what the run has no data of
+    broken: Mapping[str, str]  # reason by name, for what could not be drawn although there is data
 
 
 def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
-    """Draw every plot, and write every trace, whose files a run folder has.
-
-    Args:
-        run_folder: Folder of a run, finished or not.
-        output: Where plots and traces go; None for the folder ``plots`` of the run.
-
-    Raises:
-        ValueError: If there is no such folder.
-    """
+    """Draw every plot, and write every trace, whose files a run folder has."""
     from timelyfreeze.plots.gallery import PLOTS, TRACES
     from timelyfreeze.plots.style import save
-    from timelyfreeze.records import read_names
+    from timelyfreeze.records import read_names, trace_to_json
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
@@ -67,14 +53,14 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
             files.extend(save(plot, output, name))
         except ValueError as error:  # found when texts and axes are laid out
             broken[name] = f"it cannot be drawn: {error}"
-    for name, write in TRACES:
+    for name, read in TRACES:
         try:
-            text = write(run_folder)
+            batches = read(run_folder)
         except (ValueError, OSError) as error:
             broken[name] = str(error)
             continue
-        if text is not None:
-            files.append(write_whole(output / f"{name}.json", text.encode()))
+        if batches:
+            files.append(write_whole(output / f"{name}.json", trace_to_json(batches).encode()))
     return Drawn(tuple(files), missing, broken)
 
 

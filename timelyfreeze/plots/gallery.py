@@ -1,112 +1,214 @@
-"""Every plot and trace that a run folder can give. A new one is a line here."""
+"""Every plot and trace that a run folder can give. A new one is a line here.
+
+A run leaves what it measured as ``timelines/measured_<phase>.json``; what its plan predicts follows
+from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots.curves import convergence_figure, curves_figure, loss_figure
-from timelyfreeze.plots.front import front_figure
-from timelyfreeze.plots.response import histogram_figure, response_figure
-from timelyfreeze.plots.run_timelines import (
-    draw_measured,
-    draw_predicted,
-    trace_measured,
-    trace_predicted,
-)
-from timelyfreeze.records import RunNames, read_names, run_title, tables
+from timelyfreeze import records
+from timelyfreeze.files import Table
+from timelyfreeze.planning import plan_from_json
+from timelyfreeze.plots import curves, response
+from timelyfreeze.plots.timeline import timeline_figure
+from timelyfreeze.records import Timeline, tables
+from timelyfreeze.schedule import build_dag, order_from_csv
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import bounds_from_json
+from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 Row = TypeVar("Row")
+Value = TypeVar("Value")
 Draw = Callable[[Path], Figure | str]
+
+_PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
+
+
+def draw_measured(run_folder: Path) -> Figure | str:
+    """Draw a measured batch without freezing above those with; or say why there is none."""
+    # A run that was stopped early has only one of them.
+    examples = [measured_batch(run_folder, phases) for phases in (records.UNFROZEN, records.FROZEN)]
+    shown = [timeline for timeline in examples if timeline is not None] or measured(run_folder)
+    if moved := _of_pipelines(run_folder):
+        unfrozen = {} if examples[0] is None else {"Without freezing": examples[0]}
+        batches = unfrozen | moved
+        first = next(iter(batches.values()))
+        return timeline_figure([*batches.values()], run_title(run_folder, first), [*batches])
+    return _figure(run_folder, shown) or (
+        f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
+        "freezing, or ended before a phase was measured"
+    )
+
+
+def draw_predicted(run_folder: Path) -> Figure | str:
+    """Draw the batch that the plan predicts, without freezing above with; or say why not."""
+    missing = " and ".join(_missing_plan_files(run_folder))
+    return _figure(run_folder, predicted(run_folder)) or (
+        f"{missing} missing: the run's method makes no plan, or none was made yet"
+    )
+
+
+def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
+    """Return {what it is called: a frozen batch} of the pipelines that an elastic run had.
+
+    Of several pipelines side by side it is a batch of one of them. Empty for a run without moves,
+    and of a pipeline that it soon left nothing may have been measured.
+    """
+    if not (run_folder / tables.MOVES.name).exists():
+        return {}
+    moves, names = tables.MOVES.read(run_folder), ["In the first pipeline"]
+    for move in moves:
+        pipelines = "a pipeline" if move.replicas == 1 else f"{move.replicas} pipelines"
+        names.append(
+            f"From step {move.step}, {pipelines} of {move.ranks} ranks, layers {move.split}"
+        )
+    # Files have numbers by plan where there are plans, so that steps tell the pipeline.
+    last = records.timeline_file(run_folder, Phase.STABLE)
+    files = last.parent.glob(f"{last.stem}*{last.suffix}")
+    found = [_of(file, records.timeline_from_json) for file in files]
+    firsts = [move.step for move in moves]
+    by_step = sorted(found, key=lambda timeline: timeline.step or 0)
+    return {names[bisect_right(firsts, each.step or 0)]: each for each in by_step}
+
+
+def measured_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
+    """Return the batch measured in the first of ``phases`` that a run has one of."""
+    files = (records.timeline_file(run_folder, phase) for phase in phases)
+    file = next((file for file in files if file.exists()), None)
+    return None if file is None else _of(file, records.timeline_from_json)
+
+
+def predicted_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
+    """Return the batch that a run's plan predicts for one of ``phases``; None without a plan."""
+    return next((one for one in predicted(run_folder) if one.phase in phases), None)
+
+
+def run_title(run_folder: Path, timeline: Timeline) -> str:
+    """Return what a run is called above its plots: schedule, size and model, if it says so."""
+    order = timeline.order
+    size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
+    names = _names(run_folder)
+    if names is None:  # bounds and plan of another origin, such as the profile
+        return size
+    return records.as_drawn(f"{names.schedule}, {size}, {names.model}")
+
+
+def _names(run_folder: Path) -> records.RunNames | None:
+    try:
+        return records.read_names(run_folder)
+    except ValueError:  # told once, by who draws all plots
+        return None
+
+
+def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure | None:
+    return timeline_figure(timelines, run_title(run_folder, timelines[0])) if timelines else None
+
+
+def measured(run_folder: Path) -> Sequence[Timeline]:
+    """Return every batch that was measured, in the order of phases."""
+    return [_of(file, records.timeline_from_json) for file in records.timeline_files(run_folder)]
+
+
+def _missing_plan_files(run_folder: Path) -> list[str]:
+    return [name for name in _PLAN_FILES if not (run_folder / name).exists()]
+
+
+def predicted(run_folder: Path) -> Sequence[Timeline]:
+    """Return the batch without freezing and that under the plan; empty where there is no plan."""
+    if _missing_plan_files(run_folder):
+        return ()
+    files = {name: run_folder / name for name in _PLAN_FILES}
+    notes = read_bounds_file(files["bounds.json"]).notes
+    dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
+    bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
+    plan = _of(files["plan.json"], plan_from_json)
+    try:
+        timelines = records.predicted_timelines(dag, bounds, plan, notes.processors)
+    except ValueError as error:
+        raise ValueError(f"{files['plan.json']}: {error}") from error
+    if not all(math.isfinite(timeline.batch_ms) for timeline in timelines):
+        raise ValueError(f"{files['bounds.json']}: its times together are beyond all numbers")
+    return timelines
+
+
+def _of(file: Path, read: Callable[[str], Value]) -> Value:
+    """Return what ``read`` makes of a file; a ValueError names it."""
+    try:
+        return read(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _rows(table: Table[Row], run_folder: Path) -> list[Row]:
+    return table.read(run_folder) if (run_folder / table.name).exists() else []
 
 
 def _draws(
     figure: Callable[[list[Row], str], Figure],
-    read: Callable[[Path], list[Row]],
+    table: Table[Row],
     reason: str,
     is_known: Callable[[Row], Any] = lambda row: True,
 ) -> Draw:
     """Return what draws the rows of one file, or gives the reason if none of them is known."""
 
     def draw(run_folder: Path) -> Figure | str:
-        try:
-            rows = read(run_folder)
-        except FileNotFoundError:
-            return reason
-        return figure(rows, run_title(run_folder)) if any(map(is_known, rows)) else reason
+        if not any(map(is_known, rows := _rows(table, run_folder))):
+            return f"{table.name} has {reason}"
+        return figure(rows, records.run_title(run_folder))
 
     return draw
 
 
 def draw_curves(run_folder: Path) -> Figure | str:
-    """Draw freeze ratio and throughput over steps; or say why not.
-
-    Raises:
-        ValueError: If a file cannot be read.
-    """
+    """Draw freeze ratio and throughput over steps; or say why not."""
     names = _names(run_folder)
     n_emulated = names.n_ranks if names is not None and names.is_emulated else 1
     unit = "tokens" if names is None else names.unit
-    draw = _draws(
-        partial(curves_figure, n_emulated=n_emulated, unit=unit),
-        tables.STEPS.read,
-        f"{tables.STEPS.name} has no step: the run ended before the first step was logged",
-    )
-    return draw(run_folder)
-
-
-def _names(run_folder: Path) -> RunNames | None:
-    try:
-        return read_names(run_folder)
-    except ValueError:  # told once, by who draws all plots
-        return None
+    figure = partial(curves.curves_figure, n_emulated=n_emulated, unit=unit)
+    reason = "no step: the run ended before the first step was logged"
+    return _draws(figure, tables.STEPS, reason)(run_folder)
 
 
 def draw_front(run_folder: Path) -> Figure | str:
-    """Draw the frozen front over steps, and plasticity where there is any; or say why not.
-
-    Raises:
-        ValueError: If a file cannot be read.
-    """
-    try:
-        rows = tables.FRONT.read(run_folder)
-    except FileNotFoundError:
+    """Draw the frozen front over steps, and plasticity where there is any; or say why not."""
+    if not (run_folder / tables.FRONT.name).exists():
         return f"{tables.FRONT.name} has no step: the run's method freezes no front"
-    has_evaluations = (run_folder / tables.PLASTICITY.name).exists()
-    evaluations = tables.PLASTICITY.read(run_folder) if has_evaluations else []
+    rows = tables.FRONT.read(run_folder)
+    evaluations = _rows(tables.PLASTICITY, run_folder)
     if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
         return f"{tables.FRONT.name} has no front: nothing was frozen yet"
-    has_moves = (run_folder / tables.MOVES.name).exists()
-    moved = tables.MOVES.read(run_folder) if has_moves else []
-    return front_figure(rows, evaluations, run_title(run_folder), moved)
+    moves = _rows(tables.MOVES, run_folder)
+    return curves.front_figure(rows, evaluations, records.run_title(run_folder), moves)
+
+
+def draw_response(run_folder: Path) -> Figure | str:
+    """Draw backward times against frozen fractions; or say why not."""
+    with suppress(FileNotFoundError):
+        if rows := tables.read_responses(run_folder):
+            return response.response_figure(rows, records.run_title(run_folder))
+    return f"{tables.RESPONSES.name} has no backward: the run froze nothing, or has not ended"
 
 
 draw_convergence = _draws(
-    convergence_figure,
-    tables.STEPS.read,
-    f"{tables.STEPS.name} has neither kappa nor p_eff: nothing was frozen, or too few steps",
+    curves.convergence_figure, tables.STEPS,
+    "neither kappa nor p_eff: nothing was frozen, or too few steps",
     lambda row: row.kappa is not None or row.p_eff is not None,
-)
-draw_loss = _draws(
-    loss_figure,
-    tables.LOSSES.read,
-    f"{tables.LOSSES.name} has no loss: none was logged",
-)
-draw_response = _draws(
-    response_figure,
-    tables.read_responses,
-    f"{tables.RESPONSES.name} has no backward: the run froze nothing, or has not ended",
-)
+)  # fmt: skip
+draw_loss = _draws(curves.loss_figure, tables.LOSSES, "no loss: none was logged")
 draw_histogram = _draws(
-    histogram_figure,
-    tables.COUNTS.read,
-    f"{tables.COUNTS.name} has no backward: freezing has not begun, or the run has not ended",
-    lambda row: row.backwards,
-)
+    response.histogram_figure, tables.COUNTS,
+    "no backward: freezing has not begun, or the run has not ended", lambda row: row.backwards,
+)  # fmt: skip
 
 # Name of the files, and a function of the run folder: the plot, or why there is none. A file
 # that is there and cannot be read is a ValueError. What stands before the first "_" groups plots
@@ -122,8 +224,8 @@ PLOTS: tuple[tuple[str, Draw], ...] = (
     ("histogram", draw_histogram),
 )
 
-# Likewise; the text of the file, or None where the plot of the same data says why.
-TRACES: tuple[tuple[str, Callable[[Path], str | None]], ...] = (
-    ("trace_measured", trace_measured),
-    ("trace_predicted", trace_predicted),
+# Likewise; where there are no batches, the plot of the same data says why.
+TRACES: tuple[tuple[str, Callable[[Path], Sequence[Timeline]]], ...] = (
+    ("trace_measured", measured),
+    ("trace_predicted", predicted),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -13,15 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots.style import (
-    BLUE,
-    FAINT_INK,
-    ORANGE,
-    VERMILLION,
-    annotate,
-    house_style,
-    panels,
-)
+from timelyfreeze.plots import style
 from timelyfreeze.records import FrozenCount, ResponseRow
 from timelyfreeze.settings import ALL_OR_NOTHING
 
@@ -31,11 +23,8 @@ _PROFILE = "profile"
 _MEASURED = ("upper_bound", "lower_bound", "mixed")
 
 
-class AssumedLine(NamedTuple):
-    """What a plan takes a backward to be: a line between its median times, unfrozen and frozen."""
-
-    unfrozen_ms: float
-    frozen_ms: float
+# What a plan takes a backward to be: a line between its median times, unfrozen and frozen.
+AssumedLine = tuple[float, float]
 
 
 def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
@@ -43,9 +32,6 @@ def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
 
     They are by the way that the stage was frozen, which a profile names for the first stage and is
     "" elsewhere. A way of which one end was not measured is left out.
-
-    Args:
-        rows: Of one stage and kind. Those of monitoring count, or of a profile.
     """
     ways: dict[str, list[ResponseRow]] = {}
     for row in rows:
@@ -62,22 +48,14 @@ def _line(measured: Sequence[ResponseRow]) -> AssumedLine | None:
     frozen = [row.duration_ms for row in measured if row.fraction == 1.0 and not row.cut]
     if not unfrozen or not frozen:
         return None
-    return AssumedLine(statistics.median(unfrozen), statistics.median(frozen))
+    return statistics.median(unfrozen), statistics.median(frozen)
 
 
 def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
-    """Draw each backward's time against the fraction of elements that it froze.
-
-    Late microbatches are darker than early ones. The line is what a plan assumes.
-
-    Raises:
-        ValueError: If there is no backward.
-    """
-    if not rows:
-        raise ValueError("responses.csv has no backward; there is nothing to draw")
+    """Draw each backward's time against its frozen fraction, and what a plan assumes of it."""
     stages = sorted({row.stage for row in rows})
-    with house_style():
-        figure, drawn = panels(
+    with style.house_style():
+        figure, drawn = style.panels(
             [f"stage {stage}" for stage in stages], 2.4, title,
             x_label="frozen fraction of the stage", y_label="backward, ms", sharey=False,
         )  # fmt: skip
@@ -93,8 +71,8 @@ def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
 def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
     last = max(row.microbatch for row in rows)
     for kind, color, marker, word in (
-        ("B", BLUE, "o", "backward"),
-        ("W", ORANGE, "s", "weight half of a backward"),
+        ("B", style.BLUE, "o", "backward"),
+        ("W", style.ORANGE, "s", "weight half of a backward"),
     ):
         of_kind = [row for row in rows if row.kind == kind]
         if not of_kind:
@@ -107,14 +85,14 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
         axes.plot([], [], color=color, marker=marker, ms=4, lw=0, label=word)
         if cut:
             needless = "without an input gradient, which nobody needs"
-            axes.plot(*_points(cut), color=FAINT_INK, marker="x", ms=4, mew=0.8, lw=0,
+            axes.plot(*_points(cut), color=style.FAINT_INK, marker="x", ms=4, mew=0.8, lw=0,
                       label=needless)  # fmt: skip
         for way, ends_ms in assumed_lines(of_kind).items():
             # The way that is the default is no news.
             is_other = way not in ("", ALL_OR_NOTHING)
             label = "what a plan assumes" + (f", {way}" if is_other else "")
             dashes: Any = (0, (4, 2)) if is_other else "-"
-            axes.plot([0, 1], ends_ms, color=VERMILLION, lw=1.6, ls=dashes, label=label)
+            axes.plot([0, 1], ends_ms, color=style.VERMILLION, lw=1.6, ls=dashes, label=label)
     _leave_out_outliers(axes, [row.duration_ms for row in rows])
     axes.set_xlim(-0.04, 1.04)
     axes.grid(axis="y")
@@ -140,21 +118,15 @@ def _leave_out_outliers(axes: Axes, times_ms: Sequence[float]) -> None:
     beyond = sum(time_ms > top_ms for time_ms in times_ms)
     axes.set_ylim(0, top_ms if top_ms > 0.0 else None)
     if beyond:
-        annotate(axes, f"{beyond} slower", (1.0, 1.0), "axes fraction", ha="right", va="top")
+        style.annotate(axes, f"{beyond} slower", (1.0, 1.0), "axes fraction", ha="right", va="top")
 
 
 _BINS = 25
 
 
 def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
-    """Draw for each rank how many of the model's tensors were frozen how often.
-
-    Raises:
-        ValueError: If freezing has not begun.
-    """
+    """Draw for each rank how many of the model's tensors were frozen how often."""
     counts = [count for count in counts if count.backwards]
-    if not counts:
-        raise ValueError("no backward ran since freezing began; there is nothing to draw")
     ranks = sorted({count.rank for count in counts})
     of_ranks = [[count for count in counts if count.rank == rank] for rank in ranks]
     return frequencies_figure([f"rank {rank}" for rank in ranks], of_ranks, title)
@@ -163,16 +135,10 @@ def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
 def frequencies_figure(
     names: Sequence[str], parts: Sequence[Sequence[FrozenCount]], title: str = ""
 ) -> Figure:
-    """Draw how many tensors were frozen how often, with a panel for each part.
-
-    Args:
-        names: Of the parts.
-        parts: Tensors of one rank each.
-        title: Of the plot.
-    """
+    """Draw how many tensors were frozen how often, with a panel for each part."""
     names = [f"{name}: {len(part)} tensors" for name, part in zip(names, parts, strict=True)]
-    with house_style():
-        figure, drawn = panels(
+    with style.house_style():
+        figure, drawn = style.panels(
             names, 2.1, title,
             x_label="backwards that left it out", y_label="tensors", sharey=True,
         )  # fmt: skip
@@ -180,11 +146,11 @@ def frequencies_figure(
             frequencies = [count.frequency for count in of_rank]
             panel.hist(
                 frequencies, bins=np.linspace(0, 1, _BINS + 1).tolist(),
-                weights=np.full(len(of_rank), 1 / len(of_rank)), color=BLUE, edgecolor="white",
-                linewidth=0.4, label="fraction of the rank's tensors",
+                weights=np.full(len(of_rank), 1 / len(of_rank)), color=style.BLUE,
+                edgecolor="white", linewidth=0.4, label="fraction of the rank's tensors",
             )  # fmt: skip
             mean = mean_frequency(of_rank)
-            panel.axvline(mean, color=VERMILLION, lw=1.4, label="mean over elements")
+            panel.axvline(mean, color=style.VERMILLION, lw=1.4, label="mean over elements")
             panel.set_xlim(0, 1)
             panel.xaxis.set_major_formatter("{x:.0%}")
             panel.yaxis.set_major_formatter("{x:.0%}")

@@ -113,29 +113,16 @@ def annotate(
     color: str = FAINT_INK,
     **look: Any,
 ) -> None:
-    """Write small text beside a place of a plot.
+    """Write small text beside the place ``at`` of a plot, ``shift`` points away from it.
 
-    Args:
-        axes: Where.
-        text: What.
-        at: The place.
-        within: What the place is measured in, as matplotlib's ``xycoords``.
-        shift: From the place to the text, points.
-        color: Of the text.
-        look: Alignment and the like, as for ``Axes.annotate``.
+    ``within`` is what the place is measured in, as matplotlib's ``xycoords``.
     """
     look |= {"fontsize": SMALL_POINTS, "color": color, "annotation_clip": False}
     axes.annotate(text, at, shift, xycoords=within, textcoords="offset points", **look)
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a plot as PNG and SVG; whoever reads meanwhile sees the old files or the new ones.
-
-    Args:
-        figure: What to save.
-        folder: Where; made if it does not exist.
-        name: File name without ending.
-    """
+    """Write a plot as PNG and SVG; whoever reads meanwhile sees the old files or the new ones."""
     svg = io.BytesIO()
     with house_style():
         figure.savefig(svg, format="svg", metadata={"Date": None})

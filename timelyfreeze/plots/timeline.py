@@ -18,20 +18,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from timelyfreeze.plots.style import (
-    BLACK,
-    FAINT_INK,
-    INK,
-    LANE,
-    PURPLE,
-    SKY,
-    TEXT_POINTS,
-    TITLE_POINTS,
-    VERMILLION,
-    YELLOW,
-    annotate,
-    house_style,
-)
+from timelyfreeze.plots import style
 from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Block, Timeline
 from timelyfreeze.schedule import ActionKind
 
@@ -49,22 +36,8 @@ def timeline_figure(
     Blocks carry the number of their microbatch where they are wide enough. The paler a backward,
     the more of it is frozen. Where ranks hold several stages, a bar at the foot of a block says
     which of them, the first having none. The critical path is outlined.
-
-    Args:
-        timelines: The batch without freezing first, if there is one: later ones are compared with
-            it.
-        title: Stands above all, such as the schedule.
-        names: Of the batches, such as the methods that made them; none for what they are
-            examples of.
-
-    Raises:
-        ValueError: If there is nothing to draw, or another number of names than of batches.
     """
-    if not timelines:
-        raise ValueError("no timeline is given; there is nothing to draw")
-    if names and len(names) != len(timelines):
-        raise ValueError(f"{len(names)} names are given for {len(timelines)} timelines")
-    with house_style():
+    with style.house_style():
         return _draw(timelines, title, names or [""] * len(timelines))
 
 
@@ -72,7 +45,9 @@ def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Fi
     ranks = [timeline.n_ranks for timeline in timelines]
     n_lanes = max(ranks)
     lane_inches = min(0.42, max(0.2, min(3.4, _LANES_INCHES / len(timelines)) / n_lanes))
-    width = _figure_width(timelines)
+    # As wide as the numbers in a rank's blocks ask for, within reason.
+    most = max(len(lane) for timeline in timelines for lane in timeline.lanes)
+    width = float(np.clip(2.0 + 0.32 * most, 10.0, 16.0))
     n_long = sum(len(name) > _LONG_NAME for name in names)
     height = 1.15 + 0.42 * len(timelines) + sum(ranks) * lane_inches + n_long * _LINE_INCHES
     layout = ConstrainedLayoutEngine(h_pad=0.06, hspace=0.04)
@@ -90,25 +65,16 @@ def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Fi
     axes[-1].set_xlabel("time since the batch began (ms)")
     axes[-1].set_xlim(0.0, longest_ms * 1.002)
     if title:
-        figure.suptitle(title, fontsize=TITLE_POINTS, fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(title, fontsize=style.TITLE_POINTS, fontweight="bold", x=0.01, ha="left")
     _add_legend(figure, timelines)
     return figure
 
 
-_END_STYLE: Any = {"color": FAINT_INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-
-
-def _figure_width(timelines: Sequence[Timeline]) -> float:
-    """Return inches: as wide as the numbers in a rank's blocks ask for, within reason."""
-    most = max(len(lane) for timeline in timelines for lane in timeline.lanes)
-    return float(np.clip(2.0 + 0.32 * most, 10.0, 16.0))
+_END_STYLE: Any = {"color": style.FAINT_INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 
 
 def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") -> str:
-    """Return what stands above a batch: its name or what it is, its time and its bubbles.
-
-    The first one has no ``reference``; others are compared with it.
-    """
+    """Return what stands above a batch: name, time, bubbles, and the gain over a reference."""
     text = name or f"{timeline.origin.capitalize()}, {timeline.words}"
     if name and timeline.entry_stage is not None:
         text += f", {FRONT_READ}"
@@ -129,7 +95,7 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
         kind = next(kind for kind in ActionKind if kind.freezable and kind in kinds)
         tints = tuple(Patch(color=tint(kind, ratio)) for ratio in (0.0, 0.5, 1.0))
         entries.append((tints, "0, 50, 100% frozen"))
-    entries.append((Patch(color=LANE), "idle"))
+    entries.append((Patch(color=style.LANE), "idle"))
     n_unseen = sum(
         block.action.kind.freezable and block.end_ms - block.start_ms < _LEAST_SEEN * t.batch_ms
         for t in timelines
@@ -138,7 +104,7 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
     if n_unseen:
         nothing = Patch(facecolor="none", edgecolor="none")
         entries.append((nothing, f"too short to see: {n_unseen} backwards with nothing to do"))
-    outline = Patch(facecolor="none", edgecolor=BLACK, linewidth=OUTLINE)
+    outline = Patch(facecolor="none", edgecolor=style.BLACK, linewidth=OUTLINE)
     entries.append((outline, "critical path"))
     n_places = 1 + max(place for t in timelines for place in stage_places(t).values())
     if n_places > 1:
@@ -159,10 +125,10 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
 
 
 COLORS = {
-    ActionKind.FORWARD: SKY,
-    ActionKind.FULL_BACKWARD: VERMILLION,
-    ActionKind.INPUT_BACKWARD: YELLOW,
-    ActionKind.WEIGHT_BACKWARD: PURPLE,
+    ActionKind.FORWARD: style.SKY,
+    ActionKind.FULL_BACKWARD: style.VERMILLION,
+    ActionKind.INPUT_BACKWARD: style.YELLOW,
+    ActionKind.WEIGHT_BACKWARD: style.PURPLE,
 }
 # Weight gradients fill gaps; they are lower than the rest, which tells them apart in grey too.
 _HEIGHTS = {ActionKind.WEIGHT_BACKWARD: 0.62}
@@ -182,10 +148,10 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     """Draw a batch into axes whose lanes are so high, at so many points a millisecond."""
     n, batch_ms = timeline.n_ranks, timeline.batch_ms
     lanes = [_box(0.0, batch_ms, rank, _LANE_HEIGHT) for rank in range(n)]
-    _add_boxes(ax, lanes, facecolor=LANE, edgecolor="none", zorder=1)
+    _add_boxes(ax, lanes, facecolor=style.LANE, edgecolor="none", zorder=1)
     by_tint: dict[tuple[float, float, float], list[Block]] = {}
     for block in timeline.ran:
-        by_tint.setdefault(block_color(block), []).append(block)
+        by_tint.setdefault(tint(block.action.kind, block.freeze_ratio), []).append(block)
     for color, blocks in by_tint.items():
         boxes = [_box(b.start_ms, b.end_ms, b.rank, _height(b)) for b in blocks]
         _add_boxes(ax, boxes, facecolor=color, edgecolor="white", linewidth=0.3, zorder=2)
@@ -198,25 +164,15 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     for rank, fraction in enumerate(timeline.rank_bubbles):
-        place = ("axes fraction", "data")
-        annotate(ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center")
+        place, idle = ("axes fraction", "data"), f"{100 * fraction:.0f}% idle"
+        style.annotate(ax, idle, (1.0, rank), place, shift=(4, 0), va="center")
 
 
 def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
     """Say of ranks that the batch passed by why they have no block."""
+    told, middle_ms = f"nothing of this batch runs: {FRONT_READ}", timeline.batch_ms / 2
     for rank in set(range(timeline.n_ranks)) - {block.rank for block in timeline.ran}:
-        middle = (timeline.batch_ms / 2, float(rank))
-        annotate(
-            ax,
-            f"nothing of this batch runs: {FRONT_READ}",
-            middle,
-            "data",
-            ha="center",
-            va="center",
-        )
-
-
-# -- blocks ----------------------------------------------------------------------------------------
+        style.annotate(ax, told, (middle_ms, float(rank)), "data", ha="center", va="center")
 
 
 def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[np.float64]:
@@ -225,32 +181,24 @@ def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[
     return np.array([*corners, corners[0]])
 
 
-def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **style: Any) -> None:
+def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **look: Any) -> None:
     """Draw boxes of one look as one path: much smaller files than a path for each."""
     if not boxes:
         return
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **style))
+    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **look))
 
 
 def _height(block: Block) -> float:
     return _LANE_HEIGHT * _HEIGHTS.get(block.action.kind, 1.0)
 
 
-def block_color(block: Block) -> tuple[float, float, float]:
-    """Return the colour of a block: its kind's, mixed with white as far as it is frozen."""
-    return tint(block.action.kind, block.freeze_ratio)
-
-
 def tint(kind: ActionKind, freeze_ratio: float) -> tuple[float, float, float]:
-    """Return red, green and blue, in [0, 1], of an action that is frozen so far."""
+    """Return a colour in [0, 1]: the kind's, mixed with white as far as the action is frozen."""
     frozen = round(freeze_ratio * _TINTS) / _TINTS
     strength = 1.0 - (1.0 - _LEAST_COLOR) * frozen
     red, green, blue = (1.0 - strength * (1.0 - part) for part in to_rgb(COLORS[kind]))
     return red, green, blue
-
-
-# -- stages of a rank ------------------------------------------------------------------------------
 
 
 def stage_places(timeline: Timeline) -> dict[int, int]:
@@ -275,14 +223,11 @@ def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
     return bars
 
 
-# -- critical path ---------------------------------------------------------------------------------
-
-
 def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
     """Outline each stretch of the path on a rank, and join the stretches."""
     stretches = list(_stretches(timeline))
     boxes = [_box(s[0].start_ms, s[-1].end_ms, s[0].rank, _LANE_HEIGHT) for s in stretches]
-    look: Any = {"facecolor": "none", "edgecolor": BLACK, "linewidth": OUTLINE}
+    look: Any = {"facecolor": "none", "edgecolor": style.BLACK, "linewidth": OUTLINE}
     _add_boxes(ax, boxes, **look, joinstyle="miter", zorder=4)
     lines = []
     for before, after in pairwise(stretches):
@@ -290,7 +235,7 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
         lines.append(
             [(before[-1].end_ms, before[0].rank + down), (after[0].start_ms, after[0].rank - down)]
         )
-    ax.add_collection(LineCollection(lines, colors=BLACK, linewidths=OUTLINE, zorder=4))
+    ax.add_collection(LineCollection(lines, colors=style.BLACK, linewidths=OUTLINE, zorder=4))
 
 
 def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
@@ -307,11 +252,8 @@ def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
         yield stretch
 
 
-# -- numbers ---------------------------------------------------------------------------------------
-
-
 def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
-    points = min(TEXT_POINTS, 0.5 * 72.0 * lane_inches)
+    points = min(style.TEXT_POINTS, 0.5 * 72.0 * lane_inches)
     rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(stage_places(timeline).values()) else 0.0
     for kind in ActionKind:
         blocks = [block for block in timeline.ran if block.action.kind is kind]
@@ -323,7 +265,7 @@ def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_m
                 ha="center",
                 va="center_baseline",
                 fontsize=min(points, size),
-                color=INK,
+                color=style.INK,
                 zorder=5,
                 clip_on=True,
             )

@@ -2,6 +2,6 @@
 
 Times of stages and messages (``times``) come out of a bounds file (``bounds_file``), are carried
 over to other splits (``layer_model``) and given to the actions of other schedules. Every case of a
-``grid`` is solved as a run would solve it (``answers``, ``schedule_cases``), beside the best split
-without freezing (``loads``). ``report`` is what ``timelyfreeze plan`` prints.
+``grid`` is solved as a run would solve it (``answers``), beside the best split without freezing
+(``partition``); ``fronts`` asks what frozen layers bring. ``report`` is what is printed.
 """

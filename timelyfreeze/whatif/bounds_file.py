@@ -1,21 +1,21 @@
-"""Bounds files, read without the schedule they belong to.
+"""Bounds files, and their notes, read without the schedule they belong to.
 
 A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
-The bounds file may have one more entry, ``pipeline`` (``notes``).
+The bounds file may have one more entry, ``pipeline``: sizes, overheads and how they were measured.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
-from timelyfreeze.files import parse_json, to_plain
+from timelyfreeze.files import Count, Number, OneOf, Within, parse_json, read_dataclass, to_plain
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -24,8 +24,11 @@ from timelyfreeze.schedule import (
     build_dag,
     order_from_csv,
 )
+from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch, receiving
-from timelyfreeze.whatif.notes import PipelineNotes, parse_notes
+from timelyfreeze.timing.bounds import BoundsTable
+from timelyfreeze.whatif.partition import PartParameters
+from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes
 from timelyfreeze.whatif.times import (
     Links,
     Pair,
@@ -34,6 +37,58 @@ from timelyfreeze.whatif.times import (
     complete_times,
     median_pairs,
 )
+
+
+@dataclass(frozen=True)
+class PipelineNotes:
+    """What a bounds file says of its pipeline besides the bounds; None where it does not say."""
+
+    schedule: str | None = None  # name of the schedule that was measured
+    ranks: Number | None = None  # number of pipeline ranks
+    # How many of them compute at once; times are then processor times. None if each has a device of
+    # its own.
+    processors: Annotated[float, Within(0.0, above=True)] | None = None
+    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] | None = None  # how it was frozen
+    # What is done about input gradients that nobody needs.
+    skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] | None = None
+    # number of layers of each stage
+    layers: tuple[Annotated[int, Within(0, 10**9)], ...] | None = None
+    # Tokens of a microbatch, padding included; of ``unit``, if that is something else.
+    tokens_per_microbatch: Number | None = None
+    unit: Annotated[str, OneOf("tokens", "images")] | None = None  # what throughput counts
+    # Times of each stage, in full and in split backwards.
+    stages: tuple[StageTimes, ...] | None = None
+    layer: StageTimes | None = None  # overhead of a layer
+    fixed: StageTimes | None = None  # overhead of a stage without layers
+    parameters: PartParameters | None = None  # parameters of the model's parts
+    # Bytes of the model's parts, with the microbatches and types that were measured.
+    memory: ModelBytes | BlockBytes | None = None
+
+
+def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
+    """Check notes that were read from JSON."""
+    notes = read_dataclass(PipelineNotes, plain, where)
+    for i, times in enumerate(notes.stages or ()):
+        if errors := times.errors():
+            raise ValueError(f"{where}.stages[{i}]: {'; '.join(errors)}")
+    n_layers = None if notes.layers is None else sum(notes.layers)
+    lengths: list[tuple[str, Sequence[Any] | None, int, str]] = [
+        ("layers", notes.layers, n_stages, "stage"),
+        ("stages", notes.stages, n_stages, "stage"),
+    ]
+    if notes.parameters is not None:
+        each: Sequence[Any] = notes.parameters.layers
+        lengths.append(("parameters.layers", each, n_layers or len(each) or 1, "layer"))
+    if isinstance(notes.memory, BlockBytes):
+        each, outputs = notes.memory.blocks, notes.memory.outputs
+        n_blocks = len(each) if n_layers is None else n_layers
+        lengths.append(("memory.blocks", each, n_blocks, "layer"))
+        lengths.append(("memory.outputs", outputs, n_blocks + 1, "layer and the embedding"))
+    for key, items, length, of in lengths:
+        if items is not None and len(items) != length:
+            raise ValueError(f"{where}.{key} must be a list of {length}, one for each {of}")
+    return notes
+
 
 PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
@@ -44,20 +99,17 @@ class BoundsFile:
     """A bounds file with the order that lies beside it."""
 
     path: Path  # where it was read from
-    bounds: Mapping[Action, Pair]  # (shortest, longest) duration of every action, milliseconds
+    table: BoundsTable  # what it says of actions, messages and the run
     notes: PipelineNotes  # what else it says
     order: ScheduleOrder | None  # the order it belongs to, if that lies beside it
     n_stages: int  # number of stages
     n_microbatches: int  # number of microbatches
-    # What messages cost: their overhead, which is part of ``bounds``, and their latency.
-    links: Links
-    # What a step takes besides its batches, for each of them; 0 if it is not told.
-    outside_ms: float = 0.0
-    # 9 of 10 of the run's batches take between 1 / this and this times what the bounds say; None if
-    # it is not told.
-    interval_factor: float | None = None
-    captured: float = 0.0  # part of the gradients' energy that frozen weights keep
-    captured_mean: float = 0.0  # and of the mean gradient
+
+    @property
+    def links(self) -> Links:
+        """What messages cost: their overhead, which is part of the bounds, and their latency."""
+        latency_ms = {(a, b): ms for (a, b), ms in self.table.p2p_latency_ms.items()}
+        return Links(self.table.p2p_overhead_ms, latency_ms)
 
     @property
     def n_ranks(self) -> int | None:
@@ -65,13 +117,10 @@ class BoundsFile:
         return self.notes.ranks if self.order is None else self.order.n_ranks
 
     def stage_times(self) -> tuple[StageTimes, ...]:
-        """Return the times of each stage: those noted, else medians over its microbatches.
-
-        The overhead of messages is no part of them, unless ``keeps_overhead``.
-        """
+        """Return what was noted of each stage, else medians over microbatches without messages."""
         if self.notes.stages is not None:
             return self.notes.stages
-        bounds = self.bounds if self.keeps_overhead else _without_overhead(self)
+        bounds = self.table.bounds if self.keeps_overhead else _without_overhead(self)
         return tuple(
             complete_times(median_pairs(bounds, stage), is_first=stage == 0)
             for stage in range(self.n_stages)
@@ -79,47 +128,32 @@ class BoundsFile:
 
     def measured(self, dag: PipelineDag) -> DurationBounds:
         """Return the bounds as the run had them, whose pipeline ``dag`` is."""
-        pairs = np.array([self.bounds[action] for action in dag.actions])
-        links = self.links
-        return DurationBounds(
-            pairs[:, 0],
-            pairs[:, 1],
-            p2p_overhead_ms=links.p2p_overhead_ms,
-            p2p_latency_ms=links.p2p_latency_ms,
-        )
+        pairs = np.array([self.table.bounds[action] for action in dag.actions])
+        return DurationBounds(pairs[:, 0], pairs[:, 1], **asdict(self.links))
 
     @property
     def keeps_overhead(self) -> bool:
         """Whether nobody knows which actions have the overhead of a message in them."""
-        return self.links.p2p_overhead_ms > 0.0 and self.order is None
+        return self.table.p2p_overhead_ms > 0.0 and self.order is None
 
     @property
     def derived_kinds(self) -> str:
         """Actions whose times were not measured but follow from others, such as "I and W"."""
         if self.notes.stages is not None:
             return ""
-        kinds = {action.kind for action in self.bounds}
+        kinds = {action.kind for action in self.table.bounds}
         if ActionKind.FULL_BACKWARD not in kinds:
             return "B"
         return "" if ActionKind.WEIGHT_BACKWARD in kinds else "I and W"
 
 
 def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNotes) -> str:
-    """Write bounds that fit ``dag``, and notes, as JSON; ``bounds_from_json`` reads the bounds.
-
-    Raises:
-        ValueError: As ``bounds_to_json``.
-    """
+    """Write bounds that fit ``dag``, and notes, as JSON; ``bounds_from_json`` reads the bounds."""
     return bounds_to_json(dag, bounds, {PIPELINE: to_plain(notes)})
 
 
 def read_bounds_file(path: Path) -> BoundsFile:
-    """Read a bounds file, its notes, and the order beside it if there is one.
-
-    Raises:
-        ValueError: If a file cannot be read or is none of ours; the message names file, row and
-            key.
-    """
+    """Read a bounds file, its notes, and the order beside it if there is one."""
     text = _read(path)
     try:
         data = parse_json(text)
@@ -143,23 +177,8 @@ def read_bounds_file(path: Path) -> BoundsFile:
     n_microbatches = 1 + max(action.microbatch for action in bounds)
     _check_bounds(path, bounds, n_stages, n_microbatches)
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
-    links = Links(
-        table.p2p_overhead_ms, {(a, b): ms for (a, b), ms in table.p2p_latency_ms.items()}
-    )
     order = _order_beside(path, bounds)
-    file = BoundsFile(
-        path,
-        bounds,
-        notes,
-        order,
-        n_stages,
-        n_microbatches,
-        links,
-        table.outside_ms,
-        table.interval_factor,
-        table.captured,
-        table.captured_mean,
-    )
+    file = BoundsFile(path, table, notes, order, n_stages, n_microbatches)
     if not file.keeps_overhead:
         _without_overhead(file)
     return file
@@ -167,14 +186,14 @@ def read_bounds_file(path: Path) -> BoundsFile:
 
 def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
     """Return the bounds without the overhead of messages, which a rounding error may miss."""
-    overhead_ms = file.links.p2p_overhead_ms
+    overhead_ms = file.table.p2p_overhead_ms
+    found: dict[Action, Pair] = dict(file.table.bounds)
     if file.order is None or overhead_ms == 0.0:
-        return dict(file.bounds)
+        return found
     dag = build_dag(file.order)
-    found = dict(file.bounds)
     for i in np.flatnonzero(receiving(dag)).tolist():
         action = dag.actions[i]
-        low, high = file.bounds[action]
+        low, high = found[action]
         if low < overhead_ms * (1.0 - 1e-9):
             raise ValueError(
                 f"{file.path}: bounds.{action}.min_ms is {low}, less than the overhead of the "
@@ -231,26 +250,13 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
     return order
 
 
-class Recall(NamedTuple):
-    """The measured batch from its bounds and from times of stages, nothing frozen, milliseconds."""
-
-    measured_ms: float
-    from_stages_ms: float
-
-
-def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None:
-    """Compare what was measured with what times of stages make of it, nothing frozen.
-
-    Microbatches of a stage are taken to be alike, and stages to be those of ``stage_times``; this
-    tells what that costs. None where the order is not beside the file.
-    """
+def recall(file: BoundsFile) -> tuple[float, float] | None:
+    """Return the unfrozen batch by its bounds, and by times of stages; None without its order."""
     if file.order is None:
         return None
     dag = build_dag(file.order)
     measured = file.measured(dag).max_ms
     modelled = bounds_from_times(dag, file.stage_times()).max_ms + file.links.lead_ms(dag)
-    delays = file.links.delays_ms(dag)
-    return Recall(
-        play_batch(dag, measured, n_processors, delays)[1],
-        play_batch(dag, modelled, n_processors, delays)[1],
-    )
+    delays, n_processors = file.links.delays_ms(dag), file.notes.processors
+    played = (play_batch(dag, each, n_processors, delays)[1] for each in (measured, modelled))
+    return next(played), next(played)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from timelyfreeze.records import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
@@ -26,13 +27,15 @@ def render_cap(cap: float | str) -> str:
     return cap if isinstance(cap, str) else f"{cap:g}"
 
 
+def fewest_layers(n_stages: int) -> Split:
+    """Return the fewest layers of 2 stages or more: embedding and head make a stage, too."""
+    return (0, *[1] * (n_stages - 2), 0)
+
+
 def default_split(n_layers: int, n_stages: int) -> Split:
     """Return how TorchTitan cuts a model by default.
 
     Embedding and head count as a layer each; what does not divide goes to the stages in front.
-
-    Raises:
-        ValueError: If there are more stages than that makes units.
     """
     n_units = n_layers + 2
     if not 2 <= n_stages <= n_units:
@@ -139,31 +142,28 @@ class Case:
     @property
     def frozen_microbatch_ms(self) -> float:
         """Time of a step under the plan over its microbatches, to compare numbers of those."""
-        return self.frozen_step_ms / (self.batches * self.n_microbatches)
+        return self.per_microbatch(self.frozen_step_ms)
 
-    @property
-    def unfrozen_microbatch_ms(self) -> float:
-        """The same without freezing."""
-        return self.step_ms / (self.batches * self.n_microbatches)
-
-    @property
-    def all_frozen_microbatch_ms(self) -> float:
-        """The same with everything frozen."""
-        return self.all_frozen_step_ms / (self.batches * self.n_microbatches)
+    def per_microbatch(self, step_ms: float) -> float:
+        """Return the time of a step over its microbatches."""
+        return step_ms / (self.batches * self.n_microbatches)
 
     @property
     def tokens_per_second_unfrozen(self) -> float | None:
-        """The same without freezing."""
+        """Throughput of a device without freezing."""
         if self.tokens_per_second is None:
             return None
         return self.tokens_per_second * self.frozen_step_ms / self.step_ms
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Answer:
+class Answer(Generic[T]):
     """The cases of a grid."""
 
-    cases: tuple[Case, ...]  # in the order of the grid
+    cases: tuple[T, ...]  # in the order of the grid
     notes: tuple[str, ...]  # what was left out and why, and what the metrics rest on
 
 

@@ -20,8 +20,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from timelyfreeze.whatif.grid import Split, render_split
-from timelyfreeze.whatif.partition import fewest_layers
+from timelyfreeze.whatif.grid import Split, fewest_layers, render_split
 from timelyfreeze.whatif.times import StageTimes
 
 # What a measurement may be off by, as a fraction of a stage's forward and backward.
@@ -30,10 +29,7 @@ _NOISE = 0.02
 
 @dataclass(frozen=True)
 class LayerModel:
-    """Measured stages, and the overheads at which layers move between them.
-
-    Made by ``layer_model``.
-    """
+    """Measured stages, and the overheads at which layers move between them."""
 
     stages: tuple[StageTimes, ...]  # times of the stages that were measured
     layers: Split  # how many layers each of them has
@@ -79,11 +75,7 @@ class LayerModel:
         return _frozen_as(measured, measured.plus(overhead, moved))
 
     def least_layers(self, n_stages: int) -> Split:
-        """Return the smallest number of layers with which each stage's times are possible.
-
-        Raises:
-            ValueError: If these are more layers than the model has.
-        """
+        """Return the smallest number of layers with which each stage's times are possible."""
         needed = []
         for index in range(n_stages):
             n = 0 if index in (0, n_stages - 1) else 1
@@ -95,14 +87,7 @@ class LayerModel:
         return tuple(needed)
 
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
-        """Return what each stage of a split would take.
-
-        Args:
-            split: Number of layers of each stage, 2 stages or more.
-
-        Raises:
-            ValueError: As ``check_split``, or if a stage's times would be impossible.
-        """
+        """Return what each stage of a split would take."""
         check_split(split, self.n_layers)
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
         for index, times in enumerate(stages):
@@ -115,15 +100,8 @@ class LayerModel:
 
 
 def check_split(split: Sequence[int], n_layers: int) -> None:
-    """Refuse a split that a model with ``n_layers`` cannot have.
-
-    Raises:
-        ValueError: If it has another number of layers than the model, fewer than 2 stages, or a
-            stage in the middle without layers.
-    """
+    """Refuse a split that a model with ``n_layers`` cannot have."""
     name = f"the split {render_split(split)}"
-    if len(split) < 2:
-        raise ValueError(f"{name} has fewer than 2 stages")
     if sum(split) != n_layers:
         raise ValueError(f"{name} has {sum(split)} layers; the model has {n_layers}")
     if min(split) < 0 or min(split[1:-1], default=1) < 1:
@@ -134,10 +112,7 @@ def check_split(split: Sequence[int], n_layers: int) -> None:
 
 
 def _frozen_as(measured: StageTimes, times: StageTimes) -> StageTimes:
-    """Return times of a first stage that freezing shortens as it does the measured one.
-
-    It has no input gradient to compute, so its W does the whole backward.
-    """
+    """Return times of a first stage, whose W does the whole backward, as frozen as measured."""
     left = fraction(measured.frozen_backward_ms, measured.backward_ms)
     left_of_w = fraction(measured.frozen_weight_ms, measured.weight_ms)
     return replace(
@@ -158,23 +133,7 @@ def layer_model(
     layer: StageTimes | None = None,
     fixed: StageTimes | None = None,
 ) -> LayerModel:
-    """Find the overheads at which layers move.
-
-    Args:
-        stages: Measured times of the stages.
-        layers: How many layers each has.
-        layer: Overhead of a layer; None to take it from the stages in the middle.
-        fixed: Overhead of a stage without layers; None for 0.
-
-    Raises:
-        ValueError: If the numbers of stages differ, or the overhead of a layer is not known and
-            there is no stage in the middle to take it from.
-    """
-    if len(stages) != len(layers):
-        raise ValueError(
-            f"layers are given for {len(layers)} stages ({render_split(layers)}) and times for "
-            f"{len(stages)}"
-        )
+    """Find the overheads at which layers move; a layer's is that of the middle if not told."""
     if layer is None:
         n_middle = sum(layers[1:-1])
         if n_middle == 0:
@@ -191,16 +150,9 @@ def layer_overheads(
 ) -> tuple[StageTimes, StageTimes]:
     """Find the overhead of a layer, and of a stage without layers, from stages of two sizes.
 
-    They give ``many`` exactly. Where layers cost nothing, as frozen weight gradients, noise can
-    make the larger stage the faster one; the overhead is then 0.
-
-    Args:
-        one: Times of a stage in the middle with one layer.
-        many: Times of one with ``n_layers``, 2 or more.
-        n_layers: Layers of the larger stage.
-
-    Raises:
-        ValueError: If the larger stage is faster by more than noise explains.
+    ``one`` has one layer and ``many`` has ``n_layers``, 2 or more; both are stages in the middle.
+    The overheads give ``many`` exactly. Where layers cost nothing, as frozen weight gradients,
+    noise can make the larger stage the faster one; the overhead is then 0.
     """
     slack_ms = _NOISE * (many.forward_ms + many.backward_ms)
     overheads: dict[str, float] = {}
@@ -226,10 +178,7 @@ _NOTHING = StageTimes()
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Times of layers that differ.
-
-    Made by ``block_times``.
-    """
+    """Times of layers that differ."""
 
     stages: tuple[StageTimes, ...]  # times of the stages that were measured
     layers: Split  # how many layers each of them has
@@ -255,15 +204,8 @@ class BlockTimes:
         return _frozen_as(self.stages[0], times)
 
     def least_layers(self, n_stages: int) -> Split:
-        """Return the smallest number of layers of each stage.
-
-        Raises:
-            ValueError: If these are more layers than the model has.
-        """
-        least = fewest_layers(n_stages)
-        if sum(least) > self.n_layers:
-            raise ValueError(f"{self.n_layers} layers are too few for {n_stages} stages")
-        return least
+        """Return the smallest number of layers of each stage."""
+        return fewest_layers(n_stages)
 
     def pinned(self, split: Sequence[int]) -> list[int]:
         """Return no stage: a sum of measured times is no faster unfrozen than they are."""
@@ -282,12 +224,7 @@ class BlockTimes:
 
 
 def block_times(stages: Sequence[StageTimes], layers: Sequence[int]) -> BlockTimes:
-    """Share out what stages take among their layers.
-
-    Args:
-        stages: Measured times of the stages.
-        layers: How many layers each has.
-    """
+    """Share out what stages take among their layers."""
     shares = [stage.over(n) if n else _NOTHING for stage, n in zip(stages, layers, strict=True)]
     shares[0] = _as_behind(shares[0], stages[1])
     blocks = [share for share, n in zip(shares, layers, strict=True) for _ in range(n)]

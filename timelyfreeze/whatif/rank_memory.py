@@ -62,9 +62,7 @@ class ModelBytes:
     head: PartBytes  # the output layer and the loss
     message: Count  # what a stage sends to the next for each microbatch
     logits: Count  # the logits, as the loss takes them
-    recomputed: (
-        Count  # what a layer that runs again in the backward keeps meanwhile; 0 if none does
-    )
+    recomputed: Count  # what a layer keeps that runs again in the backward; 0 if none does
     # Copies of a stage's weights that its optimizer's update takes: 1 if it updates all of them at
     # once, 0 if one after the other.
     update_copies: Count
@@ -158,12 +156,7 @@ def parts_of(stage: int, n_stages: int, n_layers: int) -> dict[str, int]:
 
 
 def frozen_parts(parts: Parts, n_frozen: int) -> tuple[Parts, Parts]:
-    """Return the parts of a stage that are live, and those that are frozen.
-
-    Args:
-        parts: Parts of the stage.
-        n_frozen: How many of its layers are frozen; an embedding in front of them is too.
-    """
+    """Return the parts of a stage that are live, and its frozen layers and what is before them."""
     frozen = {part: n for part, n in parts.items() if part == EMBEDDING and n_frozen}
     if n_frozen:
         frozen[LAYER] = n_frozen
@@ -180,17 +173,11 @@ def rank_memory(
     n_microbatches: int,
     frozen: Parts = _NO_PARTS,
 ) -> RankMemory:
-    """Return what a device holds.
+    """Return what a device holds that runs ``actions`` one after the other.
 
-    Args:
-        model: Bytes of the model's parts.
-        stages: The parts of each stage on the device; those that are not frozen. A stage without
-            any keeps nothing for a backward.
-        actions: What it runs, one after the other.
-        n_stages: Stages of the whole pipeline.
-        n_microbatches: Microbatches of a batch.
-        frozen: Parts on the device that are frozen: they have weights and what the optimizer had
-            of them, and a forward of one layer, which is passing.
+    Of ``frozen`` parts, that is the weights, what the optimizer had of them, and a forward of one
+    layer, which is passing. ``stages`` have the others; one without any keeps nothing for a
+    backward.
     """
     last = n_stages - 1
 
@@ -226,12 +213,10 @@ def peak_bytes(
     kept: Callable[[int], int],
     kept_between_halves: Callable[[int], int],
 ) -> int:
-    """Return the most that ``actions``, run one after the other, hold at once.
+    """Return the most bytes that ``actions``, run one after the other, hold at once.
 
-    Args:
-        actions: What one rank runs.
-        kept: Bytes that a forward of a stage leaves until its backward or weight backward is done.
-        kept_between_halves: Bytes that an input backward adds until then.
+    A forward leaves ``kept`` until its backward or weight backward is done, and an input backward
+    adds ``kept_between_halves`` until then.
     """
     held = peak = 0
     for action in actions:

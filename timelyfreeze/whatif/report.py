@@ -1,4 +1,4 @@
-"""The cases of a grid as a table for the terminal, as JSON and as CSV."""
+"""Plans of a grid and frozen fronts as a table for the terminal, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.policies import LORA, NONE, PLANNED
 from timelyfreeze.timing import holds_for, within
-from timelyfreeze.whatif.bounds_file import BoundsFile, Recall, recall
-from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
-from timelyfreeze.whatif.loads import PARTITIONS
+from timelyfreeze.whatif.bounds_file import BoundsFile, recall
+from timelyfreeze.whatif.fronts import FrontCase
+from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap, render_split
+from timelyfreeze.whatif.partition import PARTITIONS
 
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
@@ -72,10 +73,10 @@ class Report:
         return buffer.getvalue()
 
 
-def plan_report(answer: Answer, file: BoundsFile, grid: Grid) -> Report:
+def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
     """Return the report on the plans of a grid."""
-    recalled = recall(file, file.notes.processors)
     asked = {k: v for k, v in asdict(grid).items() if k not in _OF_CASES}
+    recalled = recall(file)
     measured_ms, from_stages_ms = recalled or (None, None)
     return Report(
         title_of(file, grid, recalled),
@@ -84,7 +85,7 @@ def plan_report(answer: Answer, file: BoundsFile, grid: Grid) -> Report:
             **asked,
             "measured_batch_ms": measured_ms,
             "measured_batch_ms_from_stages": from_stages_ms,
-            "interval_factor": file.interval_factor,
+            "interval_factor": file.table.interval_factor,
             "unit": file.notes.unit,
         },
         [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
@@ -94,36 +95,33 @@ def plan_report(answer: Answer, file: BoundsFile, grid: Grid) -> Report:
     )
 
 
-def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
+def title_of(file: BoundsFile, grid: Grid, recalled: tuple[float, float] | None) -> str:
     """Return what the metrics are made from, and how well times of stages stand for it."""
     lines = [
         f"{file.path}: {file.n_stages} stages, {file.n_microbatches} microbatches measured; "
         f"planning for {grid.n_ranks} ranks"
     ]
     if recalled is not None:
-        measured_ms, from_stages_ms = recalled.measured_ms, recalled.from_stages_ms
+        measured_ms, from_stages_ms = recalled
         lines.append(
             f"the measured pipeline without freezing: {measured_ms:.1f} ms a batch from its "
             f"actions, {from_stages_ms:.1f} ms ({from_stages_ms / measured_ms - 1.0:+.1%}) from "
             "the times of its stages"
         )
-    measured = "" if file.interval_factor is None else ", as those of the measured run"
+    measured = "" if file.table.interval_factor is None else ", as those of the measured run"
     lines.append(
         f"predictions hold for {holds_for(grid.n_ranks, grid.n_processors)}; "
-        f"{within(file.interval_factor)}{measured}"
+        f"{within(file.table.interval_factor)}{measured}"
     )
     return "\n".join(lines)
 
 
 def best_of(cases: Sequence[Case]) -> list[str]:
-    """Name the case with the shortest microbatches, that which is soonest at a loss, and adapters.
-
-    Soonest may be a pipeline without freezing, where that does not pay. How many steps adapters
-    take to a loss, no bounds tell.
-    """
+    """Name the case with the shortest microbatches, that soonest at a loss, and adapters."""
     shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
-    soonest = min(cases, key=lambda case: case.unfrozen_microbatch_ms * _least(case))
-    text = f"{_where(soonest)}, without freezing: {soonest.unfrozen_microbatch_ms:.2f} ms"
+    soonest = min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
+    unfrozen_ms = soonest.per_microbatch(soonest.step_ms)
+    text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms"
     keys = {"parallelism.pipeline_parallel_schedule": soonest.schedule, "freezing.method": NONE}
     if _least(soonest) < 1.0:
         text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
@@ -131,13 +129,14 @@ def best_of(cases: Sequence[Case]) -> list[str]:
         keys |= {"freezing.method": PLANNED, "freezing.max_freeze_ratio": cap}
     if soonest.split in PARTITIONS:
         keys["parallelism.partition"] = soonest.split
-    adapted = min(cases, key=lambda case: case.all_frozen_microbatch_ms)
+    adapted = min(cases, key=lambda case: case.per_microbatch(case.all_frozen_step_ms))
+    adapted_ms = adapted.per_microbatch(adapted.all_frozen_step_ms)
     return [
         f"shortest for each microbatch: {_frozen(shortest)}",
         f"soonest at a loss: {text}",
         "its keys: " + " ".join(f"--{key}={value}" for key, value in keys.items()),
         f"adapters (--freezing.method={LORA}) leave out the gradients of all weights: "
-        f"{_where(adapted)}, {adapted.all_frozen_microbatch_ms:.2f} ms",
+        f"{_where(adapted)}, {adapted_ms:.2f} ms",
     ]
 
 
@@ -186,3 +185,69 @@ def _each(values: Sequence[float], form: str, between: str) -> str:
     if len(values) <= _MAX_STAGES_SHOWN:
         return between.join(format(value, form) for value in values)
     return f"{min(values):{form}} to {max(values):{form}}"
+
+
+_FRONT_LEGEND = (
+    "milliseconds of a batch, and over that with nothing frozen. frozen: the first layers have no "
+    "backward, and nothing else is done; the columns behind it each add one thing to that. cache: "
+    "the batch begins behind the front; reading is not in it. re-split: the fastest split found "
+    "for the frozen model. run-ahead: stages wholly in front work on the next batch. shrink: "
+    "replicas x ranks of each, for the same rows; gradients that replicas send each other are not "
+    "in it, but in exchange, which needs --link-gb-per-s"
+)
+
+
+def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Report:
+    """Return the report on frozen fronts."""
+    asked = ("n_ranks", "n_processors", "p2p_overhead_ms", "link_gb_per_s")
+    return Report(
+        title_of(file, grid, recall(file)),
+        {"bounds": str(file.path), **{key: getattr(grid, key) for key in asked}},
+        [_cells(case) for case in answer.cases],
+        [_plain(case) for case in answer.cases],
+        [_FRONT_LEGEND],
+        answer.notes,
+    )
+
+
+def _cells(case: FrontCase) -> dict[str, str]:
+    def cell(batch_ms: float | None) -> str:
+        if batch_ms is None:
+            return ""
+        over = f" {batch_ms / case.unfrozen_ms:.2f}" if case.unfrozen_ms > 0.0 else ""
+        return f"{batch_ms:.1f}{over}"
+
+    shrunk = case.shrunk
+    return {
+        "schedule": case.schedule,
+        "microbatches": str(case.n_microbatches),
+        "split": case.split,
+        "layers": render_split(case.layers),
+        "frozen layers": str(case.n_frozen),
+        "unfrozen": f"{case.unfrozen_ms:.1f}",
+        "frozen": cell(case.frozen_ms),
+        "cache": cell(case.cached_ms),
+        "re-split": cell(case.resplit_ms),
+        "as": render_split(case.resplit_layers),
+        "run-ahead": cell(case.run_ahead_ms),
+        "shrink": cell(None if shrunk is None else shrunk.batch_ms),
+        "to": "" if shrunk is None else f"{shrunk.plan.n_replicas} x {shrunk.plan.n_ranks}",
+        "of": "" if shrunk is None else render_split(shrunk.plan.split),
+        "exchange": cell(None if shrunk is None else shrunk.exchange_ms),
+    }
+
+
+def _plain(case: FrontCase) -> dict[str, Any]:
+    """Return a case as plain data; None stands for what is not known."""
+    plain = {key: value for key, value in asdict(case).items() if key != "shrunk"}
+    shrunk = case.shrunk
+    plan = None if shrunk is None else shrunk.plan
+    return plain | {
+        "shrunk_partition": shrunk and shrunk.partition,
+        "shrunk_ranks": plan and plan.n_ranks,
+        "shrunk_replicas": plan and plan.n_replicas,
+        "shrunk_microbatches": plan and plan.n_microbatches,
+        "shrunk_layers": plan and plan.split,
+        "shrunk_ms": shrunk and shrunk.batch_ms,
+        "exchange_ms": shrunk and shrunk.exchange_ms,
+    }

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.files import MOST, WRITTEN, Within
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
-from timelyfreeze.timing import DurationBounds, play_batch, receiving, with_messages
+from timelyfreeze.timing import DurationBounds, play_batch, receiving
 
 Pair = tuple[float, float]
 Overhead = Annotated[float, Within(-MOST, MOST), WRITTEN]  # may be below 0: a difference of times
@@ -93,27 +93,18 @@ class StageTimes:
 
 
 def complete_times(pairs: Mapping[ActionKind, Pair], *, is_first: bool) -> StageTimes:
-    """Fill in the kinds that were not measured.
-
-    Args:
-        pairs: (shortest, longest) duration by kind: F, and B or both I and W, milliseconds. What
-            of these is missing comes from the rest.
-        is_first: Whether the stage is the first, whose I has nothing to do.
-
-    Raises:
-        ValueError: If F is missing, or neither B nor both I and W are there.
-    """
-    forward, full, inputs, weights = map(pairs.get, ActionKind)
-    if forward is None:
-        raise ValueError("no F; a stage has a forward")
-    if inputs is None or weights is None:
-        if full is None:
-            raise ValueError("neither B nor both I and W; a stage has a backward, full or split")
-        half_ms = 0.0 if is_first else full[0]
-        inputs, weights = (half_ms, half_ms), (full[0] - half_ms, full[1] - half_ms)
-    elif full is None:
-        full = (inputs[0] + weights[0], inputs[0] + weights[1])
-    return StageTimes(forward[0], full[1], full[0], inputs[0], weights[1], weights[0])
+    """Fill in what is missing of (shortest, longest) durations by kind: of B, or of I and W."""
+    forward_ms, _ = pairs[ActionKind.FORWARD]
+    if ActionKind.WEIGHT_BACKWARD not in pairs:
+        low_ms, high_ms = pairs[ActionKind.FULL_BACKWARD]
+        input_ms = 0.0 if is_first else low_ms
+        frozen_weight_ms, weight_ms = low_ms - input_ms, high_ms - input_ms
+    else:
+        input_ms, _ = pairs[ActionKind.INPUT_BACKWARD]
+        frozen_weight_ms, weight_ms = pairs[ActionKind.WEIGHT_BACKWARD]
+        both = input_ms + frozen_weight_ms, input_ms + weight_ms
+        low_ms, high_ms = pairs.get(ActionKind.FULL_BACKWARD, both)
+    return StageTimes(forward_ms, high_ms, low_ms, input_ms, weight_ms, frozen_weight_ms)
 
 
 def median_pairs(bounds: Mapping[Action, Pair], stage: int) -> dict[ActionKind, Pair]:
@@ -130,18 +121,7 @@ def median_pairs(bounds: Mapping[Action, Pair], stage: int) -> dict[ActionKind, 
 
 
 def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> DurationBounds:
-    """Give every action of a schedule the times of its stage.
-
-    Raises:
-        ValueError: If the number of stages differs, or a stage's times are impossible.
-    """
-    if len(stages) != dag.n_stages:
-        raise ValueError(
-            f"there are times of {len(stages)} stages and the schedule has {dag.n_stages}"
-        )
-    for stage, times in enumerate(stages):
-        if errors := times.errors():
-            raise ValueError(f"stage {stage}: {'; '.join(errors)}")
+    """Give every action of a schedule the times of its stage."""
     pairs = np.array(
         [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
     )
@@ -175,31 +155,16 @@ class Links:
         links = {(a, b) for a, b in dag.ranks[dag.edges].tolist() if a != b}
         return {link: self.p2p_latency_ms.get(link, others_ms) for link in sorted(links)}
 
-    def added_to(self, dag: PipelineDag, bounds: DurationBounds) -> DurationBounds:
-        """Return ``bounds`` that had no messages with these."""
-        with_overhead = with_messages(dag, bounds, self.p2p_overhead_ms)
-        return replace(with_overhead, p2p_latency_ms=self.over(dag))
 
-
-_FREE = Links()
+FREE = Links()
 
 
 def unfrozen_batch_ms(
     dag: PipelineDag,
     stages: Sequence[StageTimes],
     n_processors: float | None = None,
-    links: Links = _FREE,
+    links: Links = FREE,
 ) -> float:
-    """Return the time of a batch whose actions take what their stages take unfrozen.
-
-    Args:
-        dag: The schedule.
-        stages: Times of its stages.
-        n_processors: As for ``play_batch``.
-        links: What messages cost.
-
-    Raises:
-        ValueError: As ``bounds_from_times``.
-    """
+    """Return the time of a batch whose actions take what their stages take unfrozen."""
     longest = bounds_from_times(dag, stages).max_ms + links.lead_ms(dag)
     return play_batch(dag, longest, n_processors, links.delays_ms(dag))[1]

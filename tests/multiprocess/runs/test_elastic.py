@@ -24,8 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
 from timelyfreeze.schedule import build_dag, gpipe_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 folder = rows_folder

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.planning import plan_from_json
-from timelyfreeze.plots.run_timelines import draw_predicted
+from timelyfreeze.plots.gallery import draw_predicted
 from timelyfreeze.records import MOVES, STEPS, read_summary
 from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
 

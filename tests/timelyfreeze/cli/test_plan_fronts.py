@@ -9,8 +9,7 @@ import pytest
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 ROOT = Path(__file__).resolve().parents[3]

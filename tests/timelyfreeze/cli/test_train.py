@@ -9,7 +9,7 @@ import pytest
 
 from timelyfreeze.cli import train
 from timelyfreeze.cli.doctor import command as doctor
-from timelyfreeze.cli.environment import count_gpus, run_environment
+from timelyfreeze.cli.train import count_gpus, run_environment
 
 
 class Started(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from timelyfreeze.compare.runs import checking
+from timelyfreeze.compare.runs import jobs
 
 
 @pytest.fixture(autouse=True)
@@ -16,5 +16,5 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sequence[Sequenc
         asked.append((module, lines))
         return [None] * len(lines)
 
-    monkeypatch.setattr(checking, "errors_of", errors_of)
+    monkeypatch.setattr(jobs, "errors_of", errors_of)
     return asked

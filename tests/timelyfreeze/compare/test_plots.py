@@ -17,9 +17,8 @@ from timelyfreeze.compare.drawing import Label, color, label_points, line_style,
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
-from timelyfreeze.compare.runs.peers import FEWER_STEPS, peer_name
 from timelyfreeze.compare.runs.run import find_runs, flatten, read_run
-from timelyfreeze.compare.runs.variants import variants, work_differs
+from timelyfreeze.compare.runs.variants import FEWER_STEPS, peer_name, variants, work_differs
 from timelyfreeze.records import STEPS
 
 
@@ -73,10 +72,10 @@ def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
         "training.seq_len": 64, "optimizer.lr": 0.2,
     }  # fmt: skip
     cap, threshold, rate = "max_freeze_ratio 0.5", "apf.threshold 0.3", "optimizer.lr 0.1"
-    assert variants("timelyfreeze", [one, other])[0] == f"{cap}, {rate}"
-    assert variants("timelyfreeze+apf", [one, other])[0] == f"{cap}, {threshold}, {rate}"
-    assert variants("none", [one, other, {}]) == [rate, "optimizer.lr 0.2", ""]
-    assert variants("none", [one, one]) == ["", ""]
+    assert variants("timelyfreeze", [one, other], [{}, {}])[0] == f"{cap}, {rate}"
+    assert variants("timelyfreeze+apf", [one, other], [{}, {}])[0] == f"{cap}, {threshold}, {rate}"
+    assert variants("none", [one, other, {}], [{}] * 3) == [rate, "optimizer.lr 0.2", ""]
+    assert variants("none", [one, one], [{}, {}]) == ["", ""]
 
 
 def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:

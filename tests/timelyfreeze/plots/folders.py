@@ -16,8 +16,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order, order_to_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
-from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 
 ORDER = one_f_one_b_order(2, 4)
 

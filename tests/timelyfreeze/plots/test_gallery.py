@@ -1,4 +1,6 @@
-"""What the curves of a run show, read back from the figures; no pixels are compared."""
+"""What the plots of a run folder show, read back from the figures; no pixels are compared."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable
@@ -9,10 +11,20 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.plots import gallery
 from timelyfreeze.plots.curves import Band, bands, loss_figure, running_medians, speeds
-from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
+from timelyfreeze.plots.drawing import draw_run
+from timelyfreeze.plots.gallery import (
+    draw_measured,
+    draw_predicted,
+    measured,
+    predicted,
+    run_title,
+)
+from timelyfreeze.plots.response import assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
+from timelyfreeze.records import MOVES, Move, timeline_file, timeline_from_json
 from timelyfreeze.records.tables import (
     COUNTS,
     FRONT,
@@ -24,6 +36,8 @@ from timelyfreeze.records.tables import (
     StepRow,
 )
 from timelyfreeze.records.tables import STEPS as STEPS_TABLE
+from timelyfreeze.schedule.order import one_f_one_b_order
+from timelyfreeze.settings.phases import Phase
 
 DRAWN: dict[str, Callable[[Path], Figure | str]] = {
     "curves": gallery.draw_curves,
@@ -218,7 +232,7 @@ def test_only_monitoring_makes_the_line() -> None:
         ResponseRow(0, "B", "stable", 0, 1.0, 50.0),
         ResponseRow(0, "B", "lower_bound", 0, 1.0, 0.1, cut=1),
     ]
-    assert assumed_lines(rows) == {"": AssumedLine(8.0, 2.0)}
+    assert assumed_lines(rows) == {"": (8.0, 2.0)}
     assert assumed_lines(rows[1:]) == {}
 
 
@@ -229,8 +243,8 @@ def test_each_way_of_freezing_the_first_stage_has_its_line() -> None:
         for fraction, ms in zip((0.0, 1.0), ends, strict=True)
     ]
     assert assumed_lines(rows) == {
-        "all_or_nothing": AssumedLine(8.0, 0.5),
-        "per_tensor": AssumedLine(8.0, 4.0),
+        "all_or_nothing": (8.0, 0.5),
+        "per_tensor": (8.0, 4.0),
     }
     (axes,) = response_figure(rows).axes
     assert lines(axes)["what a plan assumes, per_tensor"] == [[(0.0, 8.0), (1.0, 4.0)]]
@@ -253,3 +267,134 @@ def test_the_histogram_has_a_panel_for_each_rank(run: Path) -> None:
     bars = [(bar.get_x(), bar.get_height()) for bar in axes[0].patches if bar.get_height()]
     # Frozen in 2 and in 8 of 8 backwards: 0.25 and 1.0, in bins of 0.04.
     assert np.allclose(bars, [(0.24, 0.5), (0.96, 0.5)])
+
+
+def titles(plot: Figure | str) -> list[str]:
+    assert isinstance(plot, Figure)
+    return [ax.get_title(loc="left").partition(":")[0] for ax in plot.axes]
+
+
+@pytest.mark.parametrize(
+    ("phases", "shown"),
+    [
+        (
+            (Phase.WARMUP, Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.STABLE),
+            ["Measured, without freezing", "Measured, with freezing"],
+        ),
+        (
+            (Phase.WARMUP, Phase.MIXED, Phase.STABLE),
+            ["Measured, without freezing", "Measured, with freezing"],
+        ),
+        (
+            (Phase.UPPER_BOUND, Phase.OFF),
+            ["Measured, without freezing", "Measured, with freezing switched off"],
+        ),
+        ((Phase.STABLE,), ["Measured, with freezing"]),
+        ((Phase.UPPER_BOUND, Phase.LOWER_BOUND), ["Measured, without freezing"]),
+        ((Phase.LOWER_BOUND,), ["Measured, with everything frozen"]),
+    ],
+)
+def test_without_freezing_stands_above_with(
+    tmp_path: Path, phases: tuple[Phase, ...], shown: list[str]
+) -> None:
+    write_measured(tmp_path, *phases)
+    assert titles(draw_measured(tmp_path)) == shown
+
+
+def test_each_pipeline_of_a_run_that_moved_has_a_batch(tmp_path: Path) -> None:
+    """The second of three was left before anything was measured."""
+    write_measured(tmp_path, Phase.WARMUP, Phase.STABLE, order=one_f_one_b_order(4, 4))
+    stable = tmp_path / "timelines/measured_stable.json"
+    stable.rename(stable.with_stem("measured_stable_1"))
+    write_measured(tmp_path, Phase.STABLE, order=one_f_one_b_order(2, 2), first_step=9)
+    MOVES.write(tmp_path, [Move(5, 4, 4, 1, "7 1 1 1", 0.5), Move(9, 8, 2, 2, "8 2", 0.5)])
+    plot = draw_measured(tmp_path)
+    assert titles(plot) == [
+        "Without freezing",
+        "In the first pipeline",
+        "From step 9, 2 pipelines of 2 ranks, layers 8 2",
+    ]
+    assert isinstance(plot, Figure)
+    assert [len(ax.get_yticks()) for ax in plot.axes] == [4, 4, 2]
+    # Lanes are equally high.
+    heights = [ax.get_subplotspec().get_gridspec().get_height_ratios() for ax in plot.axes]
+    assert heights == [[4, 4, 2]] * 3
+    files = [timeline_file(tmp_path, Phase.WARMUP), stable.with_stem("measured_stable_1"), stable]
+    ends = [timeline_from_json(file.read_text()).batch_ms for file in files]
+    for ax, batch_ms in zip(plot.axes, ends, strict=True):
+        assert f"batch {batch_ms:.4g} ms" in ax.get_title(loc="left")
+        assert ax.get_xlim()[1] == pytest.approx(max(ends), rel=0.01)
+
+
+def test_the_prediction_follows_from_bounds_and_plan(tmp_path: Path) -> None:
+    before, after = write_plan(tmp_path)
+    plot = draw_predicted(tmp_path)
+    assert titles(plot) == ["Predicted, without freezing", "Predicted, with freezing"]
+    assert isinstance(plot, Figure)
+    for ax, timeline in zip(plot.axes, (before, after), strict=True):
+        assert f"batch {timeline.batch_ms:.4g} ms" in ax.get_title(loc="left")
+
+
+def test_shared_processors_are_read_from_the_bounds_file(tmp_path: Path) -> None:
+    """2 ranks of 4 microbatches have 24 ms of work, and one processor does it all."""
+    write_plan(tmp_path, processors=1.0)
+    plot = draw_predicted(tmp_path)
+    assert isinstance(plot, Figure)
+    assert "batch 24 ms" in plot.axes[0].get_title(loc="left")
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    reason = draw_measured(tmp_path)
+    assert isinstance(reason, str)
+    assert "no measured_*.json" in reason
+    write_plan(tmp_path)
+    (tmp_path / "plan.json").unlink()
+    assert draw_predicted(tmp_path) == (
+        "plan.json missing: the run's method makes no plan, or none was made yet"
+    )
+    assert [*measured(tmp_path), *predicted(tmp_path)] == []
+
+
+def test_a_plan_of_another_schedule_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path)
+    plan = (tmp_path / "plan.json").read_text()
+    write_plan(tmp_path, one_f_one_b_order(2, 3))
+    (tmp_path / "plan.json").write_text(plan)
+    with pytest.raises(ValueError, match="belong to different pipelines"):
+        draw_predicted(tmp_path)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    write_measured(tmp_path, Phase.STABLE)
+    (tmp_path / "timelines" / "measured_stable.json").write_text("{")
+    with pytest.raises(ValueError, match=r"measured_stable\.json: not the text of a timeline"):
+        draw_measured(tmp_path)
+
+
+def test_traces_hold_every_batch_that_was_measured(tmp_path: Path) -> None:
+    write_measured(tmp_path, Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.STABLE)
+    write_plan(tmp_path)
+    draw_run(tmp_path)
+    for name, words in (
+        ("measured", ["without freezing", "with everything frozen", "with freezing"]),
+        ("predicted", ["without freezing", "with freezing"]),
+    ):
+        text = (tmp_path / f"plots/trace_{name}.json").read_text()
+        names = [
+            event["args"]["name"]
+            for event in json.loads(text)["traceEvents"]
+            if event["name"] == "process_name"
+        ]
+        assert len(names) == 2 * len(words)
+        assert all(words[pid // 2] in name for pid, name in enumerate(names))
+
+
+def test_the_title_says_what_ran(tmp_path: Path) -> None:
+    timeline, _ = write_plan(tmp_path)
+    assert run_title(tmp_path, timeline) == "2 ranks, 4 microbatches"
+    write_settings(tmp_path)
+    assert run_title(tmp_path, timeline) == "1F1B, 2 ranks, 4 microbatches, llama3 8M"
+    write_settings(tmp_path, csv="orders/eager.csv")
+    assert run_title(tmp_path, timeline).startswith("eager.csv, ")
+    (tmp_path / "settings.json").write_text("{}")
+    assert run_title(tmp_path, timeline) == "2 ranks, 4 microbatches", "draw_run tells why"

@@ -13,9 +13,8 @@ from tests.timelyfreeze.whatif.test_rank_memory import MODEL as MODEL_BYTES
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, bounds_to_json, uniform_bounds
-from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.loads import PartParameters
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.rank_memory import BlockBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 
@@ -65,12 +64,12 @@ def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
     text = bounds_file_text(DAG, bounds, NOTES)
     file = read_bounds_file(save(tmp_path, text))
     assert file.notes == NOTES
-    assert file.interval_factor == bounds_from_json(DAG, text).interval_factor == 1.25
-    assert file.captured == bounds_from_json(DAG, text).captured == 0.7
-    assert file.captured_mean == bounds_from_json(DAG, text).captured_mean == 0.8
+    assert file.table.interval_factor == bounds_from_json(DAG, text).interval_factor == 1.25
+    assert file.table.captured == bounds_from_json(DAG, text).captured == 0.7
+    assert file.table.captured_mean == bounds_from_json(DAG, text).captured_mean == 0.8
     assert (file.n_stages, file.n_microbatches, file.n_ranks) == (2, 2, 2)
     for i, action in enumerate(DAG.actions):
-        assert file.bounds[action] == (bounds.min_ms[i], bounds.max_ms[i])
+        assert file.table.bounds[action] == (bounds.min_ms[i], bounds.max_ms[i])
     assert file.stage_times() == NOTES.stages
     assert file.derived_kinds == ""
 

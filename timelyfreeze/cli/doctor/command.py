@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.cli.doctor.host import host_findings, meeting_place, reached, render
-from timelyfreeze.cli.environment import count_gpus, run_environment
-from timelyfreeze.cli.train import ALONE
+from timelyfreeze.cli.train import ALONE, count_gpus, run_environment
 from timelyfreeze.files import shown
 from timelyfreeze.files.options import existing_file, status_of, whole, words
 
@@ -50,7 +49,9 @@ def _run(options: argparse.Namespace) -> int:
         return _WRONG_OF_RANK if _as_rank() else 0
     output = _output_of(options.config)
     torchrun = options.torchrun
-    n_processes = options.nproc or _count_processes()
+    told = os.environ.get("NGPU", "")
+    known = int(told) if told.isdecimal() else 0
+    n_processes = options.nproc or known or max(1, count_gpus(os.environ))
     findings = host_findings(n_processes, output)
     if (place := meeting_place(torchrun, os.environ)) is not None:
         findings.append(reached(*place))
@@ -75,11 +76,6 @@ def _output_of(config: Path | None) -> Path:
         said = f"job is {shown(job)}" if folder is None else f"job.dump_folder is {shown(folder)}"
         raise ValueError(f"{said} in {config}; expected a text job.dump_folder")
     return Path(folder).expanduser()
-
-
-def _count_processes() -> int:
-    told = os.environ.get("NGPU", "")
-    return int(told) if told.isdecimal() and int(told) else max(1, count_gpus(os.environ))
 
 
 def _launch(options: argparse.Namespace, torchrun: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from timelyfreeze.cli.environment import count_gpus, run_environment
+from timelyfreeze.cli.train import count_gpus, run_environment
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.timing import usable_cores
 
@@ -29,12 +29,7 @@ _MOST_TAKEN = 0.1
 
 
 def host_findings(n_processes: int, output: Path) -> list[Finding]:
-    """Look at this host; needs no process group.
-
-    Args:
-        n_processes: Ranks that a run has here.
-        output: Folder that it writes to.
-    """
+    """Look at this host; needs no process group."""
     n_gpus = count_gpus(os.environ)
     return [
         *(package(name, installed(name)) for name in RELEASES),
@@ -57,9 +52,8 @@ def package(name: str, found: str | None) -> Finding:
     first, end = RELEASES[name]
     if found is None:
         return Finding(name, "not installed", 'pip install "timelyfreeze[titan]"')
-    if _numbers(first) <= _numbers(found) < _numbers(end):
-        return Finding(name, found)
-    return Finding(name, found, f'pip install "{name}>={first},<{end}"')
+    works = _numbers(first) <= _numbers(found) < _numbers(end)
+    return Finding(name, found, None if works else f'pip install "{name}>={first},<{end}"')
 
 
 def _numbers(release: str) -> list[int]:
@@ -69,12 +63,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
-    """Judge devices, their memory, and that of the host through which they pass messages.
-
-    Args:
-        n_listed: GPUs that the driver lists, as far as this process may see them.
-        n_processes: Ranks on this host.
-    """
+    """Judge devices, their memory, and that of the host through which they pass messages."""
     if n_listed == 0:
         yield Finding("devices", "no GPU; ranks use the CPU")
         return
@@ -106,9 +95,8 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
 
 def _memory(index: int, name: str, free: int, total: int) -> Finding:
     found = f"{name}, {total / _GIB:.1f} GiB, of which {free / _GIB:.1f} are free"
-    if total - free <= _MOST_TAKEN * total:
-        return Finding(f"GPU {index}", found)
-    return Finding(f"GPU {index}", found, "end the process that has its memory (nvidia-smi)")
+    remedy = "end the process that has its memory (nvidia-smi)"
+    return Finding(f"GPU {index}", found, remedy if total - free > _MOST_TAKEN * total else None)
 
 
 def shared_memory(free: int) -> Finding:
@@ -152,17 +140,11 @@ def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of a subject.
+    """What was found of a subject."""
 
-    Attributes:
-        subject: What was looked at, such as "disk".
-        found: What is there, values and all.
-        remedy: What to do; None where nothing is wrong.
-    """
-
-    subject: str
-    found: str
-    remedy: str | None = None
+    subject: str  # what was looked at, such as "disk"
+    found: str  # what is there, values and all
+    remedy: str | None = None  # what to do; None where nothing is wrong
 
     @property
     def is_wrong(self) -> bool:
@@ -187,13 +169,7 @@ _TIMEOUT_S = 5.0
 
 
 def meeting_place(options: Sequence[str], variables: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return host and port at which ranks meet, of torchrun's options or the environment.
-
-    None where neither names one. torchrun's port is 29500 unless told otherwise.
-
-    Raises:
-        ValueError: If the port is none.
-    """
+    """Return host and port at which ranks meet, as torchrun has them; None if not told."""
     words = re.findall(r"--([\w-]+)[= ]([^ ]+)", " ".join(options))
     told = {name.replace("-", "_"): value for name, value in words}
     endpoint = told.get("rdzv_endpoint") or variables.get("PET_RDZV_ENDPOINT", "")

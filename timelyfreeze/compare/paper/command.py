@@ -21,9 +21,7 @@ from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
-from timelyfreeze.compare.paper.planned import plans_beside, read_plans
-from timelyfreeze.compare.paper.show import settings_beside, show
-from timelyfreeze.compare.paper.studies import Study
+from timelyfreeze.compare.paper.show import plans_beside, read_plans, settings_beside, show
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 
@@ -77,9 +75,10 @@ def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) ->
         return 0
     if options.plans:
         return _plans(item, options)
-    item = item.narrowed(options.schedules, options.methods, options.seeds, small=options.small)
-    if options.emulate:
-        item = item.emulated()
+    item = item.narrowed(
+        options.schedules, options.methods, options.seeds, small=options.small,
+        emulate=options.emulate,
+    )  # fmt: skip
     if options.output is None:
         if options.show:
             raise ValueError("--show needs OUTPUT, the folder whose runs are shown")
@@ -129,12 +128,19 @@ def _needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
         folder = files["model"].get("hf_assets_path", "random weights")
         rows = training.get("dataset_path", f"{training['dataset']}, from the hub")
         words = study.command(Path("OUTPUT"), evaluate, keys)
+        if study.is_emulated:
+            # One device for all ranks has the work of all, but nothing to wait for.
+            devices = f"one, for {study.n_ranks} emulated ranks"
+            hours = ", minutes" if study.is_small else ""
+        else:
+            devices = f"{study.hardware}; or one, with --emulate"
+            hours = f", {study.hours():.2g} hours by the paper's speed"
         lines += [
             "",
-            f"devices  {_devices(study)}",
+            f"devices  {devices}",
             f"model    {folder} (another: -- --model.hf_assets_path=FOLDER)",
             f"rows     {rows} (others: -- --training.dataset_path=FILE)",
-            f"takes    {study.n_runs} runs{_hours(study)}",
+            f"takes    {study.n_runs} runs{hours}",
             f"runs     timelyfreeze compare {shlex.join(words)}",
         ]
         if study.profiled:
@@ -144,16 +150,3 @@ def _needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
     if evaluate is None and item.shows_accuracy:
         lines += ["", "accuracies come with --evaluate OPTIONS"]
     return "\n".join(lines)
-
-
-def _hours(study: Study) -> str:
-    if study.is_small:
-        return ", minutes"
-    # One device for all ranks has the work of all, but nothing to wait for.
-    return "" if study.is_emulated else f", {study.hours():.2g} hours by the paper's speed"
-
-
-def _devices(study: Study) -> str:
-    if study.is_emulated:
-        return f"one, for {study.n_ranks} emulated ranks"
-    return f"{study.hardware}; or one, with --emulate"

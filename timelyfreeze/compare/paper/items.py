@@ -1,12 +1,149 @@
-"""Every table and figure of the paper: what it shows, which runs it needs, and how it is shown."""
+"""Every table and figure of the paper: what it shows, and the comparisons of runs behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import csv
+import functools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from timelyfreeze.compare.paper.studies import TOLD, Study, study_of
 from timelyfreeze.compare.plots import ACCURACY, MODELS
+from timelyfreeze.compare.runs.jobs import DEGREE, ROOT
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+METHODS = (
+    "none", "apf", "autofreeze", "timelyfreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze",
+)  # fmt: skip
+# What `items.toml` says.
+TOLD: Mapping[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("items.toml").read_text()
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are made and shown together."""
+
+    folder: str  # below the output; studies of one folder share their runs
+    model: str  # as ``measured`` names it
+    config: str  # file of all runs, in ``train_configs``, without ending
+    hardware: str  # what the paper ran it on
+    seeds: tuple[int, ...]
+    schedules: tuple[str, ...] = SCHEDULES
+    methods: tuple[str, ...] = METHODS
+    n_ranks: int = 4
+    keys: Mapping[str, Any] = field(default_factory=dict)  # other than the file has them
+    vary: str = ""  # "key=a,b,c", each value a run of its own
+    profiled: str = ""  # folder of a study, the bounds of whose runs say where the model is cut
+    is_emulated: bool = False  # one process stands for all ranks
+    is_small: bool = False  # a small model stands for the paper's
+    stand_in: Mapping[str, Any] = field(default_factory=dict)  # what the small one has instead
+
+    @property
+    def max_freeze_ratio(self) -> float:
+        """The cap of its runs."""
+        return float(self.settings()["freezing"]["max_freeze_ratio"])
+
+    @property
+    def file(self) -> Path:
+        """The configuration."""
+        return ROOT / "train_configs" / f"{self.config}.toml"
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs it has."""
+        return len(self.schedules) * len(self.seeds) * sum(map(self._n_values, self.methods))
+
+    def _n_values(self, method: str) -> int:
+        """Return how many values of the varied key a method runs with."""
+        return len(self.vary.split(",")) if self.vary and method != "none" else 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return the sections of its configuration file."""
+        return tomllib.loads(self.file.read_text())
+
+    def hours(self) -> float:
+        """Return how long its runs train, at the paper's own speed."""
+        training = self.settings()["training"]
+
+        def seconds(schedule: str, method: str) -> float:
+            values = measured()[self.model, schedule, method]
+            if "seconds" in values:
+                return values["seconds"]
+            rows, steps = (
+                self.keys.get(f"training.{key}", training[key])
+                for key in ("global_batch_size", "steps")
+            )
+            n_tokens = self._n_values(method) * steps * rows * training["seq_len"]
+            return float(n_tokens / (self.n_ranks * values["device_tokens_per_second"]))
+
+        trained = (seconds(schedule, m) for schedule in self.schedules for m in self.methods)
+        return len(self.seeds) * math.fsum(trained) / 3600.0
+
+    def command(self, output: Path, evaluate: str | None, arguments: Sequence[str]) -> list[str]:
+        """Return the words behind ``timelyfreeze compare`` that make or resume the runs."""
+        keys = dict(self.keys)
+        if self.is_emulated:
+            keys |= {"emulation.enable": True, DEGREE: self.n_ranks}
+        if self.profiled and (found := sorted((output / self.profiled).rglob("bounds.json"))):
+            keys["parallelism.partition_profile"] = str(found[0])
+        words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
+        return [
+            "run", str(self.file), str(output / self.folder),
+            "--nproc", str(1 if self.is_emulated else self.n_ranks),
+            "--schedules", *self.schedules,
+            "--methods", *self.methods,
+            "--seeds", *map(str, self.seeds),
+            *([f"--vary={self.vary}"] if self.vary else []),
+            *([] if evaluate is None else [f"--evaluate={evaluate}"]),
+            "--", *words, *arguments,
+        ]  # fmt: skip
+
+    def small(self) -> Study:
+        """Return the same for a small model, emulated by one process, with one seed."""
+        own = {"keys": {}, **self.stand_in}
+        return replace(self, **own, seeds=self.seeds[:1], is_emulated=True, is_small=True)
+
+
+def study_of(told: Mapping[str, Any]) -> Study:
+    """Return a study as ``items.toml`` describes it."""
+    while "of" in told:
+        told = {**TOLD["studies"][told["of"]], **{k: v for k, v in told.items() if k != "of"}}
+    own: dict[str, Any] = {
+        key: tuple(one) if isinstance(one, list) else one for key, one in told.items()
+    }
+    return Study(stand_in=own.pop("small"), **own)
+
+
+# Stands in place of a method for the model before training.
+BASE = "base"
+Values = Mapping[str, float]
+
+
+@functools.cache
+def measured() -> Mapping[tuple[str, str, str], Values]:
+    """Return the paper's values by model, schedule and method.
+
+    Image classifiers have ``seconds`` of training. To others ``gain_percent`` is added: tokens/s
+    over those of none. The model before training is the method ``base`` of the schedule "".
+    """
+    text = resources.files(__package__).joinpath("measured.csv").read_text()
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        names = row.pop("model"), row.pop("schedule"), row.pop("method")
+        found[names] = {key: float(value) for key, value in row.items() if value}
+    for (model, schedule, method), values in found.items():
+        if method != BASE and "device_tokens_per_second" in values:
+            none = found[model, schedule, "none"]["device_tokens_per_second"]
+            values["gain_percent"] = 100.0 * (values["device_tokens_per_second"] / none - 1.0)
+    return MappingProxyType(found)
+
 
 TABLE, FIGURE = "table", "figure"
 # Ways to show a figure: a plot of `compare show`, or one of `draw`.
@@ -37,15 +174,10 @@ class Item:
         return "accuracy" in self.columns or self.plot[1] in (ACCURACY, MODELS)
 
     def narrowed(
-        self, schedules: Sequence[str], methods: Sequence[str], seeds: Sequence[int], *, small: bool
-    ) -> Item:
-        """Return the item with runs of these alone; an empty sequence stands for all.
-
-        None stays with the methods, since gains are over it.
-
-        Raises:
-            ValueError: If it has no run of a schedule or method.
-        """
+        self, schedules: Sequence[str], methods: Sequence[str], seeds: Sequence[int], *,
+        small: bool, emulate: bool = False,
+    ) -> Item:  # fmt: skip
+        """Return the item with runs of these, where given, and of none, which gains are over."""
         known = {name for s in self.studies for name in (*s.schedules, *s.methods)}
         if unknown := [name for name in (*schedules, *methods) if name not in known]:
             raise ValueError(
@@ -60,12 +192,10 @@ class Item:
                 methods=tuple(m for m in one.methods if m in wanted),
             )
             if one.schedules and ("none" in methods or set(one.methods) != {"none"}):
-                kept.append(replace(one, seeds=tuple(seeds) or one.seeds))
+                is_emulated = emulate or one.is_emulated
+                seeds_kept = tuple(seeds) or one.seeds
+                kept.append(replace(one, seeds=seeds_kept, is_emulated=is_emulated))
         return replace(self, studies=tuple(kept))
-
-    def emulated(self) -> Item:
-        """Return the item with one process and one device for all ranks of a run."""
-        return replace(self, studies=tuple(replace(s, is_emulated=True) for s in self.studies))
 
 
 ITEMS = tuple(

@@ -1,44 +1,42 @@
-"""Shows a table or a figure of the paper from the runs that a folder has."""
+"""A table or a figure of the paper, from the runs that a folder has, or from plans.
+
+A plan file is what ``timelyfreeze plan --json`` writes: its Tables 1, 4 and 5 are told before
+anything is trained. Compared are whole steps: a plan's step has its batches and, where the file of
+bounds or ``--outside-ms`` tells it, the optimizer's time too. Splits other than the default are
+left out, and so are caps that the paper does not have.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Annotated, Any
 
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import COLUMN_OF, Terms
-from timelyfreeze.compare.paper.items import COMPARED, FIGURE, Item
-from timelyfreeze.compare.paper.studies import BASE, TOLD, Study, Values, measured
+from timelyfreeze.compare.paper import items
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
-from timelyfreeze.files import markdown_table, write_whole
+from timelyfreeze.files import Within, markdown_table, parse_json, read_dataclass, write_whole
 from timelyfreeze.plots import gallery, style
 from timelyfreeze.records import BENCHMARKS, Scores, read_scores
+from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 UNKNOWN = "-"
 
 
-def show(item: Item, output: Path, *, keeps: bool) -> int:
-    """Print the table, or draw the figure, of what runs have left.
-
-    Args:
-        item: The table or figure.
-        output: Folder of all runs.
-        keeps: Whether a table goes to a file too.
-
-    Returns:
-        The exit status: 1 if something cannot be read, or no figure could be drawn.
-
-    Raises:
-        ValueError: If there are no runs, or a run's file cannot be read.
-    """
+def show(item: items.Item, output: Path, *, keeps: bool) -> int:
+    """Print the table, or draw the figure, of what runs have left."""
     for study in item.studies:
         if not (output / study.folder).is_dir():
             raise ValueError(f"{output / study.folder} is not there; run {item.name} first")
     groups, problems = _groups(item.studies, output)
     if not any(one.runs for one in groups):
         problems.append(f"no run of {item.name} has finished in {output}")
-    elif item.kind == FIGURE:
+    elif item.kind == items.FIGURE:
         problems += _draw(item, groups, output)
     else:
         text = "\n".join(_table(item, study, output, problems) for study in item.studies)
@@ -49,12 +47,12 @@ def show(item: Item, output: Path, *, keeps: bool) -> int:
     return 1 if problems else 0
 
 
-def _draw(item: Item, groups: Sequence[Group], folder: Path) -> list[str]:
+def _draw(item: items.Item, groups: Sequence[Group], folder: Path) -> list[str]:
     """Draw a figure of the paper; return why there is none, if so."""
     origin, kind = item.plot
     files: list[Path] = []
     missing: list[str] = []
-    if origin == COMPARED:
+    if origin == items.COMPARED:
         for plot in plots(groups, Terms()):
             if plot.kind == kind:
                 missing += [f"missing: {why}" for why in plot.missing]
@@ -75,7 +73,7 @@ def _draw(item: Item, groups: Sequence[Group], folder: Path) -> list[str]:
     return []
 
 
-def _table(item: Item, study: Study, output: Path, problems: list[str]) -> str:
+def _table(item: items.Item, study: items.Study, output: Path, problems: list[str]) -> str:
     """Return a study's table with a line about it; ``problems`` gets what cannot be read."""
     groups, _ = _groups([study], output)
     base, place = None, output / study.folder / BASE_MODEL
@@ -91,22 +89,13 @@ def _table(item: Item, study: Study, output: Path, problems: list[str]) -> str:
     return f"{about}\n\n{_runs_beside(study, groups, base, item.columns)}\n"
 
 
-def _groups(studies: Sequence[Study], output: Path) -> tuple[list[Group], list[str]]:
-    """Return the groups of the studies' own runs, and what of their folders cannot be read.
-
-    A folder may hold runs of other tables and figures too.
-    """
+def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], list[str]]:
+    """Return the groups of the studies' own runs, and what of their folders cannot be read."""
     found: list[Group] = []
     problems: list[str] = []
     for folder in dict.fromkeys(study.folder for study in studies):
-        wanted = {
-            (schedule, method, seed)
-            for study in studies
-            if study.folder == folder
-            for schedule in study.schedules
-            for method in study.methods
-            for seed in study.seeds
-        }
+        sharing = [study for study in studies if study.folder == folder]
+        wanted = {run for s in sharing for run in product(s.schedules, s.methods, s.seeds)}
         below = find_runs([output / folder])
         problems += [f"not read: {problem}" for problem in below.unreadable]
         runs = [run for run in below.runs if (run.schedule, run.method, run.seed) in wanted]
@@ -115,28 +104,25 @@ def _groups(studies: Sequence[Study], output: Path) -> tuple[list[Group], list[s
 
 
 def _runs_beside(
-    study: Study, groups: Sequence[Group], base: Scores | None, keys: Sequence[str]
+    study: items.Study, groups: Sequence[Group], base: Scores | None, keys: Sequence[str]
 ) -> str:
     """Return the table of a study: of each metric ours, the paper's, and the difference.
 
     Ours are means over seeds. Where ours was not measured, only the paper's stands there.
     """
     found = {(one.schedule, one.method): one for one in groups}
-    rows = []
+    heads, rows = ["schedule", "method"], []
+    for key in keys:
+        heads += [f"{COLUMN_OF[key].title}: ours", "paper", "difference"]
     if "accuracy" in keys:
-        rows.append(
-            ["", "before training", *_cells(_accuracies(base), (study.model, "", BASE), keys)]
-        )
-    for schedule in study.schedules:
-        for method in study.methods:
-            one = found.get((schedule, method))
-            spreads = {key: one and one.spread(key) for key in keys}
-            ours = {key: spread.mean for key, spread in spreads.items() if spread}
-            rows.append([schedule, method, *_cells(ours, (study.model, schedule, method), keys)])
-    heads = [
-        text for key in keys for text in (f"{COLUMN_OF[key].title}: ours", "paper", "difference")
-    ]
-    return markdown_table(["schedule", "method", *heads], rows)
+        cells = _cells(_accuracies(base), (study.model, "", items.BASE), keys)
+        rows.append(["", "before training", *cells])
+    for schedule, method in product(study.schedules, study.methods):
+        one = found.get((schedule, method))
+        spreads = {key: one and one.spread(key) for key in keys}
+        ours = {key: spread.mean for key, spread in spreads.items() if spread}
+        rows.append([schedule, method, *_cells(ours, (study.model, schedule, method), keys)])
+    return markdown_table(heads, rows)
 
 
 def _accuracies(scores: Scores | None) -> dict[str, float]:
@@ -149,15 +135,13 @@ def _accuracies(scores: Scores | None) -> dict[str, float]:
     return {key: 100.0 * value for key, value in known.items() if value is not None}
 
 
-def _cells(ours: Values, names: tuple[str, str, str], keys: Sequence[str]) -> list[str]:
-    papers, cells = measured()[names], []
+def _cells(ours: items.Values, names: tuple[str, str, str], keys: Sequence[str]) -> list[str]:
+    papers, cells = items.measured()[names], []
     for key in keys:
         form, own, other = COLUMN_OF[key].form, ours.get(key), papers.get(key)
         cells += [UNKNOWN if value is None else format(value, form) for value in (own, other)]
-        if own is None or other is None:
-            cells.append(UNKNOWN)
-        else:
-            cells.append(format(own - other, f"+{form.removeprefix('+')}"))
+        apart = None if own is None or other is None else own - other
+        cells.append(UNKNOWN if apart is None else format(apart, f"+{form.removeprefix('+')}"))
     return cells
 
 
@@ -165,15 +149,141 @@ def _cells(ours: Values, names: tuple[str, str, str], keys: Sequence[str]) -> li
 _DATASETS = {"alpaca": "Alpaca-GPT4", "sharegpt": "OpenHermes-2.5"}
 
 
-def settings_beside(studies: Sequence[Study]) -> str:
+def settings_beside(studies: Sequence[items.Study]) -> str:
     """Return Table 3: of each model what its configuration file says, and what the paper says."""
     files = [
         flatten(study.settings()) | {"": ", ".join(map(str, study.seeds))} for study in studies
     ]
     heads = [head for study in studies for head in (f"{study.model}: ours", "paper")]
     rows = []
-    for title, key, *papers in TOLD["items"]["settings"]:
+    for title, key, *papers in items.TOLD["items"]["settings"]:
         ours = [settings.get(key, UNKNOWN) for settings in files]
         pairs = zip([_DATASETS.get(own, own) for own in ours], papers, strict=True)
         rows.append([title, key, *(str(one) for pair in pairs for one in pair)])
     return markdown_table(["", "key", *heads], rows)
+
+
+_Number = Annotated[float, Within(-math.inf)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan file says of a case; the speed is that of a device under the plan."""
+
+    schedule: str
+    split: str
+    max_freeze_ratio: Any
+    gain: _Number
+    upper_bound_gain: _Number
+    mean_ratio: _Number
+    tokens_per_second: _Number | None
+    outside_ms: float = 0.0  # what a step has beside its batches, told once for all cases
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    outside_ms: _Number
+    cases: tuple[Planned, ...]
+
+
+# Title, whose value it is, its key and its format.
+_OURS, _PAPERS = 0, 1
+_COLUMNS = (
+    ("tokens/s: planned", _OURS, "device_tokens_per_second", ".0f"),
+    ("paper", _PAPERS, "device_tokens_per_second", ".0f"),
+    ("gain, %: planned", _OURS, "gain_percent", "+.1f"),
+    ("paper", _PAPERS, "gain_percent", "+.1f"),
+    ("upper bound", _OURS, "upper_bound_percent", "+.1f"),
+    ("freeze ratio: planned", _OURS, "planned_ratio", ".3f"),
+    ("as a mean over all steps", _OURS, "average_freeze_ratio", ".3f"),
+    ("paper", _PAPERS, "average_freeze_ratio", ".3f"),
+)
+
+
+def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Planned]:
+    """Return by schedule the plans of some files with the paper's cap and the default split."""
+    found: dict[str, Planned] = {}
+    for path in paths:
+        try:
+            file = read_dataclass(_PlanFile, parse_json(path.read_text()), partly=True)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            told = f"{path} is not what `timelyfreeze plan --json` writes"
+            raise ValueError(f"{told}: {error}") from None
+        for case in file.cases:
+            if (case.split, case.max_freeze_ratio) != (DEFAULT_SPLIT, max_freeze_ratio):
+                continue
+            if case.schedule in found:
+                raise ValueError(
+                    f"{path} plans {case.schedule} once more; one plan of each schedule is shown"
+                )
+            found[case.schedule] = replace(case, outside_ms=file.outside_ms)
+    if not set(found) & set(items.SCHEDULES):
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: no plan with r_max {max_freeze_ratio:g} and the "
+            f"{DEFAULT_SPLIT} split of {', '.join(items.SCHEDULES)}"
+        )
+    return found
+
+
+def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
+    """Return the table: for each method under each schedule, what is planned and what is measured.
+
+    A hybrid has the plan of TimelyFreeze, since its policy decides which tensors are frozen and not
+    how many. The baselines plan nothing.
+    """
+    rows = []
+    for schedule, method in product(
+        (one for one in items.SCHEDULES if one in plans), items.METHODS
+    ):
+        papers = items.measured()[study.model, schedule, method]
+        values = _ours(study, plans[schedule], method), papers
+        cells = (
+            format(values[whose][key], form) if key in values[whose] else UNKNOWN
+            for _, whose, key, form in _COLUMNS
+        )
+        rows.append([schedule, method, *cells])
+    about = (
+        f"{study.model}, r_max {study.max_freeze_ratio:g}: steps as planned, and as the paper "
+        f"measured them on {study.hardware}."
+    )
+    if any(plan.outside_ms == 0.0 for plan in plans.values()):
+        about += (
+            " These plans have nothing beside the batches, the paper's steps have the optimizer, "
+            "clipping and data in them: tell their time with `timelyfreeze plan --outside-ms`."
+        )
+    heads = ["schedule", "method", *(title for title, *_ in _COLUMNS)]
+    return f"{about}\n\n{markdown_table(heads, rows)}"
+
+
+def _ours(study: items.Study, plan: Planned, method: str) -> items.Values:
+    """Return what a plan says of a method."""
+    speed = plan.tokens_per_second
+    if method == "none":
+        ours = {"planned_ratio": 0.0, "average_freeze_ratio": 0.0}
+        speed = None if speed is None else speed / (1.0 + plan.gain)
+    elif method.startswith("timelyfreeze"):
+        ours = {
+            "gain_percent": 100.0 * plan.gain,
+            "upper_bound_percent": 100.0 * plan.upper_bound_gain,
+            "planned_ratio": plan.mean_ratio,
+            "average_freeze_ratio": over_all_steps(study, plan.mean_ratio),
+        }
+    else:
+        return {}
+    return ours if speed is None else {**ours, "device_tokens_per_second": speed}
+
+
+def over_all_steps(study: items.Study, ratio: float) -> float:
+    """Return the mean freeze ratio over all steps of a run whose plan freezes ``ratio``.
+
+    Phases are those of Algorithm 1: nothing up to T_w and in the first half of monitoring, all in
+    its second half, then a ramp up to T_f, step by step.
+    """
+    settings = study.settings()
+    freezing, n_steps = settings["freezing"], settings["training"]["steps"]
+    warmup, monitor, ramp = (freezing[f"last_{it}_step"] for it in ("warmup", "monitor", "ramp"))
+    all_frozen = monitor - (warmup + monitor) // 2
+    ramped = sum(ratio * (t - monitor) / (ramp - monitor) for t in range(monitor + 1, ramp + 1))
+    return float((all_frozen + ramped + ratio * (n_steps - ramp)) / n_steps)

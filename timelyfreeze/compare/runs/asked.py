@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.runs.jobs import Job, Settings
-from timelyfreeze.compare.runs.peers import FEWER_STEPS, PEERS, freezes, peer_name, split_peer
-from timelyfreeze.compare.runs.run import FINISHED, Run, find_runs
-from timelyfreeze.compare.runs.variants import TRUTHS, concerning, run_label, variant_folder
+from timelyfreeze.compare.runs.run import Run, finished_run
+from timelyfreeze.compare.runs.variants import (
+    FEWER_STEPS,
+    PEERS,
+    TRUTHS,
+    concerning,
+    freezes,
+    peer_name,
+    run_label,
+    split_peer,
+    variant_folder,
+)
 from timelyfreeze.records import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
@@ -24,7 +33,7 @@ def _job(
     """Return one run: a method or a peer, with a seed and values that are varied."""
     peer, method = split_peer(name) or ("", name)
     trained, varied = ("none", concerning("none", variant)) if peer else (name, variant)
-    record = {"schedule": schedule, "method": name, "seed": seed}
+    varies = {"variant": variant} if variant else {}
     fit = None
     if peer or stretch != 1.0:
         none = _folder(schedule, "none", seed, concerning("none", variant))
@@ -40,7 +49,7 @@ def _job(
             **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
             **{key: TRUTHS.get(text, text) for key, text in varied.items()},
         },
-        record={**record, **({"variant": variant} if variant else {}), "stretch": stretch},
+        record={"schedule": schedule, "method": name, "seed": seed, **varies, "stretch": stretch},
         fit=fit,
     )
 
@@ -61,19 +70,24 @@ def plan_jobs(
 
     Runs that are compared with each other, those of one seed, schedule and work, follow each other:
     a machine that slows down in the course of hours then slows all of them. Peers come behind all
-    methods, one for each run that freezes.
-
-    ``methods`` are values of ``freezing.method``, and peers; a run that freezes makes ``stretch``
-    times as many steps as that of none.
-
-    Raises:
-        ValueError: If there is a peer without a run of none, or without one that freezes; if
-            ``stretch`` makes no sense, or has no run of none to start from; or if a key that is
-            varied makes no difference to any method.
+    methods. A run that freezes makes ``stretch`` times as many steps as that of none.
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
-    _check(peers, others, stretch, variants)
+    if peers and ("none" not in others or not any(map(freezes, others))):
+        raise ValueError(
+            f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
+            "none and one that freezes as well"
+        )
+    if not 0.0 < stretch < math.inf:
+        raise ValueError(f"--stretch is {stretch}; it must be above 0")
+    if stretch != 1.0 and "none" not in others:
+        raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
+    for key in variants[0]:
+        if not any(key in concerning(method, variants[0]) for method in others):
+            raise ValueError(
+                f"--vary has {key}, which concerns none of --methods {' '.join(others)}"
+            )
     if stretch != 1.0:
         others.sort(key=freezes)  # stable: none comes first
     names = [*others, *(peer_name(peer, one) for peer in peers for one in others if freezes(one))]
@@ -95,27 +109,6 @@ def _distinct(variants: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     return found
 
 
-def _check(
-    peers: Sequence[str], others: Sequence[str], stretch: float,
-    variants: Sequence[Mapping[str, str]],
-) -> None:  # fmt: skip
-    """Raise for what ``plan_jobs`` says."""
-    if peers and ("none" not in others or not any(map(freezes, others))):
-        raise ValueError(
-            f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
-            "none and one that freezes as well"
-        )
-    if not 0.0 < stretch < math.inf:
-        raise ValueError(f"--stretch is {stretch}; it must be above 0")
-    if stretch != 1.0 and "none" not in others:
-        raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
-    for key in variants[0]:
-        if not any(key in concerning(method, variants[0]) for method in others):
-            raise ValueError(
-                f"--vary has {key}, which concerns none of --methods {' '.join(others)}"
-            )
-
-
 def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
     """Return the variants with those together that differ in the freezing alone."""
     works = _distinct(concerning("none", variant) for variant in variants)
@@ -123,10 +116,7 @@ def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, st
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
-    """Return a message for each error in what was asked for.
-
-    ``fixed`` are keys besides those of the jobs that the trainer's arguments may not set.
-    """
+    """Return what is wrong with what was asked for; no argument may set ``fixed`` keys."""
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
@@ -151,10 +141,8 @@ def _fitted(peer: str, output: Path, *, none: Path, beside: Path, stretch: float
 
 
 def _finished(folder: Path) -> Run:
-    runs = find_runs([folder]).runs if folder.is_dir() else ()
-    for run in runs:
-        if run.status == FINISHED:
-            return run
+    if run := finished_run(folder):
+        return run
     raise ValueError(f"{folder} has no finished run, whose time is needed")
 
 
@@ -167,11 +155,7 @@ def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
     """Return the keys of a run of ``none`` with as many steps as fit into ``seconds``, 1 at least.
 
     Warm-up and all of the learning-rate schedule are squeezed in proportion. Validations are about
-    as many as before, and one is after the last step. A method that takes no less time than none
-    leaves all steps.
-
-    Raises:
-        ValueError: If the times of some steps are not known, or not a single step fits.
+    as many as before. A method that takes no less time than none leaves all steps.
     """
     n_before = none.summary.steps
     if len(none.step_ends) != n_before:
@@ -202,9 +186,6 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
 
     How much shorter a batch of fewer microbatches is follows from its schedule, all stages alike
     and F = dX = dW; what it really took is in the table.
-
-    Raises:
-        ValueError: If the schedule is one of a CSV file, or no number of microbatches will do.
     """
     settings = none.settings
     if settings.get(_CSV):

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.cli import run_environment, train_command
+from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.cli.hub import config_table, last_flag, last_value
-from timelyfreeze.compare.runs.run import FINISHED, RECORD, SET_ASIDE, find_runs
-from timelyfreeze.files import read_object
+from timelyfreeze.compare.runs.run import RECORD, SET_ASIDE, finished_run
+from timelyfreeze.files import listed, read_object
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -38,6 +39,8 @@ _DEGREES = (
     "parallelism.tensor_parallel_degree",
 )
 LOG = "train.log"
+_TRAINER = "torchtitan.freezing.launch"
+_EVALUATE = "torchtitan.evaluation.command"
 TAIL_LINES = 25
 
 # From a command, its environment and its log file to the exit status.
@@ -94,11 +97,7 @@ class Job:
     fit: Callable[[Path], Mapping[str, Any]] | None = None
 
     def fitted(self, output: Path) -> Job:
-        """Return the job with all its keys.
-
-        Raises:
-            ValueError: If runs that they follow from are missing, or leave nothing to be run.
-        """
+        """Return the job with all its keys."""
         if self.fit is None:
             return self
         keys = self.fit(output)
@@ -113,11 +112,7 @@ class Job:
         return [f"--job.config_file={settings.config}", *self._keys(settings, folder)]
 
     def _keys(self, settings: Settings, folder: Path) -> list[str]:
-        """Return the keys of the configuration, as arguments.
-
-        What the job or the trainer's arguments say of the pipeline's degree goes before
-        ``settings.degree``.
-        """
+        """Return the keys as arguments, ``settings.degree`` where nothing else says one."""
         keys = {"job.dump_folder": folder, **self.keys}
         if settings.degree is not None and DEGREE not in settings.keys:
             keys.setdefault(DEGREE, settings.degree)
@@ -172,14 +167,11 @@ def run_jobs(
     """Make those of the runs that are not finished, print how it goes, return those that failed.
 
     ``then`` gets each run that is finished, now or before; False makes it one that failed.
-
-    Raises:
-        ValueError: If ``output`` has finished runs of other settings.
     """
     if found := list(_conflicts(jobs, settings, output)):
         raise ValueError("\n       ".join(found))
     output.mkdir(parents=True, exist_ok=True)
-    done = {job.path for job in jobs if is_finished(output / job.path)}
+    done = {job.path for job in jobs if finished_run(output / job.path)}
     failed: list[Job] = []
     seconds: list[float] = []
     for number, job in enumerate(jobs, 1):
@@ -201,7 +193,7 @@ def run_jobs(
         seconds.append(time.monotonic() - started)
         left = len(jobs) - len(done) - len(seconds)
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
-        if status == 0 and is_finished(output / job.path):
+        if status == 0 and finished_run(output / job.path):
             print(f" {duration(seconds[-1])}, {to_go}", flush=True)
             failed += [] if then(job) else [job]
             seconds[-1] = time.monotonic() - started
@@ -220,13 +212,10 @@ def print_end(log: Path) -> None:
 
 
 def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:
-    """Yield a message for each finished run in ``output`` that was made with other settings.
-
-    Runs without a record were not started here; nothing is known against them.
-    """
+    """Yield a message for each finished run in ``output`` that was made with other settings."""
     for job in jobs:
-        path = output / job.path / RECORD
-        if not (path.is_file() and is_finished(output / job.path)):
+        path = output / job.path / RECORD  # without one it was not started here
+        if not (path.is_file() and finished_run(output / job.path)):
             continue
         before = read_object(path).get("settings") or {}
         for key, value in _same(job, settings).items():
@@ -270,9 +259,36 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
     return status
 
 
-def is_finished(folder: Path) -> bool:
-    """Tell whether a run in ``folder`` did all its steps."""
-    return folder.is_dir() and any(run.status == FINISHED for run in find_runs([folder]).runs)
+def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> None:
+    """Check the configuration of each run that is still to be made, all in one process.
+
+    What is fitted to runs made before is not known yet, and is checked by the run alone.
+    """
+    waiting = [job for job in jobs if not finished_run(output / job.path)]
+    if not waiting:
+        return
+    nproc = waiting[0].nproc  # as of all
+    variables = {**run_environment(os.environ, nproc), "WORLD_SIZE": str(nproc)}
+    lines = [job.arguments(settings, _new(output / job.path)) for job in waiting]
+    found: dict[str, list[str]] = {}
+    for job, error in zip(waiting, errors_of(_TRAINER, lines, variables, ROOT), strict=True):
+        if error is not None:
+            found.setdefault(error, []).append(job.label)
+    if found:
+        told = (f"{listed(labels)} cannot start:\n{error}" for error, labels in found.items())
+        raise ValueError("\n".join(told))
+
+
+def require_scorable(arguments: Sequence[str]) -> None:
+    """Check what ``timelyfreeze evaluate`` will be given for each run."""
+    (error,) = errors_of(_EVALUATE, [arguments], run_environment(os.environ, 1), ROOT)
+    if error is not None:
+        raise ValueError(f"--evaluate: {error.rpartition('error: ')[2]}")
+
+
+def _new(folder: Path) -> Path:
+    """Return a folder like ``folder`` that is not there: what is in it is set aside for a run."""
+    return folder.with_name(f"{folder.name}_new") if folder.exists() else folder
 
 
 def duration(seconds: float) -> str:

@@ -11,29 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from timelyfreeze.compare.runs.peers import split_peer
-from timelyfreeze.compare.runs.variants import read_variant, run_label
-from timelyfreeze.files import read_dataclass, read_object
-from timelyfreeze.records import (
-    ACCURACIES,
-    LOSSES,
-    MOVES,
-    SCORES,
-    STEPS,
-    SUMMARY_FILE,
-    AccuracyRow,
-    LossRow,
-    Move,
-    RunSummary,
-    Scores,
-    StepRow,
-    read_scores,
-    read_summary,
-)
+from timelyfreeze import records
+from timelyfreeze.compare.runs.variants import read_variant, run_label, split_peer
+from timelyfreeze.files import Table, read_dataclass, read_object
 
 SETTINGS = "settings.json"
 RECORD = "comparison_run.json"
@@ -60,7 +44,7 @@ class Run:
     schedule: str  # the pipeline schedule; ``-`` without a pipeline
     seed: int | None  # the seed of the weights, or None if none was set
     # What the run says of itself; None if it ended before it wrote that.
-    told: RunSummary | None = None
+    told: records.RunSummary | None = None
     # Seconds of training at the end of each step, moves to other pipelines included; empty where
     # they are not known.
     step_ends: Sequence[float] = ()
@@ -68,7 +52,7 @@ class Run:
     # of its own.
     by_virtual_clock: bool = False
     losses: Points = ()  # (seconds of training so far, training loss) of each step that was logged
-    scores: Scores | None = None  # of the model that came out, None if it was not evaluated
+    scores: records.Scores | None = None  # of the model that came out, None if it was not evaluated
     validation_losses: Points = ()  # (seconds of training so far, loss) of each validation
     # (seconds of training so far, percent of the pictures) of each validation on pictures.
     top1: Points = ()
@@ -79,14 +63,10 @@ class Run:
     variant: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def summary(self) -> RunSummary:
-        """What the run says of itself.
-
-        Raises:
-            ValueError: If it left no summary, which no finished run does.
-        """
+    def summary(self) -> records.RunSummary:
+        """What the run says of itself; a ValueError if nothing, which no finished run does."""
         if self.told is None:
-            raise ValueError(f"{self.folder} has no {SUMMARY_FILE}")
+            raise ValueError(f"{self.folder} has no {records.SUMMARY_FILE}")
         return self.told
 
     @property
@@ -108,17 +88,11 @@ class FoundRuns:
 
     runs: tuple[Run, ...]
     unreadable: tuple[str, ...] = ()
-    base_models: tuple[Scores, ...] = ()
+    base_models: tuple[records.Scores, ...] = ()
 
 
 def find_runs(folders: Iterable[Path]) -> FoundRuns:
-    """Return the runs below ``folders``, in the order of their paths.
-
-    A record without any summary below it makes a run too: one that failed, or was cut off.
-
-    Raises:
-        ValueError: If one of ``folders`` is not a folder.
-    """
+    """Return the runs below ``folders``, by path; a record without a summary makes a run too."""
     folders = list(folders)
     for folder in folders:
         if not folder.is_dir():
@@ -134,7 +108,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
             except (OSError, ValueError) as error:
                 unreadable.append(f"{path.parent}: {error}")
 
-    runs = list(read(SUMMARY_FILE, read_run))
+    runs = list(read(records.SUMMARY_FILE, read_run))
     for recorded in read(RECORD, _recorded_run):
         own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(recorded.folder)]
         for i in own:
@@ -145,40 +119,42 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
         elif all(runs[i].status != FINISHED for i in own):
             for i in own:
                 runs[i] = replace(runs[i], status=recorded.status)
-    bases = tuple(scores for scores in read(f"{BASE_MODEL}/{SCORES}", read_scores) if scores)
+    bases = tuple(
+        scores for scores in read(f"{BASE_MODEL}/{records.SCORES}", records.read_scores) if scores
+    )
     return FoundRuns(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unreadable), bases)
 
 
-def find_any(folders: Sequence[Path]) -> FoundRuns:
-    """Return the runs below ``folders``.
+def finished_run(folder: Path) -> Run | None:
+    """Return the first run in ``folder`` that did all its steps."""
+    runs = find_runs([folder]).runs if folder.is_dir() else ()
+    return next((run for run in runs if run.status == FINISHED), None)
 
-    Raises:
-        ValueError: If there are none, or one of ``folders`` is no folder.
-    """
+
+def find_any(folders: Sequence[Path]) -> FoundRuns:
+    """Return the runs below ``folders``; a ValueError if there are none."""
     found = find_runs(folders)
     if not found.runs and not found.unreadable:
         names = ", ".join(map(str, folders))
-        raise ValueError(f"no {SUMMARY_FILE} below {names}; a run writes it when it ends")
+        raise ValueError(f"no {records.SUMMARY_FILE} below {names}; a run writes it when it ends")
     return found
 
 
 def read_run(folder: Path) -> Run:
-    """Read the summary in ``folder``, and what else the run left there.
+    """Read the summary in ``folder``, and what else the run left there."""
 
-    Raises:
-        OSError: If there is no summary.
-        ValueError: If a file does not hold what it should; the key or the line is named.
-    """
-    summary = read_summary(folder)
-    losses = LOSSES.read(folder) if (folder / LOSSES.name).exists() else []
-    accuracies = ACCURACIES.read(folder) if (folder / ACCURACIES.name).exists() else []
-    steps = STEPS.read(folder) if (folder / STEPS.name).exists() else []
+    def rows(table: Table[T]) -> list[T]:
+        return table.read(folder) if (folder / table.name).exists() else []
+
+    summary = records.read_summary(folder)
+    losses, steps, moves = rows(records.LOSSES), rows(records.STEPS), rows(records.MOVES)
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    moves = MOVES.read(folder) if (folder / MOVES.name).exists() else []
     virtual = virtual_ends(summary, steps, losses)
 
-    def end(row: StepRow | LossRow | AccuracyRow) -> float:
-        return virtual.get(row.step, row.seconds) + moved_seconds(moves, row.step)
+    def end(row: records.StepRow | records.LossRow | records.AccuracyRow) -> float:
+        # No step's time has any of a move; in an emulation a move took one process so long.
+        moved = sum(move.seconds for move in moves if move.step <= row.step)
+        return virtual.get(row.step, row.seconds) + moved
 
     return Run(
         folder=folder,
@@ -190,9 +166,9 @@ def read_run(folder: Path) -> Run:
         step_ends=[end(row) for row in steps],
         by_virtual_clock=bool(virtual),
         losses=_known((end(row), row.train_loss) for row in losses),
-        scores=read_scores(folder),
+        scores=records.read_scores(folder),
         validation_losses=_known((end(row), row.validation_loss) for row in losses),
-        top1=[(end(row), 100 * row.top1) for row in accuracies],
+        top1=[(end(row), 100 * row.top1) for row in rows(records.ACCURACIES)],
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )
@@ -225,9 +201,8 @@ class _Record:
 def _recorded_run(place: Path) -> Run:
     """Return the run of a record as one that left no summary."""
     values = read_object(place / RECORD)
-    known = {one.name: values[one.name] for one in fields(_Record) if one.name in values}
     try:
-        record = read_dataclass(_Record, known)
+        record = read_dataclass(_Record, values, partly=True)
     except ValueError as error:
         raise ValueError(f"{RECORD}: {error}") from None
     status = UNFINISHED if record.exit_status is None else FAILED
@@ -236,12 +211,9 @@ def _recorded_run(place: Path) -> Run:
 
 
 def virtual_ends(
-    summary: RunSummary, steps: Sequence[StepRow], losses: Sequence[LossRow]
+    summary: records.RunSummary, steps: Sequence[records.StepRow], losses: Sequence[records.LossRow]
 ) -> dict[int, float]:
-    """Return seconds at the end of each step of an emulated pipeline, by its virtual clock.
-
-    Empty for any other run, and where the clock has not told of all steps.
-    """
+    """Return seconds at the end of each step by the virtual clock; empty where it does not tell."""
     known = [
         (row.step, row.virtual_step_ms)
         for row in steps
@@ -252,11 +224,3 @@ def virtual_ends(
     ends = itertools.accumulate(ms / 1e3 for _, ms in known)
     found = dict(zip((step for step, _ in known), ends, strict=True))
     return found if all(row.step in found for row in losses) else {}
-
-
-def moved_seconds(moves: Sequence[Move], step: int) -> float:
-    """Return what the moves of an elastic run up to a step took, of which no step's time has any.
-
-    In an emulation they took one process so long.
-    """
-    return sum(move.seconds for move in moves if move.step <= step)

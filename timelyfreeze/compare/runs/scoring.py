@@ -18,7 +18,7 @@ from pathlib import Path
 
 from timelyfreeze.cli import run_environment
 from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
-from timelyfreeze.compare.runs.run import BASE_MODEL, FINISHED, Run, find_runs
+from timelyfreeze.compare.runs.run import BASE_MODEL, FINISHED, Run, find_runs, finished_run
 from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
 
 LOG = "evaluate.log"
@@ -38,9 +38,8 @@ class Questions:
 
     def command(self, model: Path, output: Path) -> list[str]:
         """Return the command that scores a model into the folder ``output``."""
-        return [
-            sys.executable, "-m", "timelyfreeze", "evaluate", *self.arguments(model, output)
-        ]  # fmt: skip
+        words = self.arguments(model, output)
+        return [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
 
     def arguments(self, model: Path, output: Path) -> list[str]:
         """Return what ``timelyfreeze evaluate`` is given for it."""
@@ -55,12 +54,7 @@ class Questions:
 
 
 def parse_questions(text: str) -> Questions:
-    """Read the options of ``evaluate``, given as one text.
-
-    Raises:
-        ValueError: If it has an open quotation, options that a comparison sets by itself, or a
-            folder of questions that is none.
-    """
+    """Read the options of ``evaluate``, given as one text."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -112,7 +106,8 @@ class Scoring:
     def score(self, job: Job) -> bool:
         """Score the finished run of a job; return whether it has its scores now."""
         folder = self.output / job.path
-        run = next(run for run in find_runs([folder]).runs if run.status == FINISHED)
+        run = finished_run(folder)
+        assert run is not None  # run_jobs gives none that is not finished
         return self._score(run.folder, run.folder, folder / LOG, step=run.summary.steps)
 
     def score_base_model(self) -> bool:

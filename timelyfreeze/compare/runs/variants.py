@@ -1,4 +1,14 @@
-"""Settings that the runs of a comparison do not share: asked for, told apart, named."""
+"""Settings that the runs of a comparison do not share: asked for, told apart, named.
+
+Among the runs are peers: what a user would do without freezing, in the time of a run with it. A
+peer trains with method none, and with less work than the run of none beside it:
+
+- ``fewer_steps``: fewer steps, the learning-rate schedule squeezed with them;
+- ``fewer_microbatches``: as many steps, each over fewer microbatches.
+
+It belongs to one freezing method, whose time it is given: ``fewer_steps_for_apf``. How much it
+trains follows from that time and from the run of none (``asked``).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +19,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
 from timelyfreeze.policies import LORA, registered_policies
+
+FEWER_STEPS, FEWER_MICROBATCHES = "fewer_steps", "fewer_microbatches"
+PEERS = (FEWER_STEPS, FEWER_MICROBATCHES)
+# What a peer changes of the run of none. Values differ from seed to seed, as times do.
+PEER_KEYS = frozenset({
+    "training.steps", "training.local_batch_size", "training.global_batch_size",
+    "lr_scheduler.warmup_steps", "lr_scheduler.total_steps", "validation.freq",
+})  # fmt: skip
+_FOR = "_for_"
+
+
+def peer_name(peer: str, method: str) -> str:
+    """Return what stands in place of a method for the ``peer`` of a freezing method."""
+    return f"{peer}{_FOR}{method}"
+
+
+def split_peer(name: str) -> tuple[str, str] | None:
+    """Return peer and freezing method of what ``peer_name`` gives; None for any other name."""
+    peer, _, method = name.partition(_FOR)
+    return (peer, method) if peer in PEERS and method else None
+
+
+def freezes(method: str) -> bool:
+    """Return whether a run of that name freezes anything."""
+    return method != "none" and split_peer(method) is None
+
 
 # Flat: a key is the name of section and option, as on the command line.
 FlatSettings = Mapping[str, Any]
@@ -19,11 +54,7 @@ FlatSettings = Mapping[str, Any]
 # How long a step takes depends on these, apart from the freezing.
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
         "emulation")  # fmt: skip
-
-
 SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing", LORA)
-
-
 # What a comparison varies by itself, where files lie, and what changes no metric.
 LEFT_OUT = frozenset({
     "freezing.method", "freezing.seed", "data.seed", "training.seed",
@@ -32,15 +63,9 @@ LEFT_OUT = frozenset({
     "model.tokenizer_path", "model.print_after_conversion",
     "parallelism.pipeline_parallel_expert_parallel_overlap",
 })  # fmt: skip
-
-
 # Upstream's list of every stage's modules, and ours, from which it follows.
 _CUT = "parallelism.module_fqns_per_model_part"
-
-
 _PARTITION = "parallelism.partition"
-
-
 # Options of `compare run` that set these.
 _OPTIONS = {
     "freezing.method": "--methods",
@@ -49,30 +74,15 @@ _OPTIONS = {
     "job.config_file": "CONFIG",
     "job.dump_folder": "OUTPUT",
 }
-
-
 # As they stand in a variant; on the command line they are --key and --no_key.
 TRUTHS = {"true": True, "false": False}
-
-
 # Readers know options of these sections without their section.
 _SHORT = re.compile(r"^(freezing|parallelism|training)\.")
-
-
 _ASKED = re.compile(r"([a-z_]\w*(?:\.\w+)+)=([^,]+(?:,[^,]+)*)")
 
 
 def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Return the variants that ``--vary`` asks for: the product of all values of all keys.
-
-    Args:
-        texts: Each is such as ``freezing.max_freeze_ratio=0.2,0.4``. None gives one variant, of
-            no key.
-
-    Raises:
-        ValueError: If a text is not of that form, or names a key or a value twice, or a key that
-            the comparison sets by itself.
-    """
+    """Return the variants that ``--vary`` asks for: the product of all values of all keys."""
     values: dict[str, list[str]] = {}
     for text in texts:
         match = _ASKED.fullmatch(text)
@@ -93,11 +103,7 @@ def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
-    """Return those keys of a variant that make another run of a method, or of its peer.
-
-    A run of none is the same one under every key of the freezing, and a method under the options
-    of another. Adapters have a section of their own and nothing of the freezing.
-    """
+    """Return the keys of a variant that make another run of a method, or of its peer."""
     _, method = split_peer(name) or ("", name)
     return {key: value for key, value in variant.items() if _concerns(key, method)}
 
@@ -128,10 +134,7 @@ def _value(text: str) -> Any:
 
 
 def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
-    """Tell whether steps of two runs have something else to do, as far as both are known.
-
-    How many steps there are is no part of it.
-    """
+    """Tell whether steps, however many, of two runs have other things to do, where known."""
     return any(
         key in other and other[key] != value
         for key, value in one.items()
@@ -140,28 +143,16 @@ def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
 
 
 def variants(
-    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings] = ()
+    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings]
 ) -> list[str]:
     """Return of each run the settings in which it differs from other runs of its method.
 
     Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
     no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
     counts in any case, and so does that a run was not asked for it.
-
-    Args:
-        method: Of all the runs.
-        settings: Of each run, flat, and empty where they are not known.
-        asked: The variant of each run; nothing if none was asked for.
-
-    Returns:
-        Texts such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
     """
-    asked = asked or [{}] * len(settings)
     counting = [
-        {
-            **{key: own[key] for key in own if _counts(key, method) and not _follows(key, own)},
-            **variant,
-        }
+        {key: value for key, value in own.items() if _counts(key, method, own)} | dict(variant)
         for own, variant in zip(settings, asked, strict=True)
     ]
     keys = set(itertools.chain.from_iterable(counting))
@@ -184,19 +175,11 @@ def _short(key: str) -> str:
     return _SHORT.sub("", key)
 
 
-def _follows(key: str, own: FlatSettings) -> bool:
-    """Return whether a key says what another one has led to."""
-    return key == _CUT and bool(own.get(_PARTITION))
-
-
-def _counts(key: str, method: str) -> bool:
-    """Return whether ``key`` may set runs of ``method`` apart."""
-    section = key.split(".")[0]
-    if section not in SECTIONS or key in LEFT_OUT:
+def _counts(key: str, method: str, own: FlatSettings) -> bool:
+    """Return whether ``key`` may set runs of ``method`` apart, and says what no other one says."""
+    if (key == _CUT and own.get(_PARTITION)) or (split_peer(method) and key in PEER_KEYS):
         return False
-    if split_peer(method) and key in PEER_KEYS:
-        return False
-    return _concerns(key, method)
+    return key.split(".")[0] in SECTIONS and key not in LEFT_OUT and _concerns(key, method)
 
 
 def _concerns(key: str, method: str) -> bool:
@@ -206,10 +189,6 @@ def _concerns(key: str, method: str) -> bool:
         return method == LORA
     if section != "freezing":
         return True
-    return method != LORA and freezes(method) and not _is_of_other_method(key, method)
-
-
-def _is_of_other_method(key: str, method: str) -> bool:
-    """Return whether ``key`` of the freezing is an option of a policy that ``method`` has not."""
     others = registered_policies().keys() - method.split("+")
-    return any(section in others for section in key.split(".")[1:-1])
+    is_of_other = any(section in others for section in key.split(".")[1:-1])
+    return method != LORA and freezes(method) and not is_of_other

@@ -11,7 +11,7 @@ from pathlib import Path
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import known_schedules, splits_backward
 from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
-from timelyfreeze.whatif.loads import PARTITIONS, TIME
+from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"

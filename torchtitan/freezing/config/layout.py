@@ -13,8 +13,8 @@ from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.settings import first_stage_mode
-from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineNotes
+from timelyfreeze.whatif.partition import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config.job_config import JobConfig
 
 

@@ -19,21 +19,22 @@ from torchtitan.protocols.train_spec import TrainSpec
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.fronts.times import layer_times
-from timelyfreeze.whatif.grid import render_split
+from timelyfreeze.whatif.fronts import layer_times
+from timelyfreeze.whatif.grid import fewest_layers, render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
-from timelyfreeze.whatif.loads import (
+from timelyfreeze.whatif.partition import (
     MEMORY,
     PARAMETERS,
     TIME,
+    Load,
     ModelSizes,
     PartParameters,
     loads_of_ranks,
     memory_load,
+    min_max_split,
     parameter_load,
     time_load,
 )
-from timelyfreeze.whatif.partition import Load, fewest_layers, min_max_split
 from torchtitan.freezing.checks import pipeline_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order

@@ -15,8 +15,8 @@ from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.asked import fewer_microbatches, fewer_steps
-from timelyfreeze.compare.runs.peers import freezes, peer_name, split_peer
 from timelyfreeze.compare.runs.run import Run, find_runs, read_run
+from timelyfreeze.compare.runs.variants import freezes, peer_name, split_peer
 from timelyfreeze.records import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"

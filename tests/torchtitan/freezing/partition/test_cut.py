@@ -10,9 +10,8 @@ import pytest
 
 from tests.torchtitan.helpers.debug_model import N_LAYERS, toml_text
 from timelyfreeze.schedule import build_dag, gpipe_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.grid import Split
-from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules

@@ -9,9 +9,8 @@ import pytest
 
 from timelyfreeze.cli.plan import main as plan_main
 from timelyfreeze.schedule import build_dag, one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.grid import Split
-from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules

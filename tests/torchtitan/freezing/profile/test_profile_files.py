@@ -13,7 +13,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ActionKind, order_from_csv
 from timelyfreeze.timing.bounds import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.loads import PartParameters
+from timelyfreeze.whatif.partition import PartParameters
 from torchtitan.freezing.config.layout import pipeline_order
 from torchtitan.freezing.profile.bench import Point, Response, fit_line, spread
 from torchtitan.freezing.profile.command import main

@@ -9,15 +9,19 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ScheduleOrder, gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.fronts import cases as front_cases
-from timelyfreeze.whatif.fronts.cases import FrontCase, answer_fronts
-from timelyfreeze.whatif.fronts.times import front_times
+from timelyfreeze.schedule.order import Action, ScheduleOrder
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.whatif import fronts as front_cases
+from timelyfreeze.whatif.bounds_file import (
+    BoundsFile,
+    PipelineNotes,
+    bounds_file_text,
+    read_bounds_file,
+)
+from timelyfreeze.whatif.fronts import FrontCase, answer_fronts, front_times
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
-from timelyfreeze.whatif.loads import PartParameters
-from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.rank_memory import ModelBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 

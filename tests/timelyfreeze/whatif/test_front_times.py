@@ -3,7 +3,7 @@
 import pytest
 
 from tests.timelyfreeze.whatif.stages_by_hand import FIRST, LAST, LAYER, MIDDLE, MODEL
-from timelyfreeze.whatif.fronts.times import (
+from timelyfreeze.whatif.fronts import (
     front_times,
     frozen_layers,
     layer_times,

@@ -1,4 +1,4 @@
-"""What a frozen front brings: alone, with a cache, re-split, run ahead of, shrunk."""
+"""What if the first layers were frozen for good: alone, cached, re-split, run ahead of, shrunk."""
 
 from __future__ import annotations
 
@@ -21,16 +21,109 @@ from timelyfreeze.front.plan import (
     run_ahead,
 )
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
-from timelyfreeze.whatif.answers import order_of, schedules_of, sorted_out
+from timelyfreeze.whatif.answers import (
+    ScheduleCases,
+    first_line,
+    order_of,
+    schedules_of,
+    sorted_out,
+)
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.fronts.times import front_times, layer_times, stages_in_front
-from timelyfreeze.whatif.grid import BEST_SPLIT, Grid, Split, render_split
+from timelyfreeze.whatif.grid import BEST_SPLIT, Answer, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.loads import loads_of_ranks, memory_load, parameter_load, shortest_split
-from timelyfreeze.whatif.partition import Load
+from timelyfreeze.whatif.partition import (
+    Load,
+    loads_of_ranks,
+    memory_load,
+    parameter_load,
+    shortest_split,
+)
 from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, parts_of, rank_memory
-from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_batch_ms
+
+
+def frozen_layers(split: Sequence[int], n_frozen: int) -> Split:
+    """Return how many layers of each stage are frozen if the first ``n_frozen`` are."""
+    before = [0, *itertools.accumulate(split)]
+    return tuple(
+        min(max(n_frozen - start, 0), n) for start, n in zip(before[:-1], split, strict=True)
+    )
+
+
+def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
+    """Return how many stages are frozen whole; never the last, for it has the head."""
+    ends = list(itertools.accumulate(split[:-1]))
+    return sum(end <= n_frozen for end in ends) if n_frozen else 0
+
+
+def front_times(
+    model: LayerModel, split: Sequence[int], n_frozen: int, *, cached: bool = False
+) -> tuple[StageTimes, ...]:
+    """Return what each stage of a split takes; a split of one stage is the whole model.
+
+    Where what the front puts out is ``cached``, its forward falls away too.
+    """
+    if not 0 < n_frozen < model.n_layers:
+        raise ValueError(
+            f"{n_frozen} layers of {model.n_layers} would be frozen; it must be 1 or more, and "
+            "leave one live"
+        )
+    if len(split) == 1:  # has both ends of the model
+        first, last = model.stage(0, 2, model.n_layers), model.stage(1, 2, 0)
+        whole: tuple[StageTimes, ...] = (first.plus(last).plus(model.fixed, -1.0),)
+    else:
+        whole = model.times(split)
+    n_front = stages_in_front(split, n_frozen)
+    times = []
+    for stage, (there, n_layers, frozen) in enumerate(
+        zip(whole, split, frozen_layers(split, n_frozen), strict=True)
+    ):
+        if stage < n_front:
+            times.append(StageTimes(forward_ms=0.0 if cached else there.forward_ms))
+        elif stage > n_front:
+            times.append(there)
+        else:
+            live = _live_part(model, stage, len(split), n_layers - frozen)
+            forward_ms = live.forward_ms if cached else there.forward_ms
+            # As in a first stage: nobody waits for an input gradient, so W does all of it.
+            times.append(StageTimes(forward_ms, live.backward_ms, weight_ms=live.backward_ms))
+    for stage, found in enumerate(times):
+        if errors := found.errors():
+            raise ValueError(
+                f"{n_frozen} frozen layers of the split {render_split(split)} are out of the "
+                f"measurements' reach: stage {stage}: {'; '.join(errors)}"
+            )
+    return tuple(times)
+
+
+def layer_times(model: LayerModel, n_frozen: int) -> list[float]:
+    """Return what each layer takes of a microbatch, forward and backward, milliseconds.
+
+    Embedding and head count with the first and the last layer, frozen layers with their forward.
+    """
+    layer, fixed = model.layer, model.fixed
+    first, last = model.stage(0, 2, 0), model.stage(1, 2, 0)
+    times = [layer.forward_ms] * n_frozen
+    times += [layer.forward_ms + layer.backward_ms] * (model.n_layers - n_frozen)
+    times[0] += max(first.forward_ms - fixed.forward_ms, 0.0)
+    beyond = last.plus(fixed, -1.0)
+    times[-1] += max(beyond.forward_ms + beyond.backward_ms, 0.0)
+    return times
+
+
+def _live_part(model: LayerModel, stage: int, n_stages: int, n_live: int) -> StageTimes:
+    """Return what the live layers of the stage in which the front ends take."""
+    if n_stages == 1:
+        return model.stage(1, 2, n_live)
+    there = model.stage(stage, n_stages, n_live)
+    if stage > 0:
+        return there
+    # The embedding is frozen too. Where noise says that it takes less than nothing, it takes that.
+    without = model.fixed.plus(model.layer, n_live)
+    return StageTimes(
+        min(there.forward_ms, without.forward_ms), min(there.backward_ms, without.backward_ms)
+    )
+
 
 # Replicas reduce gradients in float32. A GB/s is so many bytes a millisecond.
 _GRADIENT_BYTES, _BYTES_PER_MS = 4, 1e6
@@ -73,14 +166,6 @@ class FrontCase:
     shrunk: Shrunk | None  # on fewer ranks, with more replicas; None where that is left out
 
 
-@dataclass(frozen=True)
-class FrontAnswer:
-    """The cases of frozen fronts, and notes on them."""
-
-    cases: tuple[FrontCase, ...]
-    notes: tuple[str, ...]
-
-
 def answer_fronts(
     file: BoundsFile,
     grid: Grid,
@@ -88,16 +173,11 @@ def answer_fronts(
     *,
     partition: str | None = None,
     layers: Split | None = None,
-) -> FrontAnswer:
+) -> Answer[FrontCase]:
     """Work out what frozen layers bring in every schedule, number of microbatches and split.
 
-    ``frozen`` are numbers of layers, ``partition`` is what a shrunk pipeline balances: None for
-    parameters if the file tells them, else time. Other arguments are those of ``answer``; what
-    belongs to plans alone is not looked at.
-
-    Raises:
-        ValueError: If no case can be built, layers cannot be told apart, or ``layers`` contradicts
-            the file.
+    ``frozen`` are numbers of layers; a shrunk pipeline balances ``partition``, or parameters if the
+    file tells them, else time. What belongs to plans alone is not looked at.
     """
     tables, notes = schedules_of(file, grid, layers)
 
@@ -110,7 +190,7 @@ def answer_fronts(
             except ValueError as error:
                 yield table.left_out(title, error)
 
-    return FrontAnswer(sorted_out(found(), notes), (*notes,))
+    return Answer(sorted_out(found(), notes), (*notes,))
 
 
 def _cases(
@@ -205,19 +285,12 @@ class _Front:
         return best, batch_ms(best)
 
     def shrunk(self, partition: str | None) -> Shrunk:
-        """Return the pipeline that is left for the layers that are not frozen.
-
-        ``partition`` is ``PARAMETERS`` or ``TIME``; None for the first if the file tells them.
-
-        Raises:
-            ValueError: If ranks have several stages, the file does not tell parameters, a rank
-                would have no layer, or times are out of the measurements' reach.
-        """
+        """Return the pipeline left for the live layers; by parameters, if told, else by time."""
         order, grid, notes = self.table.order, self.table.grid, self.table.file.notes
         if order.n_stages != order.n_ranks:
             raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
         partition = partition or (TIME if notes.parameters is None else PARAMETERS)
-        plan = self._by_time() if partition == TIME else self._by_parameters()
+        plan = self._plan(partition)
         # Replicas share what processors there are.
         processors = None if grid.n_processors is None else grid.n_processors / plan.n_replicas
         batch_ms = unfrozen_batch_ms(
@@ -240,45 +313,34 @@ class _Front:
         ends = itertools.accumulate(plan.split, initial=0)
         return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
 
-    def _largest_at_start(self, load: Load) -> int:
-        stage_to_rank = self.table.order.stage_to_rank
-        return max(loads_of_ranks(load, self.split, stage_to_rank))
+    def _plan(self, partition: str) -> ElasticPlan:
+        table, order, notes = self.table, self.table.order, self.table.file.notes
+        memory, fits = notes.memory, None
 
-    def _by_parameters(self) -> ElasticPlan:
-        parameters, order = self.table.file.notes.parameters, self.table.order
-        if parameters is None:
+        def largest_at_start(load: Load) -> int:
+            return max(loads_of_ranks(load, self.split, order.stage_to_rank))
+
+        if partition == TIME:
+            loads: Sequence[float] = layer_times(self.model, self.n_frozen)
+            largest = max(t.forward_ms + t.backward_ms for t in self.model.times(self.split))
+            if memory is not None:
+                limit = largest_at_start(memory_load(memory, order))
+
+                def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
+                    return self._bytes(memory, n_ranks, rank, start, stop) <= limit
+
+        elif notes.parameters is None:
             raise ValueError(
-                f"{self.table.file.path.name} does not tell how many parameters the parts of the "
+                f"{table.file.path.name} does not tell how many parameters the parts of the "
                 f"model have; shrink by {TIME}"
             )
+        else:
+            loads = notes.parameters.units
+            largest = largest_at_start(parameter_load(notes.parameters, order.stage_to_rank))
         return elastic_plan(
-            parameters.units,
-            self.n_frozen,
-            order.n_ranks,
-            largest_at_start=self._largest_at_start(
-                parameter_load(parameters, order.stage_to_rank)
-            ),
-            n_microbatches=self.table.n_microbatches,
-        )
-
-    def _by_time(self) -> ElasticPlan:
-        order, memory, fits = self.table.order, self.table.file.notes.memory, None
-        if memory is not None:
-            limit = self._largest_at_start(memory_load(memory, order))
-
-            def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
-                return self._bytes(memory, n_ranks, rank, start, stop) <= limit
-
-        at_start = self.model.times(self.split)
-        return elastic_plan(
-            layer_times(self.model, self.n_frozen),
-            self.n_frozen,
-            order.n_ranks,
-            largest_at_start=max(times.forward_ms + times.backward_ms for times in at_start),
-            n_microbatches=self.table.n_microbatches,
-            partition=TIME,
-            fits=fits,
-        )
+            loads, self.n_frozen, order.n_ranks, largest_at_start=largest,
+            n_microbatches=table.n_microbatches, partition=partition, fits=fits,
+        )  # fmt: skip
 
     def _bytes(self, model: ModelBytes, n_ranks: int, rank: int, start: int, stop: int) -> int:
         """Return what a rank holds at its fullest that has layers ``start`` to ``stop`` - 1."""

@@ -1,1 +1,0 @@
-"""What if the first layers were frozen for good: alone, cached, re-split, run ahead of, shrunk."""
