@@ -9,8 +9,7 @@ from plan_error import HEAD, main
 
 from tests.timelyfreeze.compare.run_folders import write_run
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import order_to_csv
-from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, order_to_csv
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from timelyfreeze.files import Count, Number, OneOf, Within, parse_json, read_dataclass, to_plain
+from timelyfreeze.files import Number, OneOf, Within, parse_json, read_dataclass, to_plain
 from timelyfreeze.schedule import (
     Action,
     ActionKind,

@@ -15,8 +15,7 @@ from tests.timelyfreeze.whatif.stages_by_hand import (
     MODEL,
 )
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ScheduleOrder
-from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif import partition as best_unfrozen
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model

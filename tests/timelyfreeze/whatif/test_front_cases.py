@@ -9,8 +9,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action, ScheduleOrder
-from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import Action, ScheduleOrder, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif import fronts as front_cases
 from timelyfreeze.whatif.bounds_file import (
     BoundsFile,

@@ -10,8 +10,7 @@ import pytest
 
 from tests.timelyfreeze.whatif.stages_by_hand import MODEL as TIMES
 from tests.timelyfreeze.whatif.test_rank_memory import MODEL as BYTES
-from timelyfreeze.schedule.order import ScheduleOrder, parse_order
-from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder, gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.partition import (
     Load,

@@ -11,8 +11,7 @@ from tests.timelyfreeze.whatif.stages_by_hand import FIRST, LAST, MIDDLE, MODEL
 from tests.timelyfreeze.whatif.test_rank_memory import MODEL as BYTES
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import Action
-from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.times import bounds_from_times

@@ -12,7 +12,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from timelyfreeze.files import write_whole
-from torchtitan.checkpoints.settings import save_settings
+from torchtitan.checkpoints.finished import save_settings
 from torchtitan.freezing import launch as launch_module
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import JobConfig

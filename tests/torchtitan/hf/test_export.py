@@ -213,7 +213,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
     export_run(run)
     with pytest.raises(ValueError, match="is there already"):
         export_run(run)
-    with pytest.raises(ExportError, match="is no folder; name another with --output"):
+    with pytest.raises(ValueError, match="is no folder; name another with --output"):
         export_run(run, output=run / "settings.json" / "hf")
     settings = json.loads((run / "settings.json").read_text())
     settings["model"]["name"] = "qwen3"

@@ -53,7 +53,7 @@ from torchtitan.freezing.report.times import (
     StepTimes,
     summary_at_start,
 )
-from torchtitan.lora.trained import count_trained
+from torchtitan.lora.adapters import count_trained
 from torchtitan.upstream.fixes import lines_count
 
 # What is of one pipeline, by what is numbered together: where another one follows, it stays.

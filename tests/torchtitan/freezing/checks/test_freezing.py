@@ -24,7 +24,8 @@ from torchtitan.freezing.checks.freezing import cache_folder_errors
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config.job_config import job_config_class
-from torchtitan.freezing.elastic import ElasticRun, RunningAhead
+from torchtitan.freezing.elastic.ahead import RunningAhead
+from torchtitan.freezing.elastic.run import ElasticRun
 from torchtitan.freezing.launch import trainer_for
 from torchtitan.freezing.trainer import FreezingTrainer
 
@@ -277,8 +278,8 @@ def test_an_elastic_run_goes_together_with_the_cache() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
-        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
+        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must lie in [0, 1]"),
+        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must lie in [0, 1]"),
         (
             {"partition": "memory"},
             "freezing.elastic.partition is 'memory'; known: parameters, time",
