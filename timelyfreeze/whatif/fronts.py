@@ -42,14 +42,6 @@ from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, par
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_batch_ms
 
 
-def frozen_layers(split: Sequence[int], n_frozen: int) -> Split:
-    """Return how many layers of each stage are frozen if the first ``n_frozen`` are."""
-    before = [0, *itertools.accumulate(split)]
-    return tuple(
-        min(max(n_frozen - start, 0), n) for start, n in zip(before[:-1], split, strict=True)
-    )
-
-
 def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
     """Return how many stages are frozen whole; never the last, for it has the head."""
     ends = list(itertools.accumulate(split[:-1]))
@@ -74,19 +66,12 @@ def front_times(
     else:
         whole = model.times(split)
     n_front = stages_in_front(split, n_frozen)
-    times = []
-    for stage, (there, n_layers, frozen) in enumerate(
-        zip(whole, split, frozen_layers(split, n_frozen), strict=True)
-    ):
-        if stage < n_front:
-            times.append(StageTimes(forward_ms=0.0 if cached else there.forward_ms))
-        elif stage > n_front:
-            times.append(there)
-        else:
-            live = _live_part(model, stage, len(split), n_layers - frozen)
-            forward_ms = live.forward_ms if cached else there.forward_ms
-            # As in a first stage: nobody waits for an input gradient, so W does all of it.
-            times.append(StageTimes(forward_ms, live.backward_ms, weight_ms=live.backward_ms))
+    front, there, behind = whole[:n_front], whole[n_front], whole[n_front + 1 :]
+    times = [StageTimes(forward_ms=0.0 if cached else each.forward_ms) for each in front]
+    live = _live_part(model, n_front, len(split), sum(split[: n_front + 1]) - n_frozen)
+    forward_ms = live.forward_ms if cached else there.forward_ms
+    # As in a first stage: nobody waits for an input gradient, so W does all of it.
+    times += [StageTimes(forward_ms, live.backward_ms, weight_ms=live.backward_ms), *behind]
     for stage, found in enumerate(times):
         if errors := found.errors():
             raise ValueError(
