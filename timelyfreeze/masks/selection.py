@@ -115,9 +115,6 @@ def draw_uniform(
 
     Returns:
         NDArray[bool]: Shape [n]; True where the tensor is frozen.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1].
     """
     n = len(table.names)
     if ratio in (0.0, 1.0):
@@ -297,7 +294,7 @@ def fit_whole_stage(
     the front and nothing, freezes the ratio's part of the elements in the mean.
 
     ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
-    without any the stage is frozen all or nothing. Arguments and errors as for ``fit_to_ratio``.
+    without any the stage is frozen all or nothing. Arguments as for ``fit_to_ratio``.
     """
     fraction = frozen_ratio(table, front)
     if fraction >= ratio:

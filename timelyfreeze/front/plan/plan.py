@@ -157,7 +157,8 @@ def elastic_plan(
     sublayers. A run moves whole layers, which find fewer cuts: of 12 layers of ViT-B/16 on 8 ranks
     5, 6, 7 or 9 frozen ones have none, all sublayers do. Embedding and head belong to the first and
     the last one. ``lambda_``, not used with ``TIME``, is the cost of a frozen unit over a live one;
-    ``largest_at_start`` is M0, in whose place ``fits`` decides with ``TIME``.
+    ``largest_at_start`` is M0, in whose place ``fits`` decides with ``TIME``. A rank that would get
+    no unit is a ValueError.
     """
 
     def cut(k: int) -> tuple[Balance, float] | None:
