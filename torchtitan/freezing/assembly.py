@@ -146,6 +146,6 @@ def front_identity(
     training = job_config.training
     numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
     are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
-    numbers = *numbers, are_cast and is_sharded
+    numbers = *numbers, are_cast and is_sharded  # by FSDP, which casts others than autocast
     made_by = job_config.model.converters, job_config.compile, torch.__version__, device.type
     return repr((model_args, *numbers, *made_by))

@@ -269,7 +269,7 @@ class FreezingTrainer(Trainer):
         """Go on from a checkpoint, of any number of replicas."""
         super().load_state_dict(state_dict)
         self.device_seconds = float(state_dict.get(DEVICE_SECONDS, 0.0))
-        if ALL_TOKENS in state_dict:
+        if ALL_TOKENS in state_dict:  # upstream has one replica's count for all
             rank, size = 0, 1
             if self.parallel_dims.dp_enabled:
                 mesh = self.parallel_dims.get_mesh("batch")
