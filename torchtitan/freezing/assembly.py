@@ -79,7 +79,6 @@ class Assembly:
         """Return the controller of the configured method."""
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
-        assert method is not None  # the caller saw to it
         stages, outside = stages_of(trainer.pp_schedule), None
         if self._optimizers is not None:
             outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
