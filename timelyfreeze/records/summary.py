@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,13 @@ class RunSummary:
     failure: str | None = None  # why a method that plans has no plan
     switched_off: str | None = None  # since when and why nothing is frozen although there is a plan
     ended_early: str | None = None  # why, after which step, and what was saved
+
+    def by_virtual_clock(self) -> RunSummary:
+        """Return it with the steps of an emulated run as devices would have taken them."""
+        if self.emulated_ranks is None:
+            return self
+        names = [each.name for each in fields(self) if each.name.startswith("virtual_")]
+        return replace(self, **{n.removeprefix("virtual_"): getattr(self, n) for n in names})
 
 
 # Metrics that a table of runs has.

@@ -79,7 +79,6 @@ class Assembly:
         """Return the controller of the configured method."""
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
-        assert method is not None  # the caller saw to it
         stages, outside = stages_of(trainer.pp_schedule), None
         if self._optimizers is not None:
             outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
@@ -146,6 +145,6 @@ def front_identity(
     training = job_config.training
     numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
     are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
-    numbers = *numbers, are_cast and is_sharded
+    numbers = *numbers, are_cast and is_sharded  # by FSDP, which casts others than autocast
     made_by = job_config.model.converters, job_config.compile, torch.__version__, device.type
     return repr((model_args, *numbers, *made_by))

@@ -146,7 +146,6 @@ def trainer_for(job_config: JobConfig) -> Any:
 def _done_run(job_config: JobConfig) -> str:
     """Return what is said of a run that is done: at which step, and its report if it has one."""
     start, report = start_of(job_config), last_report(job_config)
-    assert start is not None  # the caller saw to it
     told = (
         f"This run is done at step {start.step} (training.steps is {job_config.training.steps}, "
         f"the checkpoint {str(start.folder)!r}); with more training.steps it goes on"

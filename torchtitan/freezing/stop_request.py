@@ -39,11 +39,14 @@ class StopRequest:
 
     A rank that stopped alone would leave others waiting. So before every step each tells what it
     has ``heard``, 0 for nothing, and asks what was said a step ago, which has long arrived.
+    Without a timeout there are no others, and signals end the process as ever.
     """
 
-    def __init__(self, timeout: timedelta) -> None:
-        # Between hosts, whatever the model's messages run over: no device has to be waited for.
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+    def __init__(self, timeout: timedelta | None) -> None:
+        self._group: dist.ProcessGroup | None = None
+        if timeout is not None:
+            # Between hosts, whatever the model's messages run over: no device is waited for.
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
         self.heard = 0
         self._said = torch.zeros((), dtype=torch.int64)
         self._on_its_way: dist.Work | None = None
@@ -51,8 +54,9 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take note of signals instead of ending by them; further ones change nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may handle signals
+        # Only the main thread may handle signals.
+        if self._group is None or threading.current_thread() is not threading.main_thread():
+            yield
             return
         global _is_listening
         former = {number: signal.signal(number, self._hear) for number in STOP_SIGNALS}
@@ -70,7 +74,7 @@ class StopRequest:
     def agreed(self) -> signal.Signals | None:
         """Return the signal by which the run ends now; all ranks ask before each step."""
         found = self.settled()
-        if found is None:
+        if found is None and self._group is not None:
             self._said = torch.tensor(self.heard, dtype=torch.int64)
             self._on_its_way = dist.all_reduce(
                 self._said, op=dist.ReduceOp.MAX, group=self._group, async_op=True
@@ -80,14 +84,17 @@ class StopRequest:
     def is_so_anywhere(self, is_so: bool) -> bool:
         """Return whether it is so on any rank; every rank must call this, and waits for all."""
         heard = torch.tensor(int(is_so), dtype=torch.int64)
-        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._group)
+        if self._group is not None:
+            dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._group)
         return bool(heard)
 
     def close(self) -> None:
         """Give the group back, unless a rank that died has left something on its way."""
-        if self._on_its_way is None or self._on_its_way.is_completed():
+        is_silent = self._on_its_way is None or self._on_its_way.is_completed()
+        group, self._group = self._group, None
+        if group is not None and is_silent:
             self._on_its_way = None
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(group)
 
     def settled(self) -> signal.Signals | None:
         """Return what all ranks knew at the last call of :meth:`agreed`, without asking anew."""

@@ -24,7 +24,6 @@ from timelyfreeze.front.caching import Row, token_digest
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
-from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -79,7 +78,7 @@ class FreezingTrainer(Trainer):
                 self.checkpointer.states[CHECKPOINT_KEY] = self.controller
         self.checkpointer.settings = job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
-        self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
+        self._stop = StopRequest(timeout if job_config.comm.mode == "default" else None)
         self._steps_done: int | None = None
         self.metrics_processor.begin_run(self.controller, self.emulation, self.output)
 
@@ -164,7 +163,7 @@ class FreezingTrainer(Trainer):
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step; examples that end, end on all replicas at once."""
         is_endless = getattr(getattr(self.dataloader, "dataset", None), "infinite", False)
-        if is_endless or not self.parallel_dims.dp_enabled or self._stop is None:
+        if is_endless or not self.parallel_dims.dp_enabled:
             return data_iterator
         batches = []
         with suppress(DataloaderExhaustedError):
@@ -202,7 +201,7 @@ class FreezingTrainer(Trainer):
 
     def train(self) -> None:
         """Train, then report; by a signal to stop, save a checkpoint first, and then exit."""
-        with nullcontext() if self._stop is None else self._stop.listening():
+        with self._stop.listening():
             try:
                 super().train()
             except Exception as error:
@@ -210,7 +209,7 @@ class FreezingTrainer(Trainer):
                 raise
             ended_early = self._end_early()
             self.metrics_processor.recorder.end(ended_early, self.device_seconds)
-            stopped_by = None if self._stop is None else self._stop.settled()
+            stopped_by = self._stop.settled()
             if ended_early is not None and stopped_by is not None:
                 self.close()
                 dist.barrier()  # whoever ends first has torchrun end the others
@@ -221,7 +220,7 @@ class FreezingTrainer(Trainer):
         """Say what was lost, above a stack trace that ends somewhere in torch."""
         phase = "" if self.controller is None else f" ({self.controller.phase.value})"
         kept = "no checkpoint is kept, since checkpoint.enable is false"
-        if isinstance(self.checkpointer, SafeCheckpointManager) and self.checkpointer.enable:
+        if self.checkpointer.enable:
             kept = self.checkpointer.last_finished()
         logger.error(
             "Rank %d ends in step %d%s: %s; if it speaks of a connection or a timeout, another "
@@ -236,7 +235,7 @@ class FreezingTrainer(Trainer):
     def should_continue_training(self) -> bool:
         """Return whether there is another step: not after the last, nor once asked to stop."""
         self._steps_done = self.step
-        stopped_by = None if self._stop is None else self._stop.agreed()
+        stopped_by = self._stop.agreed()
         return super().should_continue_training() and stopped_by is None
 
     def _end_early(self) -> str | None:
@@ -247,10 +246,8 @@ class FreezingTrainer(Trainer):
             return None
         # A step without examples is not one: upstream counts it and then cancels it.
         ran_out = done > self.step
-        saved = ""
-        if isinstance(self.checkpointer, SafeCheckpointManager):
-            saved = self.checkpointer.save_now(self.step, last_step=ran_out)
-        stopped_by = None if self._stop is None else self._stop.settled()
+        saved = self.checkpointer.save_now(self.step, last_step=ran_out)
+        stopped_by = self._stop.settled()
         is_signal = not ran_out and stopped_by is not None
         why = f"stopped by {stopped_by.name}" if is_signal else self.why_early
         return f"{why} after step {self.step} of {n_steps}{saved}"
@@ -269,7 +266,7 @@ class FreezingTrainer(Trainer):
         """Go on from a checkpoint, of any number of replicas."""
         super().load_state_dict(state_dict)
         self.device_seconds = float(state_dict.get(DEVICE_SECONDS, 0.0))
-        if ALL_TOKENS in state_dict:
+        if ALL_TOKENS in state_dict:  # upstream has one replica's count for all
             rank, size = 0, 1
             if self.parallel_dims.dp_enabled:
                 mesh = self.parallel_dims.get_mesh("batch")
@@ -290,6 +287,4 @@ class FreezingTrainer(Trainer):
         if isinstance(self.parallel_dims, EmulatedDims):
             self.parallel_dims.pipeline.clear()  # a run that goes on elsewhere keeps the dimensions
         super().close()
-        if self._stop is not None:
-            self._stop.close()
-            self._stop = None
+        self._stop.close()

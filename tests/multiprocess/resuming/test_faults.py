@@ -6,7 +6,7 @@ import math
 import pytest
 from faults import equal_weights, last_run_file, run_with
 
-from torchtitan.freezing.report.text import shown_report
+from torchtitan.freezing.report.reports import shown_report
 
 # The phases are those of the table of methods; checkpoints are at steps 3, 6, 9 and 12.
 KILLED_IN = {"lower_bound": 6, "stable": 11}

@@ -13,7 +13,7 @@ from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from torchtitan.freezing.report.text import shown_report
+from torchtitan.freezing.report.reports import shown_report
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scen
 from timelyfreeze.planning.plan import plan_from_json
 from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.records.tables import STEPS as STEPS_FILE
-from torchtitan.freezing.report.text import render_report
+from torchtitan.freezing.report.reports import render_report
 
 REAL = "1F1B"
 LONG = ("Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV")

@@ -14,7 +14,6 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.runtime import FrontAhead, split_batch, stages_of
 from timelyfreeze.runtime.entering.ahead import Microbatches
-from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.loader import Batch, Lookahead
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.config import JobConfig
@@ -32,7 +31,6 @@ class RunningAhead(Trainer):
 
     def __init__(self, job_config: JobConfig) -> None:
         super().__init__(job_config)
-        assert self.controller is not None  # the configuration was checked
         (stage,) = stages_of(self.pp_schedule)
         ranks = dist.get_process_group_ranks(stage.group)
         # Nothing is sent in the first step, which may take longer.
@@ -85,9 +83,6 @@ class RunningAhead(Trainer):
         """Whether the front goes on with the next step's batch: nothing comes before that."""
         if self._n_batches_left or not self._ahead.n_front:
             return False
-        assert self.controller is not None  # the front is its
-        assert self.controller.checks is not None  # likewise
-        assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
         validates = self.job_config.validation.enable and self.validator.should_validate(self.step)
         saves = self.checkpointer.saves_after(self.step)
         between = validates or saves or self.controller.checks.decides

@@ -25,7 +25,6 @@ from torchtitan.train import Trainer
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
-from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
@@ -305,29 +304,20 @@ class Leaving(Trainer):
 
     def hand_over(self) -> HandedOver:
         """Close; return what the run goes on from."""
-        assert self.controller is not None  # it has asked for another pipeline
-        assert self._left_with is not None  # likewise
-        memory = self._manager.hand_over(self.device)
+        memory = self.checkpointer.hand_over(self.device)
         if self.controller.cache is not None:
             self.controller.cache.hand_over()
-        heard = 0 if self._stop is None else self._stop.heard
         self.close()
-        return HandedOver(memory, heard, self.controller.entered_phase, self._left_with)
+        phase = self.controller.entered_phase
+        return HandedOver(memory, self._stop.heard, phase, self._left_with)
 
     def take_over(self, handed: HandedOver, arrived: Callable[[], None]) -> None:
         """Go on from what another trainer has handed over; call ``arrived`` once it is loaded."""
-        assert self.controller is not None  # the trainer before had one
-        self._manager.take_over(handed.memory)
+        self.checkpointer.take_over(handed.memory)
         self.controller.entered_phase = handed.phase
-        if self._stop is not None:
-            self._stop.heard = handed.heard
+        self._stop.heard = handed.heard
         self._arrived = arrived
         self._until_arrived.enter_context(silence(logging.INFO))
-
-    @property
-    def _manager(self) -> SafeCheckpointManager:
-        assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
-        return self.checkpointer
 
 
 @contextmanager

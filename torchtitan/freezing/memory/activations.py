@@ -35,7 +35,7 @@ def kept_bytes(
     buffers: list[Tensor] | None = None,
     loss: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, Tensor]:
-    """Return the bytes that a forward on fakes leaves, without its weights, and its output."""
+    """Return the bytes that stay alive after a forward, weights left out, and its output."""
     _stand_in_for_kernels(module)
     known = {_key(p) for p in [*module.parameters(), *(buffers or [])]}
     alive: dict[int, torch.UntypedStorage] = {}

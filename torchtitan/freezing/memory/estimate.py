@@ -124,7 +124,10 @@ class CutMemory:
         self._order = pipeline_order(job_config, n_layers)
 
     def of_rank(self, rank: int, start: int, stop: int, n_frozen: int = 0) -> RankMemory:
-        """Return what a rank with layers ``start`` to before ``stop`` of the model holds."""
+        """Return what a rank with layers ``start`` to before ``stop`` holds at its fullest.
+
+        Of the model's front ``n_frozen`` layers are frozen, the embedding with them.
+        """
         order = self._order
         parts = parts_of(rank, order.n_stages, stop - start)
         live, frozen = frozen_parts(parts, min(max(n_frozen - start, 0), parts[LAYER]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch.distributed.pipelining.schedules import (
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
-from torchtitan.protocols import ModelProtocol
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec
 
@@ -324,13 +323,13 @@ class Bench:
             get_group=lambda name: None,  # which torch takes for the default group
         )
         _, (part,) = titan_pipeline.pipeline_module_split(
-            self._model, cast(Any, mesh), "1F1B", self._device, modules
+            self._model, mesh, "1F1B", self._device, modules
         )
         part = self.spec.parallelize_fn(part, self._dims, config)
         autocast_stages([part], self._dims, config, self._device)
         part.to_empty(device=self._device)
         with torch.no_grad():
-            cast(ModelProtocol, part).init_weights(buffer_device=None)
+            part.init_weights(buffer_device=None)
         part.train()
         titan_tools.device_module.reset_peak_memory_stats(self._device)
         return LoneStage(

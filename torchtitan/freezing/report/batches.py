@@ -84,7 +84,6 @@ class Timelines(RunPart):
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
         run, controller = self.run, self.run.controller
-        assert controller is not None  # batches come from it
         batches = of_commonest_entry(batches)
         everyone = run.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]

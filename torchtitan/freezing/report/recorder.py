@@ -38,14 +38,13 @@ from torchtitan.freezing.config import (
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import Responses, Timelines
 from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference
-from torchtitan.freezing.report.page import Page
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
+from torchtitan.freezing.report.reports import Page, Report
 from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder, number_former
 from torchtitan.freezing.report.steps import Counts, EmulatedSteps, Front, Moves, Steps
 from torchtitan.freezing.report.tensorboard import RunTensorBoard
-from torchtitan.freezing.report.text import Report
 from torchtitan.freezing.report.times import (
     BatchTimes,
     Memory,

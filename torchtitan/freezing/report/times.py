@@ -23,7 +23,6 @@ from timelyfreeze.timing import DurationBounds, usable_cores
 from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
-from torchtitan.freezing.report.text import by_virtual_clock
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -244,7 +243,7 @@ class Outcome(RunPart):
 
 def convergence(summary: RunSummary) -> dict[str, Any]:
     """Return what freezing means for learning, given all times and p_eff of the stable phase."""
-    clock = by_virtual_clock(summary)
+    clock = summary.by_virtual_clock()
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
     return {
@@ -258,7 +257,7 @@ def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) 
     """Return model FLOPs utilization, as TorchTitan has it; nothing where no peak is known."""
     if math.isnan(peak_flops):
         return {}
-    clock = by_virtual_clock(summary)
+    clock = summary.by_virtual_clock()
 
     def percent(tokens_per_second: float | None) -> float | None:
         if tokens_per_second is None:

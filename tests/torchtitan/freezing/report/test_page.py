@@ -11,8 +11,7 @@ from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.tables import FrozenCount
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.page import render_page
-from torchtitan.freezing.report.text import render_report
+from torchtitan.freezing.report.reports import render_page, render_report
 from torchtitan.freezing.report.times import Outcome
 
 MEASURED: dict[str, Any] = {

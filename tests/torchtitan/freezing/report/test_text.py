@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.summaries import make_summary
-from torchtitan.freezing.report.text import render_report, shown_report
+from torchtitan.freezing.report.reports import render_report, shown_report
 
 FOLDER = Path("outputs/tb/run_1")
 FILES = [
