@@ -38,21 +38,16 @@ class _Progress(Progress):
 class InstructDataset(ResumableDataset):
     """Sequences of one data-parallel rank; order and resuming are those of its base.
 
-    An epoch has the examples of a source with a weight as often as that says
-    (:meth:`ExampleMixture.epoch`).
-
     An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
     at the end of the epoch. An endless stream goes on to the next example. A finite one finds these
     examples before it starts, by encoding all examples once: dropped on the way, they would make
-    one rank's part shorter than another's.
-
-    Packed sequences are made of :data:`WINDOW_EXAMPLES` examples of a rank's part at a time, all of
-    one epoch. Ranks do not have equally many of them: packing is for endless streams.
+    one rank's part shorter than another's. Packed sequences are made of :data:`WINDOW_EXAMPLES`
+    examples of a rank's part at a time. Ranks do not have equally many of them: packing is for
+    endless streams.
 
     It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
     where ``"rows"`` is the example's index in the data set; packed, the inputs have
-    ``"positions"``, int64 [T], instead of it: see :class:`PackedSequence`. Messages name keys of
-    ``section``.
+    ``"positions"``, int64 [T], instead of it: see :class:`PackedSequence`.
     """
 
     _progress = _Progress

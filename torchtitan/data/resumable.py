@@ -49,11 +49,7 @@ class ResumableDataset(IterableDataset, Stateful):
     A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
-    Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
-    since.
-
-    A subclass makes samples of examples. It may take several at a time, a ``window``, all of one
-    epoch, and make any number of samples of them.
+    A subclass makes any number of samples of the examples of a ``window``, all of one epoch.
     """
 
     names_rows = True  # whether a sample is one example, so that its index names it

@@ -1,5 +1,35 @@
-"""Adapters of low rank beside linear layers whose weights are frozen for good."""
+"""Adapters of low rank (arXiv:2106.09685) beside frozen linear layers: the section ``[lora]``."""
 
-from torchtitan.lora.settings import Lora
+from dataclasses import dataclass, field
 
-__all__ = ["Lora"]
+# What people multiply a learning rate for all weights by.
+_FASTER = 10.0
+
+
+@dataclass
+class Lora:
+    """Adapters, which learn in place of the weights with freezing.method "lora"."""
+
+    rank: int = 16
+    """Width of an adapter."""
+
+    alpha: float | None = None
+    """What an adapter adds is multiplied by alpha / rank. Unset: twice the rank, as is usual."""
+
+    targets: list[str] = field(default_factory=list)
+    """Linear layers that get an adapter, by the last words of their names: "wq", "attention.wq" or
+    "layers.3.attention.wq". Unset: all but the head."""
+
+    learning_rate: float | None = None
+    """Of the adapters, instead of optimizer.lr. Unset: ten times that one, since adapters learn
+    slower than weights."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's output is multiplied by."""
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return alpha / self.rank
+
+    def rate(self, of_weights: float) -> float:
+        """Return the learning rate of adapters, given that of weights."""
+        return _FASTER * of_weights if self.learning_rate is None else self.learning_rate

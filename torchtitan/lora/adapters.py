@@ -22,7 +22,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.runtime import Exchange
-from torchtitan.lora.settings import Lora
+from torchtitan.lora import Lora
 
 HEAD = "output"
 BASE = "base_layer."
