@@ -233,8 +233,8 @@ class FreezingState:
         parts = self.parts(state)
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
-            **_scores({} if self.checks is None else self.checks.tensor_state()),
-            **self._subspaces(),
+            **_named(_SCORE, {} if self.checks is None else self.checks.tensor_state()),
+            **_named(_SUBSPACE, self.subspaces.tensors()),
         }
 
     def wanted(self, keys: Collection[str]) -> dict[str, Any]:
@@ -242,8 +242,12 @@ class FreezingState:
         mine = [f"{RANK_KEY}{self.exchange.rank}"]
         saved = [k.removeprefix(_SCORE) for k in keys if k.startswith(_SCORE)]
         tensors = {} if self.checks is None else self.checks.tensors_to_load(saved)
-        inside = {key: tensor for key, tensor in self._subspaces().items() if key in keys}
-        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **_scores(tensors), **inside}
+        inside = _named(_SUBSPACE, self.subspaces.tensors())
+        return {
+            **dict.fromkeys(rank_keys(keys) or mine, ""),
+            **_named(_SCORE, tensors),
+            **{key: tensor for key, tensor in inside.items() if key in keys},
+        }
 
     def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
@@ -293,14 +297,8 @@ class FreezingState:
             self.checks.load_plain_state(state["policy"])
             if "losses" in state:
                 self.checks.load_plain_losses(state["losses"])
-            vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
-            self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
-        inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
-        self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
-
-    def _subspaces(self) -> dict[str, Tensor]:
-        """Return the subspaces under their names in a checkpoint; loading writes into them."""
-        return {f"{_SUBSPACE}{name}": each for name, each in self.subspaces.tensors().items()}
+            self.checks.load_tensor_state(_unnamed(_SCORE, state_dict))
+        self.subspaces.load(_unnamed(_SUBSPACE, state_dict))
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""
@@ -324,8 +322,13 @@ class FreezingState:
         return state_of(states, self.stages, self.exchange.rank, self.exchange.size)
 
 
-def _scores(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{_SCORE}{key}": tensor for key, tensor in tensors.items()}
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under their names in a checkpoint, which loads into them."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _unnamed(prefix: str, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
 
 
 def is_cut_alike(states: Sequence[Mapping[str, Any]], layout: ModelLayout) -> bool:

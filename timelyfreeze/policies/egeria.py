@@ -141,7 +141,7 @@ class Egeria:
 
     def groups(self, layout: ModelLayout) -> list[BlockGroup]:
         """Return the modules of a model; raise ValueError if the patterns do not fit it."""
-        return block_groups(layout, self.modules, _MODULES)
+        return block_groups(layout, self.modules)
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing while bootstrapping."""
@@ -269,16 +269,16 @@ class BlockGroup:
     end: int
 
 
-def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> list[BlockGroup]:
+def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[BlockGroup]:
     """Divide the blocks of a model into groups, from front to back.
 
     A block belongs to the group whose pattern is found in a name of its parameters. Without
     patterns neighbours of a stage are put together as long as a group has no more parameters than
-    the largest block. ``name`` is the key of the patterns, for errors.
+    the largest block.
     """
     stages = _stages(layout)
     if patterns:
-        numbers = [_pattern_of(layout, layer, patterns, name) for layer in range(layout.n_layers)]
+        numbers = [_pattern_of(layout, layer, patterns) for layer in range(layout.n_layers)]
     else:
         numbers = _by_size(layout.layer_sums(layout.sizes).tolist(), stages)
     groups: list[BlockGroup] = []
@@ -287,8 +287,8 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> lis
         if not seen or number != seen[-1]:
             if number in seen:
                 raise ValueError(
-                    f"{key(name)}: {patterns[number]!r} takes blocks that are no neighbours; block "
-                    f"{layer} comes after others"
+                    f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
+                    f"block {layer} comes after others"
                 )
             seen.append(number)
             groups.append(BlockGroup(layer, layer + 1))
@@ -297,7 +297,7 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> lis
     for group, number in zip(groups, seen, strict=True):
         if patterns and stages[group.first] != stages[group.end - 1]:
             raise ValueError(
-                f"{key(name)}: {patterns[number]!r} takes blocks of the stages "
+                f"{key(_MODULES)}: {patterns[number]!r} takes blocks of the stages "
                 f"{stages[group.first]} and {stages[group.end - 1]}; all of a group must lie on one"
             )
     return groups
@@ -305,8 +305,7 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str], name: str) -> lis
 
 def _stages(layout: ModelLayout) -> list[int]:
     """Return the stage of each block."""
-    pairs = zip(layout.layers.tolist(), layout.stages.tolist(), strict=True)
-    by_layer = dict(pairs)
+    by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
     return [by_layer[layer] for layer in range(layout.n_layers)]
 
 
@@ -322,7 +321,7 @@ def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _pattern_of(layout: ModelLayout, layer: int, patterns: Sequence[str], name: str) -> int:
+def _pattern_of(layout: ModelLayout, layer: int, patterns: Sequence[str]) -> int:
     """Return which pattern a block belongs to."""
     names = [layout.names[i] for i in (layout.layers == layer).nonzero()[0]]
     found = [
@@ -331,7 +330,7 @@ def _pattern_of(layout: ModelLayout, layer: int, patterns: Sequence[str], name: 
     if len(found) != 1:
         what = " and ".join(repr(patterns[i]) for i in found) or "none of its patterns"
         raise ValueError(
-            f"{key(name)}: {what} are found in the names of block {layer} ({names[0]}); it must be "
-            "exactly one"
+            f"{key(_MODULES)}: {what} are found in the names of block {layer} ({names[0]}); it "
+            "must be exactly one"
         )
     return found[0]
