@@ -13,9 +13,3 @@ from timelyfreeze.control.state import (
     stages_of_ranks,
     state_of,
 )
-
-__all__ = [
-    "CollectedMetrics", "FreezeController", "FreezeReport", "FreezingState", "ObservedBatch",
-    "Reporter", "attach_clocks", "build_controller", "merge_each_phase", "pipeline_error",
-    "processors_of", "rank_keys", "saved_states", "stages_of_ranks", "state_of",
-]  # fmt: skip

@@ -6,5 +6,3 @@ from timelyfreeze.emulation.controller import (
     EmulatedRecorder,
     merge_ranks,
 )
-
-__all__ = ["EmulatedBatch", "EmulatedController", "EmulatedRecorder", "merge_ranks"]

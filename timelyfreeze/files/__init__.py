@@ -31,11 +31,3 @@ from timelyfreeze.files.table import (
     printable,
     spreadsheet_cell,
 )
-
-__all__ = [
-    "MOST", "WRITTEN", "AnyFloat", "Count", "FileLock", "Fraction", "Milliseconds", "Number",
-    "OneOf", "Seconds", "Table", "Within", "broken_rule", "is_held", "json_lines", "listed",
-    "markdown_lines", "markdown_table", "markdown_text", "parse_json", "printable", "read_as",
-    "read_dataclass", "read_object", "shown", "spreadsheet_cell", "to_plain", "write_obstacle",
-    "write_whole",
-]  # fmt: skip

@@ -11,8 +11,3 @@ from timelyfreeze.masks.selection import (
     fit_whole_stage,
     mask_rng,
 )
-
-__all__ = [
-    "FreezeUnits", "ParameterTable", "build_parameter_table", "build_units",
-    "draw_uniform", "draw_whether", "fit_to_ratio", "fit_whole_stage", "mask_rng",
-]  # fmt: skip

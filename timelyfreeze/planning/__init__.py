@@ -30,11 +30,3 @@ from timelyfreeze.planning.solution import (
     solve_from_bounds,
     solve_from_times,
 )
-
-__all__ = [
-    "STOP_SIGNALS", "AwaitedCall", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan",
-    "LpError", "RankTimes", "Solution", "SolverChoices", "bounds_from_times", "build_lp",
-    "check_same_pipeline", "chosen_plan", "deaf_children", "end_with_parent", "plan_from_json",
-    "plan_from_ratios", "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
-    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times", "start_python",
-]  # fmt: skip

@@ -42,12 +42,3 @@ from timelyfreeze.policies.policy import (
     registered_policies,
     together,
 )
-
-__all__ = [
-    "LORA", "NONE", "PLANNED", "Check", "Compared", "ComparesOutputs", "Decision", "Difference",
-    "Evaluation", "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout", "Observed",
-    "ReferenceSettings", "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "egeria",
-    "fixed", "freezes_by_turns", "freezes_whole_layers", "linear", "lisa", "makes_plan",
-    "parse_method", "pipetransformer", "register_policy", "registered_policies", "smartpipe",
-    "together",
-]  # fmt: skip

@@ -70,16 +70,3 @@ from timelyfreeze.records.timeline import (
 )
 from timelyfreeze.records.title import RunNames, as_drawn, read_names, run_title
 from timelyfreeze.records.trace import trace_to_json
-
-__all__ = [
-    "ACCURACIES", "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FINAL", "FRONT", "FRONT_READ",
-    "FROZEN", "HUB", "KIND_WORDS", "LOSSES", "MOVES", "PLASTICITY", "RESPONSES", "SCORES", "STEPS",
-    "SUMMARY_FILE", "UNFROZEN", "WINDOW", "AccuracyRow", "Benchmark", "Block", "FrontRow",
-    "FrozenCount", "LossRow", "Move", "PassedEnergy", "PlasticityRow", "ResponseRow", "RunNames",
-    "RunSummary", "Score", "Scores", "SeenBatch", "StepLog", "StepRow", "TimedStep", "Timeline",
-    "as_drawn", "as_shown", "kappa_error", "kappa_of_cap", "kappa_over_p_eff", "last_running_mean",
-    "mean_p_eff", "measured_timeline", "never_updated", "passed_energy", "predicted_timelines",
-    "read_names", "read_scores", "read_summary", "render_scores", "run_title", "running_means",
-    "scores_to_json", "seconds_to_reach", "summary_to_json", "timeline_file", "timeline_files",
-    "timeline_from_json", "timeline_to_json", "trace_to_json",
-]  # fmt: skip

@@ -22,12 +22,3 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_of,
     stages_per_rank,
 )
-
-__all__ = [
-    "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",
-    "Exchange", "FreezingStage", "FrontAhead", "OutsideClock", "adopt_stages",
-    "clock_for", "exchange_of", "forward_only", "has_loss", "known_schedules",
-    "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
-    "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",
-    "stages_per_rank", "together",
-]  # fmt: skip

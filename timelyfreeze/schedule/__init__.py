@@ -25,10 +25,3 @@ from timelyfreeze.schedule.order import (
     parse_action,
     parse_order,
 )
-
-__all__ = [
-    "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",
-    "build_order", "check_delays", "check_durations", "connect", "critical_path",
-    "dependencies", "edge_delays", "gpipe_order", "makespan", "one_f_one_b_order",
-    "order_from_csv", "order_to_csv", "parse_action", "parse_order", "start_times",
-]  # fmt: skip

@@ -34,12 +34,3 @@ from timelyfreeze.settings.phases import (
     actual_freeze_ratio,
 )
 from timelyfreeze.settings.rules import AtLeast0, AtLeast1, rule_errors
-
-__all__ = [
-    "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
-    "OFF", "PER_TENSOR", "SKIP_INPUT_GRADS", "USE", "ActivationCache", "AtLeast0",
-    "AtLeast1", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings", "Phase",
-    "PhaseSchedule", "actual_freeze_ratio", "arguments_named", "begin_anew", "first_stage_mode",
-    "key", "name_arguments", "rank_errors", "ratio_errors", "replanning_errors", "rule_errors",
-    "seed_errors", "skips_input_grads", "unknown_words",
-]  # fmt: skip

@@ -47,14 +47,3 @@ from timelyfreeze.timing.processors import (
     usable_cores,
     with_messages,
 )
-
-__all__ = [
-    "FROZEN", "UNFROZEN", "BatchRecord", "DurationBounds", "Intervals", "Monitoring", "Pattern",
-    "PatternTimes", "RankBatches", "Samples", "batch_times", "bounds_from_json",
-    "bounds_from_samples", "bounds_to_json", "clock_offsets", "discard_errors",
-    "executed_order", "halves", "holds_for", "interval_factor", "median_of_each", "message_time",
-    "min_distances", "misreading", "parse_bounds", "pattern_of", "play_actions", "play_batch",
-    "range_of", "rank_batches", "receiving", "shared_cores",
-    "shared_processors", "slowest", "slowest_durations", "slowest_replica", "uniform_bounds",
-    "usable_cores", "validate_bounds", "with_messages", "within",
-]  # fmt: skip

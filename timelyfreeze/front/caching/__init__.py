@@ -6,8 +6,3 @@ from timelyfreeze.front.caching.front import check_blocks, token_digest
 from timelyfreeze.front.caching.library import NamedRows
 from timelyfreeze.front.caching.store import ActivationStore
 from timelyfreeze.front.caching.verdict import CacheUse, use_of_all, use_of_parts
-
-__all__ = [
-    "ActivationStore", "CacheUse", "EntryFolder", "FolderInUseError", "FrontCache", "NamedRows",
-    "Row", "check_blocks", "folder_for", "in_use", "token_digest", "use_of_all", "use_of_parts",
-]  # fmt: skip

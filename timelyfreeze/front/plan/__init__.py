@@ -18,9 +18,3 @@ from timelyfreeze.front.plan.plan import (
     replicas_of,
 )
 from timelyfreeze.front.plan.run_ahead import behind_front, communication_ms, run_ahead
-
-__all__ = [
-    "PARAMETERS", "TIME", "BatchPacking", "ElasticPlan", "behind_front",
-    "communication_ms", "efficiency_workers", "elastic_plan", "last_step",
-    "min_max_balance", "performance_packing", "replicas_of", "run_ahead",
-]  # fmt: skip

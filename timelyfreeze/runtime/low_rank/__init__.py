@@ -8,5 +8,3 @@ that lies in Q costs k (1 / d_in + 1 / d_out) of that: dY^T (X Q) Q^T, or Q (dY 
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.subspace import energies, first_basis, next_basis
 from timelyfreeze.runtime.low_rank.subspaces import Subspaces
-
-__all__ = ["LowRankLayers", "Subspaces", "energies", "first_basis", "next_basis"]

@@ -8,7 +8,3 @@ from timelyfreeze.runtime.meters.update_meter import (
     frozen_counts,
     step_ratios,
 )
-
-__all__ = [
-    "ChangeMeter", "GradientEnergy", "RankUpdates", "UpdateMeter", "frozen_counts", "step_ratios",
-]  # fmt: skip

@@ -16,9 +16,3 @@ from timelyfreeze.runtime.reference.process import ReferenceProcess
 def make_reference(settings: ReferenceSettings) -> Reference:
     """Return a reference where the settings want it."""
     return InlineReference(settings) if settings.place == INLINE else ReferenceProcess(settings)
-
-
-__all__ = [
-    "Capture", "CapturedBatch", "InlineReference", "Reference", "StageBlock",
-    "check_importable", "make_reference", "plain_copy", "stage_blocks",
-]  # fmt: skip

@@ -19,10 +19,3 @@ from torchtitan.freezing.checks.pipeline import (
     size_errors,
 )
 from torchtitan.freezing.checks.requirements import feature_errors, feature_table
-
-__all__ = [
-    "FEATURES", "MEMORY", "PROFILE", "SPLIT", "ConfigError", "caches", "check", "check_examples",
-    "check_readers", "feature_errors", "feature_table", "freeze_settings", "is_done",
-    "join_errors", "n_microbatches", "partition_errors", "pipeline_errors",
-    "reads_training_examples", "schedule_errors", "size_errors", "start_of", "validation_split",
-]  # fmt: skip

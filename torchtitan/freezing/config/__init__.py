@@ -25,10 +25,3 @@ from torchtitan.freezing.config.layout import (
     stage_modules,
 )
 from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
-
-__all__ = [
-    "IMAGE_MODELS", "Freezing", "JobConfig", "Model", "ModelFamily", "Vision", "cache_folder",
-    "config_of_run", "count_layers", "examples_of_microbatch", "global_rows", "job_config_class",
-    "model_family", "modules_of_split", "padding_note", "pipeline_notes", "pipeline_order",
-    "pipeline_title", "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
-]  # fmt: skip
