@@ -251,9 +251,9 @@ def test_losses_of_a_reference_that_are_none_are_told_with_key_and_file(
 
     def read() -> None:
         reference = read_reference(tmp_path)
-        assert math.isfinite(reference.loss)
-        assert 0.0 <= reference.seconds < math.inf
-        assert reference.device is None or isinstance(reference.device, str)
+        assert math.isfinite(reference["reference_loss"])
+        assert 0.0 <= reference["reference_seconds"] < math.inf
+        assert isinstance(reference["reference_device"], str | None)
 
     message = message_of(read)
     assert message is None or "report.reference_run is " in message

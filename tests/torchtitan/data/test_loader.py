@@ -213,13 +213,13 @@ def test_what_was_looked_at_is_not_lost_and_comes_once(workers: int) -> None:
         assert lookahead.peek() is looked_at
         # A checkpoint that is saved now does not count it.
         state = lookahead.state_dict()
-        resumed = rest(state, num_workers=workers, shuffle_seed=3)
+        resumed = rest(state, loading={"num_workers": workers}, shuffle_seed=3)
         assert resumed == expected[len(seen) : len(seen) + 3]
         batch = next(batches)
         assert batch is looked_at
         seen.append(rows(batch))
         assert (
-            rest(lookahead.state_dict(), num_workers=workers, shuffle_seed=3)[0]
+            rest(lookahead.state_dict(), loading={"num_workers": workers}, shuffle_seed=3)[0]
             == (expected[len(seen)])
         )
     assert seen == expected[:3]

@@ -208,7 +208,8 @@ class _Take(Function):  # type: ignore[misc]
     ) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.layers, ctx.name, ctx.microbatch = layers, name, microbatch
-        return y.view_as(y)
+        ctx.mark_dirty(y)  # no view of it: a split backward detaches what a stage sends in place
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -181,6 +181,7 @@ class LoneStage:
         *,
         is_first: bool,
         is_last: bool,
+        gradient_rank: int = 0,
     ) -> None:
         device = microbatch.tokens.device
         modules: list[nn.Module] = [module]
@@ -198,17 +199,22 @@ class LoneStage:
         ]
         self._loss = PipelineLoss(loss_fn if is_last else _sum)
         self._schedules: dict[bool, Any] = {}
-        self.table = self.attach(per_tensor=False)
+        self._rank = gradient_rank
+        self.table = self.attach(per_tensor=gradient_rank > 0)
         self._times_loss = is_last
 
     def attach(self, *, per_tensor: bool) -> ParameterTable:
         """Attach clocks and masks, once more for a first stage that shall keep its chain."""
-        self.stage.attach(self._recorder, per_tensor=per_tensor)
+        self.stage.attach(self._recorder, per_tensor=per_tensor, gradient_rank=self._rank)
+        if self.stage.low_rank is not None:
+            # Once for all microbatches of a batch: no part of one.
+            self.stage.low_rank.add_to_gradients = lambda: None  # type: ignore[method-assign]
         sizes = self.stage.parameter_sizes.tolist()
         return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
 
     def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
         """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
+        mask = mask & ~self.stage.exact
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
         schedule = self._schedule(split)
         tokens, labels = self._microbatch.tokens, self._microbatch.labels
@@ -294,8 +300,11 @@ class Bench:
         lone = self._build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
-        for mode in (ALL_OR_NOTHING, PER_TENSOR) if is_first else (None,):
-            if mode == PER_TENSOR:
+        rank = self.config.freezing.gradient_rank
+        # Weights that still learn in a subspace need what the chain brings.
+        modes = (PER_TENSOR,) if rank else (ALL_OR_NOTHING, PER_TENSOR)
+        for mode in modes if is_first else (None,):
+            if mode == PER_TENSOR and not rank:
                 lone.attach(per_tensor=True)
             responses.append(self._respond(lone, stage, n_layers, mode))
             self.report(responses[-1])
@@ -333,8 +342,9 @@ class Bench:
         part.train()
         titan_tools.device_module.reset_peak_memory_stats(self._device)
         return LoneStage(
-            part, self._microbatch(), self._loss_fn, is_first=is_first, is_last=is_last
-        )
+            part, self._microbatch(), self._loss_fn,
+            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
+        )  # fmt: skip
 
     def _microbatch(self) -> Microbatch:
         shape = (examples_of_microbatch(self.config), self.config.training.seq_len)

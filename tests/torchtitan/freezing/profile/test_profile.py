@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config
+from timelyfreeze.runtime.low_rank import LowRankLayers
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.order import ActionKind
@@ -93,7 +94,9 @@ def group() -> Iterator[None]:
         yield
 
 
-def lone(module: Seen, *, is_first: bool = False, is_last: bool = False) -> LoneStage:
+def lone(
+    module: Seen, *, is_first: bool = False, is_last: bool = False, gradient_rank: int = 0
+) -> LoneStage:
     tokens = torch.randint(4, (3, 5))
     return LoneStage(
         module,
@@ -101,7 +104,20 @@ def lone(module: Seen, *, is_first: bool = False, is_last: bool = False) -> Lone
         cross_entropy,
         is_first=is_first,
         is_last=is_last,
+        gradient_rank=gradient_rank,
     )
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("split", [False, True])
+def test_what_frozen_weights_still_learn_is_part_of_their_time(
+    monkeypatch: pytest.MonkeyPatch, split: bool
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(LowRankLayers, "_add", lambda self, name, dy, kept: done.append(name))
+    stage = lone(Seen(), gradient_rank=1)
+    stage.run(np.ones(2, dtype=np.bool_), split=split)
+    assert sorted(done) == sorted(stage.table.names)
 
 
 @pytest.mark.usefixtures("group")
