@@ -24,6 +24,7 @@ def work(task: dict[str, Any]) -> None:
         "parallelism.pipeline_parallel_degree": pipeline.ranks,
         "parallelism.pipeline_parallel_schedule": task["schedule"],
         "freezing.max_freeze_ratio": max(task["caps"]),
+        "freezing.monitoring": "halves",  # there nothing, and everything, is frozen
     }
     emulates = ["--emulation.enable"] if pipeline.is_emulated else []
     timed = TimedTrainer(keys, [*emulates, *task["trainer"]])
