@@ -21,7 +21,7 @@ from tests.timelyfreeze.helpers.stages import (
     process_group,
 )
 from timelyfreeze import ActivationCache, Row, TimelyFreeze
-from timelyfreeze.front.caching.verdict import N_COMPUTED, Verdict
+from timelyfreeze.front.caching.verdict import N_COMPUTED, CacheDecision
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ LAYERS_OF = {FULL: (4, 1), SPLIT: (4, 1), V_SHAPED[0]: (2, 2), SINGLE[1]: (1, 4)
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # A model this small computes faster than anything is read.
-    monkeypatch.setattr(Verdict, "pays", True)
+    monkeypatch.setattr(CacheDecision, "pays", True)
     with process_group():
         yield
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.front.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import (
@@ -37,7 +37,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
-from timelyfreeze.runtime.reference.watch import OutputWatch
+from timelyfreeze.runtime.reference.comparator import OutputComparator
 from timelyfreeze.schedule import ScheduleOrder, build_dag
 from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors, seed_errors
 from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
@@ -144,7 +144,7 @@ def checks_for(
     *,
     learning_rate: Callable[[], float] | None = None,
     make_reference: Callable[[ReferenceSettings], Reference] = make_reference,
-) -> PolicyChecks:
+) -> PolicyRunner:
     """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
 
     Everyone's names and sizes are exchanged once here; ``clock`` times the scoring. A policy that
@@ -173,8 +173,8 @@ def checks_for(
         # Of ranks that hold the same stage, the first evaluates it.
         evaluated = {s for s in mine if not any(s in rank for rank in ranks[: exchange.rank])}
         reference = make_reference(wanted)
-        watch = OutputWatch(layout, stages, evaluated, wanted, reference, learning_rate)
-    return PolicyChecks(
+        watch = OutputComparator(layout, stages, evaluated, wanted, reference, learning_rate)
+    return PolicyRunner(
         policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
     )
 
@@ -182,7 +182,7 @@ def checks_for(
 def _cache_for(
     stages: Sequence[FreezingStage],
     order: ScheduleOrder,
-    checks: PolicyChecks,
+    checks: PolicyRunner,
     exchange: Exchange,
     store: ActivationStore,
     identity: str,

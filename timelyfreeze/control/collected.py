@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.plans.plan_in_force import PlanInForce
+from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.front.caching import CacheUse, use_of_all
 from timelyfreeze.records import PassedEnergy
 from timelyfreeze.runtime import ActionRecorder
@@ -114,7 +114,7 @@ class CollectedMetrics:
 
 
 def collected(
-    ranks: Sequence[RankMetrics], in_force: PlanInForce, policy: Mapping[str, float]
+    ranks: Sequence[RankMetrics], in_force: ActivePlan, policy: Mapping[str, float]
 ) -> CollectedMetrics:
     """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)

@@ -32,7 +32,7 @@ from timelyfreeze.control.collected import (
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.plans.planner import Planner
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
@@ -79,7 +79,7 @@ class FreezeController:
         recorder: ActionRecorder,
         exchange: Exchange,
         new_planner: Callable[..., Planner],
-        checks: PolicyChecks | None = None,
+        checks: PolicyRunner | None = None,
         energy: GradientEnergy | None = None,
         outside: OutsideClock | None = None,
         cache: FrontCache | None = None,
@@ -256,7 +256,7 @@ class FreezeController:
             self._begin_phases(replace(self.settings, phases=phases))
 
     def note_tokens(self, n_tokens: Tensor) -> None:
-        """As :meth:`PolicyChecks.note_tokens`, of the step's next batch."""
+        """As :meth:`PolicyRunner.note_tokens`, of the step's next batch."""
         if self.checks is not None:
             self.checks.note_tokens(n_tokens)
 

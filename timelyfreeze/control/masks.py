@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.plans.plan_in_force import PlanInForce
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.plans.active_plan import ActivePlan
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.masks import (
     FreezeUnits,
     build_parameter_table,
@@ -47,9 +47,9 @@ class BatchMasks:
     # parameters of this rank's stages, and which of them are frozen together
     units: Mapping[int, FreezeUnits]
     n_microbatches: int  # of a pipeline batch
-    plan: PlanInForce | None  # says how much to freeze; None for a policy alone
+    plan: ActivePlan | None  # says how much to freeze; None for a policy alone
     # say which tensors; None to draw at random. One of the two is there
-    checks: PolicyChecks | None
+    checks: PolicyRunner | None
     step: int  # optimizer step, from 1
     batch_index: int  # number of the batch in its step, from 0
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from timelyfreeze.control.plans.planner import Planner
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import Exchange
@@ -198,7 +198,7 @@ class FreezingState:
     exchange: Exchange  # says which process this is
     # times and plan; None if the method does not plan. Set another where it plans anew
     planner: Planner | None
-    checks: PolicyChecks | None  # the policy's decision; None if there is no policy
+    checks: PolicyRunner | None  # the policy's decision; None if there is no policy
     # counts of what was frozen, sums of the average freeze ratio, gradient energies
     updates: UpdateMeter
     subspaces: Subspaces  # of this process's weights; none where frozen means nothing
@@ -300,7 +300,7 @@ class FreezingState:
             self.checks.load_tensor_state(_unnamed(_SCORE, state_dict))
         self.subspaces.load(_unnamed(_SUBSPACE, state_dict))
 
-    def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
+    def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyRunner) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""
         is_same = set(held_stages(states)) == set(stages_of_ranks(self.declared))
         is_as_long = saved_microbatches(states) in (None, self.declared.n_microbatches)

@@ -3,7 +3,7 @@
 A policy sees numbers and answers with a decision; both are plain frozen values, so every rule can
 be checked by hand. It knows neither stages nor processes: what to measure it states as data, and
 someone else measures (``timelyfreeze.runtime``), exchanges and applies
-(``timelyfreeze.control.policy_checks``). Notation: n tensors.
+(``timelyfreeze.control.policy_runner``). Notation: n tensors.
 
 To add a method, write a frozen dataclass that has the members of :class:`FreezePolicy`, and
 register it: in a file of ``timelyfreeze/policies/``, in the program that uses it, or in a

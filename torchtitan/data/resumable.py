@@ -15,7 +15,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.stream import Dealing, EpochOrder, ExampleStream, ReaderPlace, remaining
+from torchtitan.data.stream import (
+    EpochOrder,
+    ExampleStream,
+    ReaderPlace,
+    ShardAssignment,
+    remaining,
+)
 
 
 @dataclass
@@ -41,7 +47,7 @@ class ResumableDataset(IterableDataset, Stateful):
     stream does not depend on who reads it, and any number of ranks can go on where others have
     stopped: see :meth:`remaining`.
 
-    With ``keeps_parts`` each of several ranks, and each of its workers, has the same examples in
+    With ``fixed_shards`` each of several ranks, and each of its workers, has the same examples in
     every epoch, in another order, except for the n mod (D W) of them that do not divide. The first
     epoch is the same without. After a resume by other readers, or with the other setting, this
     begins with the next epoch.
@@ -64,7 +70,7 @@ class ResumableDataset(IterableDataset, Stateful):
         infinite: bool = True,
         shuffle_seed: int | None = None,
         split: ExampleSplit = ALL_EXAMPLES,
-        keeps_parts: bool = False,
+        fixed_shards: bool = False,
         window: int = 1,
     ) -> None:
         self._n_examples = n_examples
@@ -75,7 +81,7 @@ class ResumableDataset(IterableDataset, Stateful):
         self.split = split
         self._window = window
         self._indices = indices
-        self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
+        self._keeps_parts = fixed_shards and dp_world_size > 1  # one rank has them all anyway
         self._begin(ExampleStream())
         self._resumed = False
 
@@ -290,5 +296,5 @@ class ResumableDataset(IterableDataset, Stateful):
 
 def _stream_of(state: Mapping[str, Any]) -> ExampleStream:
     """Return the stream that a reader's state was saved of; older ones have no dealings."""
-    dealings = tuple(Dealing(*dealing) for dealing in state.get("dealings", ()))
+    dealings = tuple(ShardAssignment(*dealing) for dealing in state.get("dealings", ()))
     return ExampleStream(state["start"], tuple(state["left"]), dealings)

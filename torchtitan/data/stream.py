@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Dealing(NamedTuple):
+class ShardAssignment(NamedTuple):
     """Who gets number g from an epoch on: part (g + shift) mod n_parts; with one part, anybody."""
 
     first_epoch: int = 0
@@ -33,17 +33,17 @@ class ExampleStream:
 
     start: int = 0
     left: tuple[int, ...] = ()
-    dealings: tuple[Dealing, ...] = ()
+    dealings: tuple[ShardAssignment, ...] = ()
 
     def number(self, place: int) -> int:
         """Return the number at ``place`` of the stream, from 0."""
         n_left = len(self.left)
         return self.left[place] if place < n_left else self.start + place - n_left
 
-    def dealing(self, epoch: int) -> Dealing:
+    def dealing(self, epoch: int) -> ShardAssignment:
         """Return how an epoch is dealt."""
         there = (dealing for dealing in reversed(self.dealings) if dealing.first_epoch <= epoch)
-        return next(there, Dealing())
+        return next(there, ShardAssignment())
 
     def in_parts(self, n_parts: int, n_examples: int) -> ExampleStream:
         """Return the stream with a part for each of as many readers, one for 1.
@@ -51,9 +51,9 @@ class ExampleStream:
         Epochs, of ``n_examples``, of which something was read before stay as they are.
         """
         shift = (len(self.left) - self.start) % n_parts
-        wanted = Dealing(-(-self.start // n_examples), n_parts, shift)
+        wanted = ShardAssignment(-(-self.start // n_examples), n_parts, shift)
         before = tuple(d for d in self.dealings if d.first_epoch < wanted.first_epoch)
-        last = before[-1] if before else Dealing()
+        last = before[-1] if before else ShardAssignment()
         is_same = (last.n_parts, last.shift) == (n_parts, shift)
         return replace(self, dealings=before if is_same else (*before, wanted))
 
@@ -90,7 +90,7 @@ class EpochOrder:
     def __init__(self, indices: NDArray[np.int64], seed: int | None) -> None:
         self._indices = indices
         self._seed = seed
-        self._orders: dict[tuple[int, Dealing], NDArray[np.int64]] = {}
+        self._orders: dict[tuple[int, ShardAssignment], NDArray[np.int64]] = {}
 
     def index(self, stream: ExampleStream, number: int) -> int:
         """Return the index of the example that ``number`` of ``stream`` stands for."""
@@ -101,7 +101,7 @@ class EpochOrder:
             self._orders = {**dict(list(self._orders.items())[-1:]), key: self._order(*key)}
         return int(self._indices[self._orders[key][place]])
 
-    def _order(self, epoch: int, dealing: Dealing) -> NDArray[np.int64]:
+    def _order(self, epoch: int, dealing: ShardAssignment) -> NDArray[np.int64]:
         order = self._permuted(epoch)
         if dealing.n_parts == 1:
             return order

@@ -182,7 +182,7 @@ def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -
         template=_template(job_config, tokenizer),
         packing=data.packing,
         # Else a row would go to a process that has not kept it.
-        keeps_parts=caches(job_config),
+        fixed_shards=caches(job_config),
         loading=vars(training.dataloader),
         **kwargs,
     )

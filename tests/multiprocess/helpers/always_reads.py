@@ -1,5 +1,5 @@
 """Has the activation cache read whatever that costs: a model this small computes faster."""
 
-from timelyfreeze.front.caching.verdict import Verdict
+from timelyfreeze.front.caching.verdict import CacheDecision
 
-Verdict.pays = True
+CacheDecision.pays = True

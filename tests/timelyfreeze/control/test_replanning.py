@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import timelyfreeze.control.plans.plan_call as plan_call_module
 import timelyfreeze.control.plans.planner as planner_module
+import timelyfreeze.control.plans.solver_job as plan_call_module
 from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
 from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.pipelines import simulate

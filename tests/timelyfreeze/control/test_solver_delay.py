@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import timelyfreeze.control.plans.plan_call as plan_call_module
+import timelyfreeze.control.plans.solver_job as plan_call_module
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, warnings, without_stable_times
-from timelyfreeze.control.plans.plan_call import automatic_delay
+from timelyfreeze.control.plans.solver_job import automatic_delay
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.order import Action, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase

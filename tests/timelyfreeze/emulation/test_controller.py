@@ -26,7 +26,7 @@ from tests.timelyfreeze.helpers.ranks import (
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.plans.planner import Planner
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.emulation.controller import (
     EmulatedController,
     EmulatedRecorder,
@@ -74,7 +74,7 @@ class EmulatedRanks:
         if policy is not None:
             layout = stub_layout(order.n_stages)
             weights = {name: 1.0 + i for i, name in enumerate(layout.names)}
-            self.checks = PolicyChecks(
+            self.checks = PolicyRunner(
                 policy,
                 layout,
                 [(name, torch.empty(0)) for name in layout.names],

@@ -19,7 +19,7 @@ from tests.timelyfreeze.helpers.stub_policy import StubMeter
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import Planner
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.runtime.recorder import ActionRecorder
@@ -177,7 +177,7 @@ class Ranks:
         self.exchanges: list[ThreadExchange] = []
         self.stages: list[dict[int, StubStage]] = []
         self.clocks: list[HandClock] = []
-        self.checks: list[PolicyChecks | None] = []
+        self.checks: list[PolicyRunner | None] = []
         for rank in range(self.hub.size):
             own = [s for s, r in enumerate(declared.stage_to_rank) if r == rank % declared.n_ranks]
             stages = {s: StubStage(s) for s in own}
@@ -217,11 +217,11 @@ class Ranks:
         stages: Sequence[StubStage],
         exchange: ThreadExchange,
         clock: HandClock,
-    ) -> PolicyChecks:
+    ) -> PolicyRunner:
         names = [name for stage in stages for name in stage.parameter_names]
         weights = {name: 1.0 + i for i, name in enumerate(layout.names)}
         meter = None if policy.measurement is None else StubMeter(names, weights)
-        return PolicyChecks(
+        return PolicyRunner(
             policy,
             layout,
             [(name, torch.empty(0)) for name in names],

@@ -21,10 +21,10 @@ from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource, ExampleMixture
 from torchtitan.data.stream import (
-    Dealing,
     EpochOrder,
     ExampleStream,
     ReaderPlace,
+    ShardAssignment,
     in_parts,
     remaining,
 )
@@ -105,8 +105,8 @@ def test_readers_that_come_and_go_read_every_example_once_an_epoch(
     kwargs: dict[str, Any] = {"shuffle_seed": seed, "window": window}
     read: Counter[int] = Counter()
     states: list[dict[str, Any]] = []
-    for counts, keeps_parts in zip(runs, parted, strict=False):
-        readers = readers_of(prompts, len(counts), keeps_parts=keeps_parts, **kwargs)
+    for counts, fixed_shards in zip(runs, parted, strict=False):
+        readers = readers_of(prompts, len(counts), fixed_shards=fixed_shards, **kwargs)
         if states:
             stream = readers[0].remaining(states)
             for reader in readers:
@@ -118,7 +118,7 @@ def test_readers_that_come_and_go_read_every_example_once_an_epoch(
             except ValueError:
                 return
         states = [saved(reader) for reader in readers]
-    last = make(prompts, keeps_parts=parted[-1], **kwargs)
+    last = make(prompts, fixed_shards=parted[-1], **kwargs)
     last.go_on(last.remaining(states))
     numbers = [last._stream.start - 1, *last._stream.left]
     n_epochs = 2 + max(numbers) // len(prompts)
@@ -130,7 +130,7 @@ def test_readers_that_come_and_go_read_every_example_once_an_epoch(
 
 def read_by_each(count: int, n_readers: int, n_epochs: int, **kwargs: Any) -> list[list[set[int]]]:
     """Return for each reader what it reads in each epoch of ``count`` times ``n_readers``."""
-    readers = readers_of([1] * count * n_readers, n_readers, keeps_parts=True, **kwargs)
+    readers = readers_of([1] * count * n_readers, n_readers, fixed_shards=True, **kwargs)
     streams = [iter(taken(reader, count * n_epochs)) for reader in readers]
     return [[set(itertools.islice(s, count)) for _ in range(n_epochs)] for s in streams]
 
@@ -143,7 +143,7 @@ def test_parts_come_again_in_every_epoch(seed: int | None) -> None:
 
 
 def test_parts_are_shuffled_anew() -> None:
-    reader = make([1] * 20, 1, 2, keeps_parts=True, shuffle_seed=3)
+    reader = make([1] * 20, 1, 2, fixed_shards=True, shuffle_seed=3)
     read = taken(reader, 40)
     epochs = [read[i : i + 10] for i in range(0, 40, 10)]
     assert len(set(map(tuple, epochs))) == 4
@@ -154,7 +154,7 @@ def test_parts_are_shuffled_anew() -> None:
 def test_one_rank_has_the_order_that_it_has_without_parts() -> None:
     """Whatever workers it has."""
     for workers in (0, 2):
-        plain, parted = (build(0, 1, workers, keeps_parts=k) for k in (False, True))
+        plain, parted = (build(0, 1, workers, fixed_shards=k) for k in (False, True))
         assert texts(iter(parted), 80) == texts(iter(plain), 80), "beyond an epoch"
 
 
@@ -169,7 +169,7 @@ def test_examples_that_change_their_reader_are_fewer_than_the_readers(
     count: int, n_readers: int, seed: int | None, left: int
 ) -> None:
     """Also where other readers have begun: from the next epoch on, every one of them once."""
-    readers = readers_of([1] * count, n_readers, keeps_parts=True, shuffle_seed=seed)
+    readers = readers_of([1] * count, n_readers, fixed_shards=True, shuffle_seed=seed)
     if left:
         alone = make([1] * count, shuffle_seed=seed)
         taken(alone, left)
@@ -188,7 +188,7 @@ def test_examples_that_change_their_reader_are_fewer_than_the_readers(
 def test_a_state_of_readers_without_parts_is_not_gone_on_from_by_one() -> None:
     """It would read the rest of its parts, and nobody the rest of what it has left."""
     plain, parted = (
-        [make([1] * 6, reader, 2, keeps_parts=keeps) for reader in range(2)]
+        [make([1] * 6, reader, 2, fixed_shards=keeps) for reader in range(2)]
         for keeps in (False, True)
     )
     for reader in (*plain, *parted):
@@ -294,7 +294,7 @@ def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> No
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_that_keep_their_parts_are_resumed_exactly(workers: int) -> None:
     """In the second epoch. Of 150 examples four readers, two of each rank, share out 148."""
-    kwargs = {"keeps_parts": True, "workers": workers}
+    kwargs = {"fixed_shards": True, "workers": workers}
     loaders = [build(rank, 2, **kwargs) for rank in range(2)]
     streams = [iter(loader) for loader in loaders]
     first = [texts(stream, 45) for stream in streams]
@@ -355,16 +355,16 @@ def test_parts_by_hand() -> None:
 
 def test_a_dealing_is_that_of_the_readers_who_begin() -> None:
     """Of 4 5 7 8 9 10 11 | 12 ... reader 0 takes 4 7 9 11 13 and reader 1 takes 5 8 10 12."""
-    stream = ExampleStream(7, (4, 5), (Dealing(0, 3, 0),))
+    stream = ExampleStream(7, (4, 5), (ShardAssignment(0, 3, 0),))
     dealt = stream.in_parts(2, n_examples=6)
-    assert dealt.dealings == (Dealing(0, 3, 0), Dealing(2, 2, 1))
+    assert dealt.dealings == (ShardAssignment(0, 3, 0), ShardAssignment(2, 2, 1))
     assert [dealt.dealing(epoch).n_parts for epoch in range(4)] == [3, 3, 2, 2]
     assert [(number + 1) % 2 for number in (11, 13, 12, 10)] == [0, 0, 1, 1]
     # The same readers go on: nothing is dealt anew. Others begin in the same epoch: what these had
     # not begun is.
     assert dealt.in_parts(2, 6) == dealt
-    assert dealt.in_parts(3, 6).dealings == (Dealing(0, 3, 0), Dealing(2, 3, 1))
-    assert dealt.in_parts(1, 6).dealings == (Dealing(0, 3, 0), Dealing(2, 1, 0))
+    assert dealt.in_parts(3, 6).dealings == (ShardAssignment(0, 3, 0), ShardAssignment(2, 3, 1))
+    assert dealt.in_parts(1, 6).dealings == (ShardAssignment(0, 3, 0), ShardAssignment(2, 1, 0))
     assert ExampleStream().in_parts(1, 6).dealings == ()
 
 

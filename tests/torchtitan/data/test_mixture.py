@@ -106,10 +106,10 @@ def test_a_row_has_one_number_however_often_it_comes() -> None:
     }
 
 
-@pytest.mark.parametrize("keeps_parts", [False, True])
+@pytest.mark.parametrize("fixed_shards", [False, True])
 @pytest.mark.parametrize("position", [0, 3, 7, 19])
-def test_a_mixed_stream_resumes_bit_for_bit(position: int, keeps_parts: bool) -> None:
-    kwargs = {"dp_rank": 1, "dp_world_size": 2, "shuffle_seed": 5, "keeps_parts": keeps_parts}
+def test_a_mixed_stream_resumes_bit_for_bit(position: int, fixed_shards: bool) -> None:
+    kwargs = {"dp_rank": 1, "dp_world_size": 2, "shuffle_seed": 5, "fixed_shards": fixed_shards}
     dataset = make([5, 4], [1.5, 2], **kwargs)
     stream = iter(dataset)
     for _ in range(position):
@@ -133,7 +133,9 @@ def test_readers_keep_their_parts_where_rows_come_several_times(
 ) -> None:
     weights = [2.0, *[1.5] * (len(counts) - 1)]
     own = [
-        make(counts, weights, dp_rank=r, dp_world_size=readers, shuffle_seed=seed, keeps_parts=True)
+        make(
+            counts, weights, dp_rank=r, dp_world_size=readers, shuffle_seed=seed, fixed_shards=True
+        )
         for r in range(readers)
     ]
     n = len(mixture(counts, weights).epoch(ALL_EXAMPLES))

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from timelyfreeze.control.plans.plan_call import PlanCall, automatic_delay, is_quick
-from timelyfreeze.control.plans.plan_in_force import PlanInForce
+from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.replanning import (
+    DriftMonitor,
     Group,
-    Replanning,
     described,
     drift_from_plain,
     drift_text,
     drift_to_plain,
     moved_bounds,
 )
+from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay, is_quick
 from timelyfreeze.planning import (
     FreezePlan,
     RankTimes,
@@ -64,7 +64,7 @@ class Planner:
         measure_transfers: TransferMeter = dict,
     ) -> None:
         # the plan that is followed, and the pipeline that it is for
-        self.in_force = PlanInForce(order, settings, n_processors, on_solved)
+        self.in_force = ActivePlan(order, settings, n_processors, on_solved)
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
@@ -80,8 +80,8 @@ class Planner:
             skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.in_force.dag.actions)
-        self._replanning = Replanning(settings, exchange, n_processors)
-        self._call: PlanCall | None = None
+        self._replanning = DriftMonitor(settings, exchange, n_processors)
+        self._call: SolverJob | None = None
         # Drift and due step of a plan that is being solved anew.
         self._again: tuple[Mapping[Group, float], int] | None = None
 
@@ -179,7 +179,7 @@ class Planner:
         patience_s = self._settings.solver_time_limit_s
         # A process can be ended when its time is up, whatever it is doing; others wait no longer.
         apart = self._delay > 0 or not is_quick(self._n_actions)
-        self._call = PlanCall(self._exchange, due_step, apart, solve, mine, patience_s)
+        self._call = SolverJob(self._exchange, due_step, apart, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
         """Take the plan that was solved, or the reason why there is none, on all ranks."""

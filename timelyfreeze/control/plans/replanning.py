@@ -165,7 +165,7 @@ def check_drift(
     )
 
 
-class Replanning:
+class DriftMonitor:
     """This rank's last stable batches, and what all ranks make of them together."""
 
     def __init__(

@@ -36,9 +36,9 @@ from timelyfreeze.front.caching.verdict import (
     N_COMPUTED,
     N_ENTERED,
     N_TIMED,
+    CacheDecision,
     CacheUse,
     FrontTimes,
-    Verdict,
     verdict,
 )
 from timelyfreeze.policies import ModelLayout
@@ -64,7 +64,7 @@ class _Kept:
     has_read: bool = False  # whether some did in a step before this one
     is_decided: bool = False  # whether it is known if reading pays
     # what a batch saves and costs; None before, and where that cannot be told
-    verdict: Verdict | None = None
+    verdict: CacheDecision | None = None
 
     @property
     def is_off(self) -> bool:

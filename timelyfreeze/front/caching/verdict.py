@@ -35,7 +35,7 @@ class FrontTimes:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CacheDecision:
     """What a batch saves and costs."""
 
     saved_ms: float  # by how much it is shorter if it begins behind the front
@@ -49,7 +49,7 @@ class Verdict:
 
 def verdict(
     dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]], stage: int
-) -> Verdict | None:
+) -> CacheDecision | None:
     """Compare a batch that is played through from measured times with and without the front.
 
     All but the forwards up to the first live block take the same time in both, so that a machine
@@ -67,7 +67,7 @@ def verdict(
         if action.kind is ActionKind.FORWARD and action.stage <= stage
     }
     saved_ms = _batch_ms(dag, computed) - _batch_ms(dag, {**computed, **shorter})
-    return Verdict(saved_ms, max(read_ms))
+    return CacheDecision(saved_ms, max(read_ms))
 
 
 def _batch_ms(dag: PipelineDag, times: Times) -> float:

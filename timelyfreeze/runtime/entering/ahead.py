@@ -38,7 +38,7 @@ class FrontAhead:
         self._group = group
         self._shape: tuple[torch.Size, torch.dtype] | None = None
         self._has_run = False
-        self._inlet: Inlet | None = None
+        self._inlet: Receiver | None = None
         self._n_announced = 0  # batches from the current one on whose messages are expected
         self._is_fed = False  # whether this rank has forwarded the current batch
         self.n_front = 0  # how many stages are in front of the current step's batches; 0 for none
@@ -111,7 +111,7 @@ class FrontAhead:
         if leaving is not None:
             leaving[1].wait()
 
-    def _new_inlet(self) -> Inlet | None:
+    def _new_inlet(self) -> Receiver | None:
         """Return where this rank gets messages of the front; None where it gets none.
 
         The first live stage has room for a batch, which is how far the front can be ahead.
@@ -120,7 +120,7 @@ class FrontAhead:
         if not 0 < index <= self.n_front:
             return None
         room = self._n_microbatches if index == self.n_front else 1
-        return Inlet(partial(self._receive, self._rank(index - 1)), room)
+        return Receiver(partial(self._receive, self._rank(index - 1)), room)
 
     def _receive(self, source: int) -> Arrival:
         assert self._shape is not None  # a batch has run
@@ -145,7 +145,7 @@ class FrontAhead:
 class _Arriving(dict[int, Tensor]):
     """Inputs of microbatches, which are taken in their order and waited for when asked for."""
 
-    def __init__(self, inlet: Inlet) -> None:
+    def __init__(self, inlet: Receiver) -> None:
         super().__init__()
         self._inlet = inlet
 
@@ -159,7 +159,7 @@ class _Arriving(dict[int, Tensor]):
 Arrival = tuple[Tensor, dist.Work]
 
 
-class Inlet:
+class Receiver:
     """Receives a sequence of messages, a few of them ahead of whoever takes them.
 
     The sender of a message waits until there is room for it. So the room is how far the sender can

@@ -112,7 +112,7 @@ class ReferenceProcess:
             if answer is _ENDED:
                 self._revive()
                 return
-            if isinstance(answer, Told):
+            if isinstance(answer, WorkerMessage):
                 self._n_waiting -= answer.is_failure
                 self._n_lost += answer.is_failure
                 self._tell(answer)
@@ -121,7 +121,7 @@ class ReferenceProcess:
                 self._n_deaths = 0
                 self._found.append(answer)
 
-    def _tell(self, answer: Told) -> None:
+    def _tell(self, answer: WorkerMessage) -> None:
         if answer.text not in self._told:
             self._told.add(answer.text)
             what = "No plasticity: " if answer.is_failure else "The reference for plasticity: "
@@ -166,7 +166,7 @@ def _send(stream: BinaryIO, questions: queue.SimpleQueue[Any], answers: deque[An
             try:
                 message = _portable(question)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                answers.append(Told(f"it cannot be sent: {error}", question[0] == "batch"))
+                answers.append(WorkerMessage(f"it cannot be sent: {error}", question[0] == "batch"))
             else:
                 write_message(stream, message)
     except OSError:
@@ -200,7 +200,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerMessage:
     """Something to log."""
 
     text: str  # what to say
@@ -277,13 +277,15 @@ def answers_to(messages: Iterator[bytes], settings: ReferenceSettings) -> Iterat
                 is_batch, model, why = False, None, "its blocks could not be made"
                 model = ReferenceModel(pickle.loads(content), settings)
                 if model.note is not None:
-                    yield Told(f"its linear layers compute in float32: {model.note}", False)
+                    yield WorkerMessage(
+                        f"its linear layers compute in float32: {model.note}", False
+                    )
             else:
                 if model is None:
                     raise ValueError(why)
                 yield model.difference(content)
         except Exception as error:  # whatever somebody's blocks raise
-            yield Told(f"{type(error).__name__}: {error}", is_batch)
+            yield WorkerMessage(f"{type(error).__name__}: {error}", is_batch)
 
 
 def _add_paths(paths: Mapping[str, Sequence[str]]) -> None:

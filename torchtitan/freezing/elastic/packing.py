@@ -12,7 +12,13 @@ from torchtitan.train import Trainer
 from timelyfreeze.cli.torchrun import Part, present_part
 from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
-from torchtitan.freezing.elastic.pipeline import Moment, Pace, Pipeline, ending_with, first_pipeline
+from torchtitan.freezing.elastic.pipeline import (
+    Pace,
+    Pipeline,
+    RunState,
+    ending_with,
+    first_pipeline,
+)
 from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.partition.cut import part_parameters
 
@@ -74,7 +80,7 @@ def first_batch(config: JobConfig) -> PackedBatch:
     return PackedBatch(packing, rows, first_pipeline(config).split, config.training.steps)
 
 
-def packed_batch(config: JobConfig, moment: Moment) -> PackedBatch:
+def packed_batch(config: JobConfig, moment: RunState) -> PackedBatch:
     """Return the batch that suits a run, which began with ``config``, at a moment.
 
     It is the largest for which the model can be cut so that no rank needs more memory than the

@@ -88,7 +88,7 @@ class Pipeline:
         """Return what its steps are, of a run that began with ``config``."""
         return Pace() if self.last_step is None else Pace(self.n_replicas)
 
-    def ending(self, config: JobConfig, moment: Moment) -> Pipeline:
+    def ending(self, config: JobConfig, moment: RunState) -> Pipeline:
         """Return it with the last step of a run that is at a moment."""
         if not config.freezing.elastic.rows_grow:
             return self
@@ -99,7 +99,7 @@ class Pipeline:
 def first_pipeline(config: JobConfig) -> Pipeline:
     """Return what a run begins with."""
     start = Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
-    return start.ending(config, Moment(0, step=0, n_batches=0))
+    return start.ending(config, RunState(0, step=0, n_batches=0))
 
 
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
@@ -177,7 +177,7 @@ def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
 
 
 @dataclass(frozen=True)
-class Moment:
+class RunState:
     """Where a run is."""
 
     n_frozen: int  # layers in front that are frozen

@@ -30,9 +30,9 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
     MicrobatchSearch,
-    Moment,
     Pace,
     Pipeline,
+    RunState,
     first_pipeline,
     pipeline_for,
 )
@@ -50,7 +50,7 @@ class ElasticRun:
     """
 
     def __init__(self, trainer: type[Trainer], job_config: JobConfig) -> None:
-        self._build = type("LeavingTrainer", (Leaving, trainer), {})
+        self._build = type("LeavingTrainer", (HandoverTrainer, trainer), {})
         self._config = job_config
         packs = job_config.freezing.packing.is_on
         self._form: Form = first_batch(job_config) if packs else first_pipeline(job_config)
@@ -61,8 +61,10 @@ class ElasticRun:
             self._search = MicrobatchSearch(job_config, lambda s: max(Exchange().all_gather(s)))
         self._dims: KnownDims = {}
         self._output: RunRecorder | None = None
-        self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
-        self._joining = Joining(
+        self._trainer: HandoverTrainer | None = self._build(
+            job_config, self._leaves, Pace(), self._dims
+        )
+        self._joining = MoveBarrier(
             _get_default_store(),  # torchrun's; torch has no public name for it
             dist.get_rank(),
             dist.get_world_size(),
@@ -85,7 +87,7 @@ class ElasticRun:
         elif self._output is not None:
             self._output.close()
 
-    def _leaves(self, moment: Moment) -> Form | None:
+    def _leaves(self, moment: RunState) -> Form | None:
         """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
         if moment.step == 0:
             return None  # torch would hand over an optimizer that has made a step
@@ -102,7 +104,7 @@ class ElasticRun:
             self._next = self._joined(self._possible(wanted))
         return None if self._next == self._form else self._next
 
-    def _form_for(self, moment: Moment) -> Form:
+    def _form_for(self, moment: RunState) -> Form:
         if self._config.freezing.packing.is_on:
             return packed_batch(self._config, moment)
         pipeline = pipeline_for(self._config, moment.n_frozen) or self._form
@@ -131,7 +133,7 @@ class ElasticRun:
             )
         return self._form
 
-    def _move(self, handed: HandedOver, started: float) -> None:
+    def _move(self, handed: Handover, started: float) -> None:
         """Go on with a trainer of the next form, which loads what the last has handed over."""
         self._trainer, self._output = None, handed.output  # room for the next one
         gc.collect()
@@ -144,7 +146,7 @@ class ElasticRun:
         self._form = self._next
         self._trainer.take_over(handed, partial(self._tell, self._trainer, started))
 
-    def _tell(self, trainer: Leaving, started: float) -> None:
+    def _tell(self, trainer: HandoverTrainer, started: float) -> None:
         """Say and write down what the run has moved to, once it is there."""
         seconds, step = time.perf_counter() - started, trainer.step + 1
         trainer.device_seconds += seconds * dist.get_world_size()
@@ -161,7 +163,7 @@ class ElasticRun:
 _VERDICT = "verdict"
 
 
-class Joining:
+class MoveBarrier:
     """A barrier before each move that ends without a rank that is late, for all ranks alike.
 
     A collective that times out leaves its process group broken, and ranks that disagree on whether
@@ -194,16 +196,16 @@ class Joining:
         return [f"rank {rank} on host {store.get(f'host/{rank}').decode()}" for rank in late]
 
 
-Leaves = Callable[[Moment], Form | None]
+Leaves = Callable[[RunState], Form | None]
 KnownDims = dict[tuple[int, int, int], ParallelDims]
 
 
-class _Left(BaseException):
+class _MoveRequested(BaseException):
     """The run goes on elsewhere. No ``Exception``: nobody on the way may report it as an error."""
 
 
 @dataclass(frozen=True)
-class HandedOver:
+class Handover:
     """What a run goes on from in another trainer."""
 
     memory: MemoryCheckpoint  # what a checkpoint would hold
@@ -212,7 +214,7 @@ class HandedOver:
     output: RunRecorder  # what the run is shown and recorded by
 
 
-class Leaving(Trainer):
+class HandoverTrainer(Trainer):
     """Of a trainer of a part of a run the first base; the second is ``FreezingTrainer``.
 
     ``leaves`` says before each step, on all ranks alike, how the run goes on elsewhere, None if it
@@ -260,9 +262,9 @@ class Leaving(Trainer):
             n_frozen = self.controller.settled_front
             # Larger steps take the schedule further, which checkpoints hold.
             n_batches = self.lr_schedulers.schedulers[0].last_epoch
-            moment = Moment(n_frozen, self.step, n_batches, self._step_seconds)
+            moment = RunState(n_frozen, self.step, n_batches, self._step_seconds)
             if self._leaves(moment) is not None:
-                raise _Left
+                raise _MoveRequested
         return goes_on
 
     def train(self) -> None:
@@ -270,7 +272,7 @@ class Leaving(Trainer):
         try:
             with self._until_arrived:
                 super().train()
-        except _Left:
+        except _MoveRequested:
             self._left_with = self.metrics_processor.leave()
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
@@ -302,16 +304,16 @@ class Leaving(Trainer):
                 group["lr"] = rate
             raise
 
-    def hand_over(self) -> HandedOver:
+    def hand_over(self) -> Handover:
         """Close; return what the run goes on from."""
         memory = self.checkpointer.hand_over(self.device)
         if self.controller.cache is not None:
             self.controller.cache.hand_over()
         self.close()
         phase = self.controller.entered_phase
-        return HandedOver(memory, self._stop.heard, phase, self._left_with)
+        return Handover(memory, self._stop.heard, phase, self._left_with)
 
-    def take_over(self, handed: HandedOver, arrived: Callable[[], None]) -> None:
+    def take_over(self, handed: Handover, arrived: Callable[[], None]) -> None:
         """Go on from what another trainer has handed over; call ``arrived`` once it is loaded."""
         self.checkpointer.take_over(handed.memory)
         self.controller.entered_phase = handed.phase

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from timelyfreeze.runtime.entering import ahead as ahead_module
-from timelyfreeze.runtime.entering.ahead import FrontAhead, Inlet, Microbatches
+from timelyfreeze.runtime.entering.ahead import FrontAhead, Microbatches, Receiver
 from timelyfreeze.runtime.entering.stage import BlockPlace
 
 N_STAGES, N_MICROBATCHES = 3, 4
@@ -209,7 +209,7 @@ class Sender:
 @pytest.mark.parametrize("room", [1, 2, 3, 7])
 def test_messages_come_in_order_and_no_more_than_there_is_room_for(room: int) -> None:
     sender = Sender()
-    inlet = Inlet(sender.receive, room)
+    inlet = Receiver(sender.receive, room)
     assert sender.n_received == 0
     inlet.expect(4)
     inlet.expect(1)
@@ -223,7 +223,7 @@ def test_messages_come_in_order_and_no_more_than_there_is_room_for(room: int) ->
 def test_there_is_room_for_the_next_message_before_one_is_waited_for() -> None:
     """Else whoever sends both, one after the other, and the receiver would take turns."""
     sender = Sender()
-    inlet = Inlet(sender.receive, 1)
+    inlet = Receiver(sender.receive, 1)
     inlet.expect(2)
     received_at_wait: list[int] = []
     real = inlet._arriving[0]

@@ -5,19 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch.distributed as dist
 
-from torchtitan.freezing.elastic.run import Joining
+from torchtitan.freezing.elastic.run import MoveBarrier
 
 LONG_S, SHORT_S = 60.0, 0.2
 
 
-def ranks(n: int, limit_s: float) -> list[Joining]:
+def ranks(n: int, limit_s: float) -> list[MoveBarrier]:
     store = dist.HashStore()
-    return [Joining(store, rank, n, limit_s) for rank in range(n)]
+    return [MoveBarrier(store, rank, n, limit_s) for rank in range(n)]
 
 
-def asked(ranks: list[Joining]) -> list[list[str]]:
+def asked(ranks: list[MoveBarrier]) -> list[list[str]]:
     with ThreadPoolExecutor(len(ranks)) as threads:
-        return list(threads.map(Joining.absent, ranks))
+        return list(threads.map(MoveBarrier.absent, ranks))
 
 
 def named(*ranks: int) -> list[str]:

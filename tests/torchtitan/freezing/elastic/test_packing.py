@@ -11,7 +11,7 @@ from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.elastic.packing import PackedBatch, fewest_ranks, first_batch, packed_batch
-from torchtitan.freezing.elastic.pipeline import Moment, Pace
+from torchtitan.freezing.elastic.pipeline import Pace, RunState
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 
 N_LAYERS, START = 10, (2, 3, 3, 2)
@@ -31,8 +31,8 @@ def packing(settings: PackingSettings | None = None, **changes: Any) -> JobConfi
     return job_config
 
 
-def at(n_frozen: int) -> Moment:
-    return Moment(n_frozen, step=100, n_batches=100)
+def at(n_frozen: int) -> RunState:
+    return RunState(n_frozen, step=100, n_batches=100)
 
 
 def test_a_run_begins_as_it_is_configured() -> None:

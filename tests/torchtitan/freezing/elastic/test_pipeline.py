@@ -14,9 +14,9 @@ from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
 from torchtitan.freezing.elastic.pipeline import (
     MicrobatchSearch,
-    Moment,
     Pace,
     Pipeline,
+    RunState,
     candidates,
     first_pipeline,
     pipeline_for,
@@ -204,7 +204,7 @@ def test_as_in_the_paper_each_replica_keeps_its_rows(given: int, rows: int) -> N
     assert first_pipeline(job_config) == Pipeline(START, last_step=1000)
     found = pipeline_for(job_config, 5)
     assert found is not None
-    found = found.ending(job_config, Moment(5, step=100, n_batches=100))
+    found = found.ending(job_config, RunState(5, step=100, n_batches=100))
     assert found == Pipeline((5, 1), 2, last_step=550)
     moved = found.moved(job_config)
     check(moved)
@@ -213,7 +213,7 @@ def test_as_in_the_paper_each_replica_keeps_its_rows(given: int, rows: int) -> N
     assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
     assert found.pace(job_config) == Pace(2, 1.0)
     # Unfrozen again at step 300, with the rows of 500 steps.
-    back = first_pipeline(job_config).ending(job_config, Moment(0, step=300, n_batches=500))
+    back = first_pipeline(job_config).ending(job_config, RunState(0, step=300, n_batches=500))
     assert back == Pipeline(START, last_step=800)
 
 

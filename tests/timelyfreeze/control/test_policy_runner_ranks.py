@@ -20,7 +20,7 @@ from tests.timelyfreeze.helpers.stub_policy import (
     StubPolicy,
 )
 from timelyfreeze.control.build import checks_for
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies.policy import Check, Measurement, Metric, Source
 from timelyfreeze.settings.choices import FreezeSettings
 from timelyfreeze.settings.phases import PhaseSchedule
@@ -33,7 +33,7 @@ STAGES_OF_RANK = [(0, 3), (1, 2), (0, 3), (1, 2)]  # the last two are replicas
 
 @dataclass
 class Rank:
-    checks: PolicyChecks
+    checks: PolicyRunner
     seen: list[Check]
 
 
@@ -52,7 +52,7 @@ def run_ranks(
             return choose(check)
 
         names = [name for stage in STAGES_OF_RANK[rank] for name, _ in STAGES[stage]]
-        checks = PolicyChecks(
+        checks = PolicyRunner(
             StubPolicy(remember),
             LAYOUT,
             [(name, torch.empty(0)) for name in names],
@@ -125,7 +125,7 @@ class ModelStage:
 
 def set_up(
     policy: StubPolicy, **settings: Any
-) -> tuple[list[list[ModelStage]], list[PolicyChecks], Callable[[Callable[[int], Any]], list[Any]]]:
+) -> tuple[list[list[ModelStage]], list[PolicyRunner], Callable[[Callable[[int], Any]], list[Any]]]:
     """Stages and checks of the two ranks of a pipeline, and how to do something on both."""
     hub = Hub(2)
     stages = [[ModelStage(stage) for stage in STAGES_OF_RANK[rank]] for rank in range(2)]

@@ -19,7 +19,7 @@ from tests.timelyfreeze.helpers.stub_policy import (
     StubPolicy,
     choose_by_number,
 )
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies.policy import Check, Metric
 from timelyfreeze.settings.phases import PhaseSchedule
 
@@ -69,7 +69,7 @@ class Recorded:
 
         policy = StubPolicy(remember, policy.check_interval, policy.measurement, policy.wrong)
         self.meter = StubMeter(LAYOUT.names, WEIGHTS, self._called)
-        self.checks = PolicyChecks(
+        self.checks = PolicyRunner(
             policy,
             LAYOUT,
             [(name, torch.empty(0)) for name in LAYOUT.names],
@@ -351,7 +351,7 @@ class OtherPolicy(StubPolicy):
 
 def test_a_decision_of_another_policy_is_refused() -> None:
     state = Recorded().checks.plain_state()
-    other = PolicyChecks(
+    other = PolicyRunner(
         OtherPolicy(lambda check: NOTHING, measurement=None),
         LAYOUT,
         [],

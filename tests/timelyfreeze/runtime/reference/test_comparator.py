@@ -21,12 +21,12 @@ from tests.timelyfreeze.helpers.stages import (
     process_group,
 )
 from timelyfreeze.control.build import checks_for
-from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies import Check, Decision, Difference
 from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.plasticity import similarity_loss
 from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
-from timelyfreeze.runtime.reference import watch as output_watch
+from timelyfreeze.runtime.reference import comparator as output_watch
 from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ class Run:
         )
         self.losses: list[float] = []
         self.seen: list[Check] = []
-        self.checks: PolicyChecks = checks_for(
+        self.checks: PolicyRunner = checks_for(
             self.pipeline.stages,
             policy,
             settings,

@@ -42,7 +42,7 @@ def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
 
 
 @dataclass
-class PlanCall:
+class SolverJob:
     """One call of a function that makes a plan; every rank makes one at the same step.
 
     The number of steps in between is fixed and not "as soon as it is ready": all ranks have to

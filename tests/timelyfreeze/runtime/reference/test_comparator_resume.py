@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.timelyfreeze.helpers.layered import make_parts
-from tests.timelyfreeze.runtime.reference.test_watch import Noting, Run, one_rank  # noqa: F401
+from tests.timelyfreeze.runtime.reference.test_comparator import Noting, Run, one_rank  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from timelyfreeze.runtime.shards import as_sharded, local_part
 _COPY = "copy."
 
 
-class OutputWatch:
+class OutputComparator:
     """A rank's part of comparing outputs.
 
     ``evaluated`` are the stages that this rank evaluates; of ranks that hold the same, one does.

@@ -28,13 +28,13 @@ from timelyfreeze.policies import (
 )
 from timelyfreeze.runtime import Clock, Exchange
 from timelyfreeze.runtime.meters import ChangeMeter
-from timelyfreeze.runtime.reference.watch import OutputWatch
+from timelyfreeze.runtime.reference.comparator import OutputComparator
 from timelyfreeze.settings import Phase, PhaseSchedule, begin_anew, key
 
 logger = logging.getLogger(__name__)
 
 
-class PolicyChecks:
+class PolicyRunner:
     """The decision of a policy, kept up to date.
 
     Checks come every ``policy.check_interval`` steps after warm-up; steps of the lower-bound half
@@ -51,7 +51,7 @@ class PolicyChecks:
         meter: ChangeMeter | None,
         clock: Clock,
         seed: int,
-        watch: OutputWatch | None = None,
+        watch: OutputComparator | None = None,
     ) -> None:
         errors = list(policy.errors())
         if errors:

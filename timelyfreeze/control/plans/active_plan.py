@@ -31,7 +31,7 @@ from timelyfreeze.timing import (
 logger = logging.getLogger(__name__)
 
 
-class PlanInForce:
+class ActivePlan:
     """What is followed: nothing at first, then a plan, perhaps others, perhaps nothing again."""
 
     def __init__(
