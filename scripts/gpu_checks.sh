@@ -182,6 +182,10 @@ run_profile() {
     timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
       --schedules Interleaved1F1B ZBVZeroBubble --splits default balanced --json "${plans[1]}"
     timelyfreeze paper table "$table" --plans "${plans[@]}" | tee "$output/profile/$config.md"
+    # The same where frozen weights still learn.
+    timelyfreeze profile "train_configs/$config.toml" --output "$output/profile/${config}_rank_32" \
+      "${options[@]}" -- --freezing.preset= --freezing.gradient_rank=32 "${tiny[@]}"
+    timelyfreeze plan "$output/profile/${config}_rank_32/bounds.json" --schedules 1F1B --r-max 0.75 1
   done
 }
 
