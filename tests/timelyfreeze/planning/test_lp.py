@@ -25,9 +25,6 @@ def frozen_actions(plan: FreezePlan) -> dict[str, float]:
     return {str(action): round(ratio, 9) for action, ratio in pairs if ratio > 0.0}
 
 
-# --- programs solved by hand ----------------------------------------------------------------------
-
-
 def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """It prints a banner, and what it does, where nobody has told it to be quiet."""
     dag = build_dag(one_f_one_b_order(2, 3))

@@ -46,8 +46,7 @@ def frozen_layers(decision: Decision) -> int:
 
 
 def compared(policy: Egeria, decision: Decision) -> tuple[int, int] | None:
-    wanted = policy.compared(decision, LAYOUT)
-    return None if wanted is None else (wanted.first, wanted.end)
+    return (wanted := policy.compared(decision, LAYOUT)) and (wanted.first, wanted.end)
 
 
 # -- bootstrapping ---------------------------------------------------------------------------------

@@ -25,6 +25,12 @@ def row(number: int) -> Row:
     return Row(number, f"tokens {number}")
 
 
+def begun(memory_bytes: int, place: EntryFolder | None) -> ActivationStore:
+    store = ActivationStore(memory_bytes, place)
+    store.begin("front")
+    return store
+
+
 def filled(store: ActivationStore, numbers: range) -> None:
     for number in numbers:
         store.offer([row(number)], output(number))
@@ -48,8 +54,7 @@ def disk(folder: Path, *, room: int = 1 << 20, rank: int = 0) -> EntryFolder:
 def test_rows_go_to_memory_then_to_the_disk_then_nowhere(tmp_path: Path) -> None:
     """A limit of room, where AutoFreeze (Sec. 3.2) has writes that never exceed reads."""
     place = disk(tmp_path, room=600)
-    store = ActivationStore(MEMORY, place)
-    store.begin("front")
+    store = begun(MEMORY, place)
     filled(store, range(10))
     sizes = [f.stat().st_size for f in tmp_path.rglob("*.safetensors")]
     assert 1 <= len(sizes) < 8
@@ -60,8 +65,7 @@ def test_rows_go_to_memory_then_to_the_disk_then_nowhere(tmp_path: Path) -> None
 
 
 def test_what_was_offered_may_be_written_over_at_once() -> None:
-    store = ActivationStore(MEMORY, None)
-    store.begin("front")
+    store = begun(MEMORY, None)
     buffer = output(1)
     store.offer([row(1)], buffer)
     buffer.zero_()
@@ -70,8 +74,7 @@ def test_what_was_offered_may_be_written_over_at_once() -> None:
 
 
 def test_rows_of_a_microbatch_are_stored_one_by_one() -> None:
-    store = ActivationStore(MEMORY, None)
-    store.begin("front")
+    store = begun(MEMORY, None)
     store.offer([row(3)], output(3))
     store.flush()
     assert store.offer([row(3), row(4)], torch.cat([output(3), output(4)])) == 1
@@ -81,8 +84,7 @@ def test_rows_of_a_microbatch_are_stored_one_by_one() -> None:
 
 def test_a_row_that_comes_twice_in_a_microbatch_is_stored_once(tmp_path: Path) -> None:
     for memory in (MEMORY, 0):
-        store = ActivationStore(memory, disk(tmp_path / str(memory)))
-        store.begin("front")
+        store = begun(memory, disk(tmp_path / str(memory)))
         twice = [row(3), row(3), row(4)]
         assert store.offer(twice, torch.cat([output(3), output(3), output(4)])) == 2
         store.flush()
@@ -92,8 +94,7 @@ def test_a_row_that_comes_twice_in_a_microbatch_is_stored_once(tmp_path: Path) -
 
 def test_a_row_with_other_tokens_is_missing(tmp_path: Path) -> None:
     for memory in (MEMORY, 0):
-        store = ActivationStore(memory, disk(tmp_path))
-        store.begin("front")
+        store = begun(memory, disk(tmp_path))
         filled(store, range(1))
         other = Row(0, "other tokens")
         assert store.read("front", other) is None
@@ -101,8 +102,7 @@ def test_a_row_with_other_tokens_is_missing(tmp_path: Path) -> None:
 
 
 def test_another_front_finds_nothing_and_deletes_the_files(tmp_path: Path) -> None:
-    store = ActivationStore(MEMORY, disk(tmp_path))
-    store.begin("front")
+    store = begun(MEMORY, disk(tmp_path))
     filled(store, range(6))
     store.begin("other")
     assert found(store, range(6), "other") == []
@@ -113,8 +113,7 @@ def test_another_front_finds_nothing_and_deletes_the_files(tmp_path: Path) -> No
 
 
 def test_rows_of_an_older_front_stay_until_they_are_dropped(tmp_path: Path) -> None:
-    store = ActivationStore(MEMORY, disk(tmp_path, room=500))
-    store.begin("front")
+    store = begun(MEMORY, disk(tmp_path, room=500))
     filled(store, range(3))
     store.begin("deeper", older=["front"])
     assert found(store, range(3)) == [0, 1, 2]
@@ -167,8 +166,7 @@ def test_a_row_that_is_being_stored_takes_room_once() -> None:
 
 
 def test_files_of_shallower_fronts_make_room_too(tmp_path: Path) -> None:
-    store = ActivationStore(0, disk(tmp_path, room=1500))
-    store.begin("front")
+    store = begun(0, disk(tmp_path, room=1500))
     filled(store, range(20))
     n_files = len(found(store, range(20)))
     assert 2 < n_files < 20
@@ -181,8 +179,7 @@ def test_files_of_shallower_fronts_make_room_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_finds_what_is_on_the_disk(tmp_path: Path) -> None:
-    store = ActivationStore(MEMORY, disk(tmp_path))
-    store.begin("front")
+    store = begun(MEMORY, disk(tmp_path))
     filled(store, range(6))
     store.close()
     again = ActivationStore(MEMORY, disk(tmp_path))
@@ -282,8 +279,7 @@ def test_a_process_that_writes_nothing_takes_no_room(tmp_path: Path) -> None:
 def test_rows_in_memory_are_handed_over_as_far_as_there_is_room(tmp_path: Path) -> None:
     for room, n_found in ((1 << 20, 6), (700, 3)):
         folder = tmp_path / str(room)
-        store = ActivationStore(3 * MEMORY, disk(folder, room=room))
-        store.begin("front")
+        store = begun(3 * MEMORY, disk(folder, room=room))
         filled(store, range(3))
         store.begin("deeper", ["front"])
         filled(store, range(3))
@@ -301,8 +297,7 @@ def test_rows_in_memory_are_handed_over_as_far_as_there_is_room(tmp_path: Path) 
 def test_a_front_that_others_delete_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ActivationStore(0, disk(tmp_path))
-    store.begin("front")
+    store = begun(0, disk(tmp_path))
     write = folder_module.write_entry
 
     def deleted(*_: object) -> int:
@@ -321,8 +316,7 @@ def test_a_front_that_others_delete_is_no_error(
 def test_a_cut_file_is_a_miss_that_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = ActivationStore(0, disk(tmp_path))
-    store.begin("front")
+    store = begun(0, disk(tmp_path))
     filled(store, range(3))
     for file in tmp_path.rglob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1])
@@ -338,8 +332,7 @@ def test_a_cut_file_is_a_miss_that_is_told_once(
 def test_a_full_disk_is_told_once_and_what_is_there_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ActivationStore(0, disk(tmp_path))
-    store.begin("front")
+    store = begun(0, disk(tmp_path))
     filled(store, range(2))
 
     def full(*_: object) -> int:
@@ -360,8 +353,7 @@ def test_a_slow_writer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monke
     go_on = threading.Event()
     write = folder_module.write_entry
     monkeypatch.setattr(folder_module, "write_entry", lambda *args: go_on.wait(60) and write(*args))
-    store = ActivationStore(0, disk(tmp_path))
-    store.begin("front")
+    store = begun(0, disk(tmp_path))
     for number in range(100):
         store.offer([row(number)], output(number))  # would hang if it waited
     assert store.n_refused == 100 - 64
@@ -391,8 +383,7 @@ def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_row_with_other_tokens_takes_the_place_of_the_one_before() -> None:
-    store = ActivationStore(MEMORY, None)
-    store.begin("front")
+    store = begun(MEMORY, None)
     for tokens in ("a", "b", "c"):
         store.offer([Row(1, tokens)], output(1))
         store.flush()

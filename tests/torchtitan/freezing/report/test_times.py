@@ -37,10 +37,7 @@ START = make_summary()
 
 
 def make_plan() -> FreezePlan:
-    """Two ranks, two microbatches: 90 ms unfrozen, 77.5 ms planned, 60 ms at best, by hand.
-
-    Beside each batch there are 5 ms.
-    """
+    """90 ms unfrozen, 77.5 ms planned, 60 ms at best, by hand; 5 ms beside each batch."""
     dag, bounds = build_dag(hand_order("two_by_two")), replace(uniform(), outside_ms=5.0)
     ratios = {"1B0": 1.0, "0B1": 0.25}
     plan = plan_from_ratios(dag, bounds, [ratios.get(str(a), 0.0) for a in dag.actions])
