@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import timelyfreeze.control.plans.planner as planner_module
-import timelyfreeze.control.plans.solver_job as plan_call_module
 from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
 from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, warnings, without_stable_times
+from timelyfreeze.control.plans import solver_job
 from timelyfreeze.control.plans.replanning import (
     DriftCheck,
     check_drift,
@@ -135,7 +135,7 @@ def test_too_few_passes_are_not_judged() -> None:
 def test_a_plan_that_is_solved_meanwhile_comes_after_the_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan_call_module, "BackgroundCall", HereAtOnce)
+    monkeypatch.setattr(solver_job, "BackgroundCall", HereAtOnce)
     machine = Machine()
     phases = PhaseSchedule(2, 6, 10)
     settings = {**EXACT, "phases": phases, "solver_delay_steps": 3, "replan_every": 2}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import timelyfreeze.control.plans.solver_job as plan_call_module
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, warnings, without_stable_times
+from timelyfreeze.control.plans import solver_job
 from timelyfreeze.control.plans.solver_job import automatic_delay
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.order import Action, one_f_one_b_order
@@ -41,7 +41,7 @@ class HereAtOnce:
 
 @pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_call_module, "BackgroundCall", HereAtOnce)
+    monkeypatch.setattr(solver_job, "BackgroundCall", HereAtOnce)
 
 
 ORDER = one_f_one_b_order(2, 4)
@@ -108,7 +108,7 @@ def test_a_plan_that_training_waits_for_is_in_a_hurry(monkeypatch: pytest.Monkey
         def hurry(self) -> None:
             hurried.append(self)
 
-    monkeypatch.setattr(plan_call_module, "BackgroundCall", NotYet)
+    monkeypatch.setattr(solver_job, "BackgroundCall", NotYet)
     ranks = Ranks(ORDER, solver_delay_steps=2)
     ranks.run(1, LAST + 1)
     assert hurried == []
@@ -130,8 +130,8 @@ def test_a_solver_that_takes_long_can_be_ended_though_training_waits_for_it(
             begun.append(function)
             super().__init__(function, **arguments)
 
-    monkeypatch.setattr(plan_call_module, "BackgroundCall", Noted)
-    monkeypatch.setattr(plan_call_module, "MOST_ACTIONS_AT_ONCE", max_actions)
+    monkeypatch.setattr(solver_job, "BackgroundCall", Noted)
+    monkeypatch.setattr(solver_job, "MOST_ACTIONS_AT_ONCE", max_actions)
     ranks = Ranks(ORDER, solver_delay_steps=0)  # 16 actions
     ranks.run(1, LAST + 1)
     assert len(begun) == n_processes
