@@ -21,7 +21,7 @@ from torchtitan.config import ConfigManager
 
 from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import shown
-from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors
+from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors, with_rank
 from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
@@ -64,7 +64,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         raise ConfigError(join_errors(errors))
     try:
         _fetch_model(job_config, weights=weights)
-        job_config = with_partition(with_preset(job_config, given))
+        job_config = with_rank(with_partition(with_preset(job_config, given)))
         check_live_times(job_config)
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error

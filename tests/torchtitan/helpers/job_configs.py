@@ -9,9 +9,12 @@ from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 
 
 def make_job_config(**values: Any) -> JobConfig:
-    """The defaults, then ``section__key=value``; a key that does not exist is an error here."""
+    """The defaults, then ``section__key=value``; a key that does not exist is an error here.
+
+    A file that is read gets a number for the rank "auto", of narrow models 0.
+    """
     job_config = job_config_class()()
-    for key, value in values.items():
+    for key, value in {"freezing__gradient_rank": 0, **values}.items():
         section, name = key.split("__")
         assert hasattr(getattr(job_config, section), name), key
         setattr(getattr(job_config, section), name, value)

@@ -9,7 +9,7 @@ from torchtitan.freezing.checks.configuration import (
     join_errors,
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
-from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT
+from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT, with_rank
 from torchtitan.freezing.checks.freezing import caches, freeze_settings
 from torchtitan.freezing.checks.pipeline import (
     n_microbatches,

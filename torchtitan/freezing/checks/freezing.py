@@ -12,6 +12,7 @@ from timelyfreeze.front.caching import in_use
 from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
+    AUTO,
     FreezeSettings,
     PhaseSchedule,
     rank_errors,
@@ -86,7 +87,8 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    yield from rank_errors(freezing.gradient_rank)
+    if freezing.gradient_rank != AUTO:
+        yield from rank_errors(freezing.gradient_rank)
     yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
 

@@ -103,11 +103,12 @@ class Freezing:
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md)."""
 
-    gradient_rank: int = 0
+    gradient_rank: int | str = AUTO
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning; nothing but those weights is frozen (see docs/low_rank.md)."""
+    learning; nothing but those weights is frozen (see docs/low_rank.md). "auto": 32 for text models
+    at least 512 wide, else 0; and 0 where it does not work, as with compiled blocks."""
 
     seed: int = 42
     """Seed of the random choice of parameters or layers. The same masks come out on every

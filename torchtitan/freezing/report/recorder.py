@@ -22,6 +22,7 @@ from torchtitan.tools.utils import NoColor
 
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
 from timelyfreeze.planning import FreezePlan, plan_to_json
+from timelyfreeze.policies import makes_plan
 from timelyfreeze.records import Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
@@ -307,6 +308,9 @@ def record(
     """
     if run.is_shown and (told := preset_line(run.config)) is not None:
         titan_logger.info(told)
+    rank = run.config.freezing.gradient_rank
+    if run.is_shown and makes_plan(run.config.freezing.method) and rank != 0:
+        titan_logger.info(f"Frozen weights still learn, in {rank} directions each")
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
     batches, steps, moves, counts = BatchTimes(run), Steps(run), Moves(run), Counts(run)
     progress = Progress(run)

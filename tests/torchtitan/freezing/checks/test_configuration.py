@@ -196,6 +196,7 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
             last_monitor_step=5,
             last_ramp_step=9,
             max_freeze_ratio=ratio,
+            gradient_rank=16,
             seed=7,
             first_stage="per_tensor",
             discard_batches=3,
@@ -210,7 +211,8 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
     assert settings.phases == PhaseSchedule(1, 5, 9, "mixed")
     assert (settings.solver_delay_steps, settings.replan_every) == (3, 7)
     assert (settings.replan_threshold, settings.min_gain) == (0.5, 0.25)
-    assert freeze_settings(Freezing()).solver_delay_steps is None
+    assert settings.gradient_rank == 16
+    assert freeze_settings(Freezing(gradient_rank=0)).solver_delay_steps is None
     assert settings.max_freeze_ratio == expected
     values = settings.max_freeze_ratio
     assert all(type(v) is float for v in (values if isinstance(values, tuple) else [values]))

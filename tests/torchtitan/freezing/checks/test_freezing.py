@@ -18,7 +18,7 @@ from timelyfreeze.policies.methods import freezes_by_turns, known_methods
 from timelyfreeze.policies.policy import registered_policies
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from timelyfreeze.settings.phases import PhaseSchedule
-from torchtitan.freezing.checks import caches, check, freeze_settings
+from torchtitan.freezing.checks import caches, check, freeze_settings, with_rank
 from torchtitan.freezing.checks.features import CACHE
 from torchtitan.freezing.checks.freezing import cache_folder_errors
 from torchtitan.freezing.checks.requirements import feature_errors
@@ -136,6 +136,27 @@ def test_subspaces_belong_to_a_plan(method: str, rank: int) -> None:
     job_config = config(freezing__method=method, freezing__gradient_rank=8)
     check(job_config)
     assert freeze_settings(job_config.freezing).gradient_rank == rank
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes"),
+    [
+        (32, {"model__flavor": "SmolLM2-135M"}),
+        (32, {"model__flavor": "Llama-3-8B", "freezing__method": "timelyfreeze+apf"}),
+        (0, {"model__flavor": "8M"}),  # 256 wide
+        (0, {"model__flavor": "SmolLM2-135M", "freezing__method": "apf"}),
+        (0, {"model__flavor": "Llama-3-8B", "parallelism__tensor_parallel_degree": 2}),
+        (0, {"model__flavor": "Llama-3-8B", "compile__enable": True}),
+        (0, {"model__name": "vit", "model__flavor": "4M"}),
+        (0, {"model__flavor": "none of ours"}),
+    ],
+)
+def test_the_rank_is_chosen_by_width_where_it_works(rank: int, changes: dict[str, Any]) -> None:
+    auto = config(freezing__gradient_rank="auto", **changes)
+    assert with_rank(auto).freezing.gradient_rank == rank
+    assert auto.freezing.gradient_rank == "auto"
+    given = config(freezing__gradient_rank=5, **changes)
+    assert with_rank(given) is given
 
 
 def cached(settings: CacheSettings | None = None, **changes: Any) -> JobConfig:

@@ -204,7 +204,7 @@ GRID: dict[str, str] = {
     "planned egeria": f"one rank, {_LAYERS}",
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
-    "rank": f"compile, {_LAYERS}, moves",
+    "rank": f"compile, {_LAYERS}, moves, converters",
     "lora": "peft, qwen3, tensor, converters, early",
     "saved": "adapters, saves all",
     "cache": f"planned, text, qwen3, packing, {_LAYERS}",
