@@ -58,6 +58,13 @@ def with_partition(job_config: JobConfig) -> JobConfig:
         return job_config
     if reasons := [*size_errors(job_config), *pipeline_errors(job_config)]:
         raise ValueError("; ".join(dict.fromkeys(reasons)))
+    # A file's cut that the command line puts aside need not suit this many stages.
+    parallelism = replace(
+        parallelism,
+        pipeline_parallel_first_stage_less_layers=0,
+        pipeline_parallel_last_stage_less_layers=0,
+    )
+    job_config = replace(job_config, parallelism=parallelism)
     n_layers = count_model_layers(job_config)
     order = emulated_order(job_config, n_layers)
     least = fewest_layers(order.n_stages)

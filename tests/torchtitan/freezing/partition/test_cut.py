@@ -72,6 +72,14 @@ def test_on_the_command_line_a_partition_takes_the_place_of_the_files_cut() -> N
         read_config([f"--job.config_file={path}", "--parallelism.partition=parameters", less])
 
 
+def test_a_files_cut_need_not_suit_the_stages_of_a_partition() -> None:
+    """Eight layers fewer than others in the last stage, where others have four."""
+    path = ROOT / "train_configs/smollm2_alpaca_gpt4.toml"
+    zero_bubble, partition = f"{SCHEDULE}=ZBVZeroBubble", f"{PARTITION}=parameters"
+    cut = read_config([f"--job.config_file={path}", zero_bubble, partition])
+    assert layers_of(cut) == (0, 5, 5, 5, 5, 5, 5, 0)  # embedding and head have as many as 8
+
+
 def test_layers_stand_in_order_between_the_ends_of_the_model() -> None:
     assert modules_of_split((1, 2, 0)) == [
         ["tok_embeddings", "layers.0"],
