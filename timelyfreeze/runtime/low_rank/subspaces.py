@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,21 +12,25 @@ from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.subspace import CapturedMeter, Energies, next_basis
 
 _ITERATIONS = 3
+# Steps in which each weight turns once after the warm-up, not all of them in the same: a turn takes
+# longer than a microbatch's products in a subspace, and directions change slowly.
+_EVERY = 4
 
 
 class Subspaces:
     """Subspaces that turn after each step's gradients.
 
-    In the warm-up, which they begin at random, they turn several times a step.
+    In the warm-up, which they begin at random, they turn several times a step; later once in four
+    steps.
     """
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
-        self._layers, self._seed, self._step, self._n_turns = tuple(layers), seed, 0, 1
+        self._layers, self._seed, self._step, self._is_warm = tuple(layers), seed, 0, True
         self._captured, self._is_measured = CapturedMeter(seed), False
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step. ``is_warm``: it comes after the warm-up."""
-        self._step, self._n_turns = step, 1 if is_warm else _ITERATIONS
+        self._step, self._is_warm = step, is_warm
         if not self._is_measured:
             self._captured.forget()
         self._is_measured = False
@@ -51,8 +56,11 @@ class Subspaces:
         for layers in self._layers if index == 0 else ():
             with layers.turned_in():
                 for name, weight in layers.weights.items():
-                    if weight.grad is not None:
+                    if weight.grad is not None and self._is_due(name):
                         self._turn(layers, name, weight.grad)
+
+    def _is_due(self, name: str) -> bool:
+        return not self._is_warm or (self._step + zlib.crc32(name.encode())) % _EVERY == 0
 
     def _weights(self) -> Iterator[tuple[LowRankLayers, str, Tensor]]:
         for layers in self._layers:
@@ -61,7 +69,7 @@ class Subspaces:
 
     def _turn(self, layers: LowRankLayers, name: str, gradient: Tensor) -> None:
         basis = layers.bases[name]
-        for place in range(self._n_turns):
+        for place in range(1 if self._is_warm else _ITERATIONS):
             basis = next_basis(basis, gradient, self._seed, self._step, name, place)
         layers.bases[name] = basis
 

@@ -35,19 +35,35 @@ def gradient_of(name: str, weight: Tensor, step: int) -> Tensor:
     return 1.0 + torch.randn(weight.shape, generator=generator)
 
 
-@pytest.mark.parametrize(("is_warm", "n_turns"), [(False, 3), (True, 1)])
-def test_they_turn_once_a_step_and_more_often_in_the_warm_up(is_warm: bool, n_turns: int) -> None:
+def test_they_turn_several_times_a_step_in_the_warm_up() -> None:
     run = Run()
     expected = dict(run.layers.bases)
     for step in (1, 2):
-        run.begin(step, is_warm=is_warm)
+        run.begin(step, is_warm=False)
         for index in range(2):  # two batches
             run.subspaces.end_batch(index)
         for name, weight in run.layers.weights.items():
-            for place in range(n_turns):
+            for place in range(3):
                 gradient = gradient_of(name, weight, step)
                 expected[name] = next_basis(expected[name], gradient, SEED, step, name, place)
         assert all(torch.equal(run.layers.bases[name], q) for name, q in expected.items())
+
+
+def test_later_each_turns_once_in_four_steps() -> None:
+    run = Run()
+    turned: dict[str, list[int]] = {name: [] for name in run.layers.names}
+    for step in range(11, 19):
+        before = dict(run.layers.bases)
+        run.begin(step, is_warm=True)
+        for index in range(2):
+            run.subspaces.end_batch(index)
+        for name, weight in run.layers.weights.items():
+            if not torch.equal(run.layers.bases[name], before[name]):
+                turned[name].append(step)
+                gradient = gradient_of(name, weight, step)
+                once = next_basis(before[name], gradient, SEED, step, name)
+                assert torch.equal(run.layers.bases[name], once)
+    assert all(second - first == 4 for first, second in turned.values())
 
 
 def test_turns_are_made_in_what_tells_their_time() -> None:
@@ -60,7 +76,7 @@ def test_turns_are_made_in_what_tells_their_time() -> None:
         seen.append(all(run.layers.bases[name] is not before[name] for name in before))
 
     run.layers.turned_in = noted
-    run.begin(1, is_warm=True)
+    run.begin(1, is_warm=False)
     run.subspaces.end_batch(0)
     run.subspaces.end_batch(1)
     assert seen == [True]
