@@ -25,7 +25,6 @@ from torch import Tensor
 from timelyfreeze.control.collected import (
     BatchLog,
     CollectedMetrics,
-    LoggedBatch,
     ObservedBatch,
     RankMetrics,
     collected,
@@ -289,11 +288,15 @@ class FreezeController:
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
-        self._log.add(
-            LoggedBatch(
-                self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut, start, policy
-            )
+        batch = ObservedBatch(
+            self._step,
+            self.phase,
+            is_cold,
+            entry_stage=start,
+            policy=policy,
+            pattern=masks.pattern,
         )
+        self._log.add(batch, applied, set_up.cut)
         self._batches_in_phase += 1
         self._batch_index += 1
 
@@ -366,12 +369,12 @@ class FreezeController:
         return self.expected_stage_ratios()[stage]
 
     def _drain(self) -> None:
-        for observed, pattern in self._log.read():
-            self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
+        for batch in self._log.read():
+            self._planner.add(batch.phase, batch.pattern, batch.record, cold=batch.is_cold)
             if self.cache is not None:
-                self.cache.add_times(observed.record.durations_ms)
+                self.cache.add_times(batch.record.durations_ms)
             if self.on_batch is not None:
-                self.on_batch(observed)
+                self.on_batch(batch)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
