@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
@@ -42,7 +42,7 @@ from timelyfreeze.front.caching.verdict import (
     verdict,
 )
 from timelyfreeze.policies import ModelLayout
-from timelyfreeze.runtime import BatchEntry, BlockPlace, Exchange
+from timelyfreeze.runtime import BatchEntry, Exchange
 from timelyfreeze.schedule import Action, PipelineDag
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,10 @@ class FrontCache:
             ]
         for batch, front, part in zip(batches, fronts, inputs, strict=True):
             start = None if front is None else front.front.end
-            self._entries.append(self._entry(batch, kept.front.end, start, part))
+            entry = BatchEntry(start, part or {})
+            if start != kept.front.end:
+                entry = replace(entry, tapped=kept.front.end, tap=partial(self._keep, batch))
+            self._entries.append(entry)
 
     def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
         """Have rows of the batches behind the named ones read from the disk during the step.
@@ -293,10 +296,10 @@ class FrontCache:
         return all(self._store.has(front.name, row) for row in batch)
 
     def _agreed(self, mine: list[list[bool | None]]) -> list[list[bool]]:
-        """Return, of as many answers for each batch, which ones all ranks agree to."""
+        """Return, of as many answers for each batch, which all ranks agree to that know."""
         everyone: list[list[list[bool | None]]] = self._exchange.all_gather(mine)
         return [
-            [_all_say_yes(of_all) for of_all in zip(*of_batch, strict=True)]
+            [True in of_all and False not in of_all for of_all in zip(*of_batch, strict=True)]
             for of_batch in zip(*everyone, strict=True)
         ]
 
@@ -318,17 +321,6 @@ class FrontCache:
             kept.times.read_ms.append(1e3 * (time.perf_counter() - started))
         return inputs
 
-    def _entry(
-        self,
-        batch: Sequence[Row],
-        end: BlockPlace,
-        start: BlockPlace | None,
-        inputs: dict[int, Tensor] | None,
-    ) -> BatchEntry:
-        if start == end:
-            return BatchEntry(start, inputs or {})
-        return BatchEntry(start, inputs or {}, end, partial(self._keep, batch))
-
     def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
         """Store what the front puts out in one microbatch of ``batch``."""
         with self._spending():
@@ -341,9 +333,3 @@ class FrontCache:
         started = time.perf_counter()
         yield
         self._spent_ms += 1e3 * (time.perf_counter() - started)
-
-
-def _all_say_yes(of_all: Sequence[bool | None]) -> bool:
-    """Return whether all replicas say yes; None of ranks that cannot know."""
-    told = [is_there for is_there in of_all if is_there is not None]
-    return bool(told) and all(told)
