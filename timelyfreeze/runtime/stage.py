@@ -50,7 +50,6 @@ class FreezingStage(LowRankStage):
 
     recorder: ActionRecorder | None = None
     on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
-    _keeps_graph = True
 
     def attach(
         self,
@@ -127,14 +126,12 @@ class FreezingStage(LowRankStage):
             with self._timed(ActionKind.FORWARD, fwd_chunk_id):
                 announce_reduction(self.submod)
             return None
-        self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             self._variant_of(fwd_chunk_id),
             self._low_rank_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
-            self._begin_forward(fwd_chunk_id)
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
             self.message_bytes = sum(t.nbytes for t in tensors_of(output))
@@ -147,8 +144,7 @@ class FreezingStage(LowRankStage):
         """Run the module; where nothing of the backward will run, it keeps no activations."""
         # The stage's inputs stay outside of no_grad: whether they require grad says what the
         # stage in front expects to get back.
-        graph = self._front_without_graph() if self._keeps_graph else no_grad()
-        with graph, self._entered():
+        with self._graph_of(self._forwarded), self._entered():
             return super().forward_maybe_with_nosync(*self._entering(args), **kwargs)
 
     def backward_one_chunk(
@@ -260,20 +256,15 @@ class FreezingStage(LowRankStage):
             return nullcontext()
         return self._blocks.without_weight_gradients(self._masks.get(microbatch))
 
-    def _front_without_graph(self) -> AbstractContextManager[None]:
-        """Return what a forward runs in, so that it keeps nothing of a frozen front."""
-        mask = self._masks.get(self._forwarded) if self._active else None
-        # A compiled block is one graph, that of its first forward.
-        is_compiled = bool(self._active and self.frozen_together)
-        if mask is None or is_compiled or self._forwarded not in self._without_input_grads:
+    def _graph_of(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return what the module runs in, so that it keeps nothing for what no backward will do."""
+        mask = self._masks.get(microbatch) if self._active else None
+        if mask is None or microbatch not in self._without_input_grads:
             return nullcontext()
-        return self._frozen_blocks.without_graph(mask)
-
-    def _skips_backward(self, microbatch: int) -> bool:
-        """Return whether nothing of a microbatch's backward will run here."""
-        mask = self._masks.get(microbatch)
-        is_cut = microbatch in self._without_input_grads
-        return is_cut and mask is not None and bool(mask.all())
+        if mask.all():
+            return no_grad()
+        # A compiled block is one graph, that of its first forward.
+        return nullcontext() if self.frozen_together else self._frozen_blocks.without_graph(mask)
 
     def _frozen_ratio(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:
