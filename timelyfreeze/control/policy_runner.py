@@ -79,8 +79,7 @@ class PolicyRunner:
         self._n_steps_timed += 1
         if self._watch is not None:
             with self._timed():
-                counts = self._counts
-                self._watch.begin_step(step, counts=counts, is_due=counts and self._is_due)
+                self._watch.begin_step(step, counts=self._counts, is_due=self.decides)
         first = self.phases.last_warmup_step + 1
         if self._meter is None or step < first:
             return
@@ -103,23 +102,20 @@ class PolicyRunner:
         if self._watch is not None:
             with self._timed():
                 self._watch.end_step()
-        if self._is_due:
+        if self.decides:
             self._decide(self.phases.learning_steps(self._step) // self._policy.check_interval)
 
     @property
     def decides(self) -> bool:
         """Whether the policy decides anew at the end of the current step."""
-        return self._counts and self._is_due
+        n_steps = self.phases.learning_steps(self._step)
+        return self._counts and n_steps % self._policy.check_interval == 0
 
     @property
     def _counts(self) -> bool:
         """Whether the current step is one of those that checks come after so many of."""
         is_still = self.phases.phase(self._step) is Phase.LOWER_BOUND
         return self.phases.learning_steps(self._step) > 0 and not is_still
-
-    @property
-    def _is_due(self) -> bool:
-        return self.phases.learning_steps(self._step) % self._policy.check_interval == 0
 
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}
@@ -233,8 +229,8 @@ class PolicyRunner:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return the decision as plain data."""
-        return {
+        """Return the decision and, where they count, losses since the last check, as plain data."""
+        decision = {
             "policy": repr(self._policy),
             "frozen": np.flatnonzero(self.decision.frozen).tolist(),
             "memory": dict(self.decision.memory),
@@ -244,9 +240,12 @@ class PolicyRunner:
                 for metric, row in self._measured.items()
             },
         }
+        losses = {} if self._watch is None else {"losses": self._watch.plain_losses()}
+        return {"policy": decision, **losses}
 
-    def load_plain_state(self, plain: Mapping[str, Any]) -> None:
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
+        plain = state["policy"]
         if plain["policy"] != repr(self._policy):
             raise ValueError(
                 f"the checkpoint has a decision of {plain['policy']}, this run has "
@@ -261,15 +260,8 @@ class PolicyRunner:
         }
         if self._watch is not None:
             self._watch.resume(self._compared)
-
-    def plain_losses(self) -> dict[str, list[float]] | None:
-        """Return what has been seen of losses since the last check, by stage, if they count."""
-        return None if self._watch is None else self._watch.plain_losses()
-
-    def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
-        """Restore what :meth:`plain_losses` returned."""
-        if self._watch is not None:
-            self._watch.load_plain_losses(plain)
+            if "losses" in state:
+                self._watch.load_plain_losses(state["losses"])
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the vectors the scores are made from, and weights that are compared with."""

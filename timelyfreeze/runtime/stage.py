@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.runtime.entering.stage import AT_THE_FRONT, EMBEDDING, FrozenBlocks
-from timelyfreeze.runtime.low_rank.layers import LowRankStage
+from timelyfreeze.runtime.low_rank.layers import LowRankLayers, LowRankStage
 from timelyfreeze.runtime.masked_backward import (
     CompiledBlocks,
     accumulation_nodes,
@@ -77,7 +77,12 @@ class FreezingStage(LowRankStage):
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
-        self.exact = self._prepare_low_rank(named, rank=gradient_rank, seed=seed)
+        self.low_rank = None
+        self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
+        if gradient_rank:
+            layers = LowRankLayers(dict(named), self.submod, rank=gradient_rank, seed=seed)
+            self.low_rank = layers
+            self.exact = np.array([n not in layers.weights for n, _ in named], dtype=np.bool_)
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}

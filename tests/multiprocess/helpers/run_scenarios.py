@@ -140,7 +140,7 @@ def note_starts(cache, seen):
     def entry(number):
         found = real_entry(number)
         start = None if found is None or found.start is None else tuple(found.start)
-        starts.append((start, found is not None and found.tap is not None))
+        starts.append((start, found is not None and found.tapped is not None))
         seen["read_ahead"] = cache.use().read_ahead
         return found
 

@@ -15,6 +15,7 @@ from timelyfreeze.control.plans.replanning import (
     drift_from_plain,
     drift_text,
     drift_to_plain,
+    largest_move,
     moved_bounds,
 )
 from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay, is_quick
@@ -105,10 +106,11 @@ class Planner:
         if self._call is not None:
             return
         last = self._settings.phases.last_monitor_step
+        is_open = self.in_force.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
             self._solve_again(drift, max(due_step, step))
-        elif step > last and self._has_times_alone:
+        elif step > last and is_open and not self.measured.times.is_empty:
             self._solve_first(max(last + self._delay, step))
 
     def needs_times(self, step: int) -> bool:
@@ -150,12 +152,6 @@ class Planner:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
         return automatic_delay(self._n_actions, n_ramp_steps)
-
-    @property
-    def _has_times_alone(self) -> bool:
-        """Whether times have been measured of which nothing has become yet."""
-        has_none = self.in_force.plan is None and self.failure is None
-        return has_none and not self.measured.times.is_empty
 
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
@@ -269,7 +265,7 @@ class Planner:
         reason = self._replanning.why_not(found, now.plan)
         if reason is not None:
             self.in_force.switch_off(step, reason)
-        elif self._replanning.is_large(found.drift):
+        elif largest_move(found.drift) > self._settings.replan_threshold:
             self._solve_again(found.drift, step + self._delay)
             if self._delay == 0:
                 self._take(step)

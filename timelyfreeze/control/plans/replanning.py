@@ -213,10 +213,6 @@ class DriftMonitor:
             self.n_low = self.n_low + 1 if self._is_low(agreed, plan) else 0
         return agreed
 
-    def is_large(self, drift: Mapping[Group, float]) -> bool:
-        """Return whether times are so far from the plan's that another one is worth its while."""
-        return largest_move(drift) > self._settings.replan_threshold
-
     def why_not(self, found: DriftCheck, plan: FreezePlan) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
         if self.n_low < _LOW_IN_A_ROW:

@@ -131,18 +131,14 @@ class OutputComparator:
     def take(self) -> Observed:
         """Return what this rank has seen since the last call."""
         found, n_lost = self._reference.take()
-        seen = Observed(
-            self._mean_loss(), self._rate, tuple(sorted(found)), self._n_dropped + n_lost
-        )
+        loss = None
+        if self._losses and self._n_steps:
+            loss = sum(float(total) for total in self._losses.values()) / self._n_steps
+        seen = Observed(loss, self._rate, tuple(sorted(found)), self._n_dropped + n_lost)
         self._n_dropped = self._n_steps = 0
         for total in self._losses.values():
             total.zero_()
         return seen
-
-    def _mean_loss(self) -> float | None:
-        if not self._losses or self._n_steps == 0:
-            return None
-        return sum(float(total) for total in self._losses.values()) / self._n_steps
 
     def follow(self, compared: Compared | None) -> None:
         """Compare these blocks from now on; all ranks that hold them must call this together."""
