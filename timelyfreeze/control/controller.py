@@ -255,9 +255,9 @@ class FreezeController:
             self._begin_phases(replace(self.settings, phases=phases))
 
     def note_tokens(self, n_tokens: Tensor) -> None:
-        """As :meth:`PolicyRunner.note_tokens`, of the step's next batch."""
-        if self.checks is not None:
-            self.checks.note_tokens(n_tokens)
+        """As :meth:`OutputComparator.note_tokens`, of the step's next batch."""
+        if self.checks is not None and self.checks.watch is not None:
+            self.checks.watch.note_tokens(n_tokens)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
@@ -289,12 +289,7 @@ class FreezeController:
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
         batch = ObservedBatch(
-            self._step,
-            self.phase,
-            is_cold,
-            entry_stage=start,
-            policy=policy,
-            pattern=masks.pattern,
+            self._step, self.phase, is_cold, entry_stage=start, policy=policy, pattern=masks.pattern
         )
         self._log.add(batch, applied, set_up.cut)
         self._batches_in_phase += 1

@@ -44,10 +44,6 @@ class BatchEntry:
     tapped: BlockPlace | None = None  # where ``tap`` listens, not before ``start``
     tap: Tap = lambda microbatch, hidden: None  # told what comes by there
 
-    def wait_for(self, microbatch: int) -> None:
-        """Wait until the input of a microbatch is there."""
-        _ = self.inputs[microbatch]
-
 
 AT_THE_FRONT = BatchEntry()
 
@@ -267,7 +263,7 @@ class EnteringStage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Receive a microbatch's input; where the batch begins here, wait for it instead."""
         if self._begins:
-            self._entry.wait_for(fwd_chunk_id)  # here, so that no action's time has the wait
+            _ = self._entry.inputs[fwd_chunk_id]  # here, so that no action's time has the wait
             return []
         return [] if self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)
 

@@ -42,7 +42,7 @@ class LowRankLayers:
             if is_plain_linear(layer) and id(layer.weight) in names:
                 name = names[id(layer.weight)]
                 if not isinstance(layer, LowRankLinear):
-                    layer.__class__ = _low_rank_class(type(layer))
+                    layer.__class__ = _low_rank_class(type(layer))  # type: ignore[arg-type]
                 layer.low_rank, layer.low_rank_name = self, name
                 self.weights[name], self._layers[name] = layer.weight, layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
