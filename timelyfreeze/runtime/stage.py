@@ -25,7 +25,6 @@ from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
     masked_full_backward,
-    tensors_of,
     zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
@@ -139,7 +138,8 @@ class FreezingStage(LowRankStage):
         ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
-            self.message_bytes = sum(t.nbytes for t in tensors_of(output))
+            outputs = output if isinstance(output, (tuple, list)) else (output,)
+            self.message_bytes = sum(t.nbytes for t in outputs if isinstance(t, Tensor))
         if self._active and self._embedding_output is not None:
             self._chain_ends[fwd_chunk_id] = self._embedding_output
             self._embedding_output = None
@@ -191,7 +191,9 @@ class FreezingStage(LowRankStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        with self._low_rank_backward(backward_type, self._microbatch):
+        if self.low_rank is not None and backward_type == "weight":
+            self.low_rank.catch_up(self._microbatch)
+        with self._low_rank_action(self._microbatch, postpones=backward_type == "input"):
             return self._masked_backward(backward_type, bwd_kwargs, last_backward)
 
     def _masked_backward(

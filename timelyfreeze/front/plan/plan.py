@@ -115,11 +115,6 @@ class ElasticPlan:
     n_microbatches: int  # microbatches of each replica; of all of them together as many as before
     largest: float  # size of the largest rank, in the unit that was balanced
 
-    @property
-    def ranks_used(self) -> int:
-        """Ranks of all replicas."""
-        return self.n_ranks * self.n_replicas
-
 
 def elastic_plan(
     sizes: Sequence[float],

@@ -70,25 +70,19 @@ class LowRankLayers:
     # -- actions -----------------------------------------------------------------------------------
 
     @contextmanager
-    def action_of(self, microbatch: int, frozen: Collection[str]) -> Iterator[None]:
+    def action_of(
+        self, microbatch: int, frozen: Collection[str], *, postpones: bool = False
+    ) -> Iterator[None]:
         """Run an action of a microbatch that leaves out the exact gradients of ``frozen`` weights.
 
-        A backward may run forwards too, of what is recomputed.
+        A backward may run forwards too, of what is recomputed. The input half of a split one
+        ``postpones`` products, which wait for :meth:`catch_up`.
         """
-        self._microbatch, self.frozen = microbatch, frozen
+        self._microbatch, self.frozen, self._postpones = microbatch, frozen, postpones
         try:
             yield
         finally:
-            self.frozen = ()
-
-    @contextmanager
-    def postponing(self) -> Iterator[None]:
-        """Run the input half of a split backward: products wait for :meth:`catch_up`."""
-        self._postpones = True
-        try:
-            yield
-        finally:
-            self._postpones = False
+            self.frozen, self._postpones = (), False
 
     def catch_up(self, microbatch: int) -> None:
         """Do the products that the input half of a microbatch's backward has put off."""
@@ -234,27 +228,15 @@ class LowRankStage(EnteringStage):
     parameter_names: tuple[str, ...]
     _masks: Mapping[int, NDArray[np.bool_]]
 
-    def _low_rank_action(self, microbatch: int) -> AbstractContextManager[None]:
+    def _low_rank_action(
+        self, microbatch: int, *, postpones: bool = False
+    ) -> AbstractContextManager[None]:
         """Return what an action runs in, so that layers know whether they are frozen."""
         mask = self._masks.get(microbatch) if self._active else None
         if self.low_rank is None or mask is None:
             return nullcontext()
-        frozen = zip(self.parameter_names, mask, strict=True)
-        return self.low_rank.action_of(
-            microbatch, {name for name, is_frozen in frozen if is_frozen}
-        )
-
-    @contextmanager
-    def _low_rank_backward(self, backward_type: str, microbatch: int) -> Iterator[None]:
-        """Run a backward; the weight half does what the input half has put off."""
-        if self.low_rank is None:
-            yield
-            return
-        if backward_type == "weight":
-            self.low_rank.catch_up(microbatch)
-        half = self.low_rank.postponing() if backward_type == "input" else nullcontext()
-        with self._low_rank_action(microbatch), half:
-            yield
+        frozen = {n for n, is_frozen in zip(self.parameter_names, mask, strict=True) if is_frozen}
+        return self.low_rank.action_of(microbatch, frozen, postpones=postpones)
 
     def _masked(self, microbatch: int) -> NDArray[np.bool_] | None:
         """Return what a microbatch freezes, but for weights that no subspace reaches."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ class OutputComparator:
                 self._losses[stage.stage_index] = torch.zeros(
                     (), dtype=torch.float64, device=stage.device
                 )
-                stage.on_loss = self._add_loss(stage.stage_index)
+                stage.on_loss = partial(self._add_loss, stage.stage_index)
         self._compared: Compared | None = None
         self._copied: int | None = None  # number of the copy that there is
         self._copy: dict[str, Tensor] = {}  # its weights: what this rank has of them
@@ -114,12 +115,9 @@ class OutputComparator:
         if capture.batch is None or not self.reference.offer(capture.batch):
             self._n_dropped += 1
 
-    def _add_loss(self, stage: int) -> Callable[[Tensor], None]:
-        def add(loss: Tensor) -> None:
-            if self._listens:
-                self._losses[stage].add_(local_part(loss))
-
-        return add
+    def _add_loss(self, stage: int, loss: Tensor) -> None:
+        if self._listens:
+            self._losses[stage].add_(local_part(loss))
 
     # -- the check ---------------------------------------------------------------------------------
 
