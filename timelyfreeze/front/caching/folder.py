@@ -18,10 +18,6 @@ from timelyfreeze.files import FileLock, is_held, write_whole
 from timelyfreeze.settings import GIB, key
 
 
-class FolderInUseError(ValueError):
-    """Another run keeps its rows in the folder."""
-
-
 def _lock_file(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.lock"
 
@@ -52,7 +48,7 @@ class EntryFolder:
         try:
             self._lock = FileLock(_lock_file(folder, rank))
         except BlockingIOError:
-            raise FolderInUseError(
+            raise ValueError(
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
             ) from None
         self._room, self._part = room, 1.0
