@@ -223,7 +223,7 @@ class PolicyRunner:
             "memory": dict(self.decision.memory),
             "metrics": dict(self.decision.metrics),
             "measured": {
-                metric.value: np.where(np.isnan(row), None, row).tolist()
+                metric.value: [None if np.isnan(value) else value for value in row.tolist()]
                 for metric, row in self._measured.items()
             },
         }

@@ -119,7 +119,7 @@ def use_fake_clock(controller, machine):
     recorder.drain, controller.one_batch = drain, one_batch
     controller._new_planner.keywords["measure_transfers"] = dict  # of later pipelines
     if controller._planner is not None:
-        controller._planner._measure_transfers = dict
+        controller._planner.measure_transfers = dict
 
 
 class FewBatches:

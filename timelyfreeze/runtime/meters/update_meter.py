@@ -253,8 +253,10 @@ class GradientEnergy:
 
     def plain_state(self) -> dict[str, Any]:
         """Return the energies as plain data, by stage; None for what is not known."""
-        energies = self.energy.items()
-        return {str(stage): np.where(np.isnan(e), None, e).tolist() for stage, e in energies}
+        return {
+            str(stage): [None if np.isnan(e) else e for e in energy.tolist()]
+            for stage, energy in self.energy.items()
+        }
 
     def load_plain_state(self, plain: Mapping[str, Sequence[float | None]]) -> None:
         """Restore what :meth:`plain_state` returned."""
