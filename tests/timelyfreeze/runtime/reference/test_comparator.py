@@ -119,7 +119,7 @@ class Run:
                 self.seen.append(check)
                 return decide(policy, before, check)
 
-        vars(self.checks)["_policy"] = Seen(**vars(policy))
+        self.checks.policy = Seen(**vars(policy))
 
     def steps(self, first: int, last: int, *, batches: int = 1) -> None:
         for step in range(first, last + 1):
