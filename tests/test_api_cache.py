@@ -82,7 +82,7 @@ class Loop:
         """Let the writer, for which no step waits, catch up."""
         cache = self.freezer._controller.cache
         if cache is not None:
-            cache._store.flush()
+            cache.store.flush()
 
     def weights(self) -> list[Tensor]:
         return [p.detach().clone() for module in self.modules for p in module.parameters()]

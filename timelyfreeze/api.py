@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 _COLLECT_EVERY = 50
 
 
-class TimelyFreeze:
+class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     """Measures a pipeline's batches, plans what to freeze, and freezes it.
 
     ::
@@ -365,12 +365,8 @@ class TimelyFreeze:
         for stage in self._stages:
             stage.recorder = None
 
-    def __enter__(self) -> TimelyFreeze:
-        """Return itself, to be closed at the end of the block."""
-        return self
-
     def __exit__(self, *error: object) -> None:
-        """Close."""
+        """Close; ``with`` has given the freezer itself."""
         self.close()
 
 

@@ -114,7 +114,11 @@ def build_controller(
     )
     cache = None
     if store is not None and checks is not None:
-        cache = _cache_for(stages, order, checks, exchange, store, front_identity)
+        check_blocks(stages, checks.layout)
+        weights = {name: p for stage in stages for name, p in stage.named_stage_parameters()}
+        held = [stage.stage_index for stage in stages]
+        dag = build_dag(order)
+        cache = FrontCache(store, checks.layout, weights, held, dag, exchange, front_identity)
     return controller(
         stages,
         order,
@@ -177,21 +181,6 @@ def checks_for(
     return PolicyRunner(
         policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
     )
-
-
-def _cache_for(
-    stages: Sequence[FreezingStage],
-    order: ScheduleOrder,
-    checks: PolicyRunner,
-    exchange: Exchange,
-    store: ActivationStore,
-    identity: str,
-) -> FrontCache:
-    parameters = {name: p for stage in stages for name, p in stage.named_stage_parameters()}
-    held = [stage.stage_index for stage in stages]
-    check_blocks(stages, checks.layout)
-    dag = build_dag(order)
-    return FrontCache(store, checks.layout, parameters, held, dag, exchange, identity)
 
 
 def processors_of(device: torch.device, n_ranks: int) -> float | None:

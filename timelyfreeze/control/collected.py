@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
@@ -32,33 +32,26 @@ logger = logging.getLogger(__name__)
 Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
 Cut = Mapping[int, Collection[int]]
+_UNREAD = BatchRecord({}, 0.0, {})
 
 
 @dataclass(frozen=True)
 class ObservedBatch:
-    """One pass as a rank saw it, for whoever looks on."""
+    """One pass as a rank saw it, for whoever looks on; without times until they are read."""
 
     step: int  # optimizer step it was part of
     phase: Phase  # what the step was for
     is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
-    record: BatchRecord  # times of the rank's actions
+    record: BatchRecord = _UNREAD  # times of the rank's actions
     # frozen fraction of elements of each of the rank's backwards that computes weight gradients
-    fractions: Mapping[Action, float]
+    fractions: Mapping[Action, float] = field(default_factory=dict)
     # those of them that computed no input gradient, because nobody needed it
     cut: Collection[Action] = ()
     # stage in which it began, with what the frozen front had put out before; None if at the front
     entry_stage: int | None = None
     # metrics of the policy's decision that held; empty without a policy
     policy: Mapping[str, float] = field(default_factory=dict)
-
-
-def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, float]:
-    """Return the frozen fraction of each freezable action of one rank's batch."""
-    return {
-        action: applied[action.stage][action.microbatch]
-        for action in record.durations_ms
-        if action.kind.freezable
-    }
+    pattern: Pattern | None = None  # what it froze, if it was a batch of monitoring
 
 
 @dataclass(frozen=True)
@@ -164,27 +157,13 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class LoggedBatch:
-    """What is known of a batch before its times are read."""
-
-    step: int  # optimizer step it was part of
-    phase: Phase  # what the step was for
-    pattern: Pattern | None  # what it froze, if it was a batch of monitoring
-    is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
-    applied: Applied  # what its masks really froze
-    cut: Cut  # microbatches whose input gradients were left out
-    entry_stage: int | None = None  # as in ``ObservedBatch``; ``policy`` too
-    policy: Mapping[str, float] = field(default_factory=dict)
-
-
 class BatchLog:
     """Keeps batches until their times are read, and their times until they are told."""
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
         self._recorder = recorder
         self._rank = rank
-        self._unread: list[LoggedBatch] = []
+        self._unread: list[tuple[ObservedBatch, Applied, Cut]] = []
         self._untold: list[tuple[Phase, BatchRecord]] = []
         self._step_applied: dict[int, list[float]] = {}
         self._has_misread = False
@@ -194,10 +173,10 @@ class BatchLog:
         """Enter an optimizer step."""
         self._step_applied = {}
 
-    def add(self, logged: LoggedBatch) -> None:
+    def add(self, batch: ObservedBatch, applied: Applied, cut: Cut) -> None:
         """Take note of a batch that the recorder has just finished."""
-        self._unread.append(logged)
-        for stage, fractions in logged.applied.items():
+        self._unread.append((batch, applied, cut))
+        for stage, fractions in applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
     def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
@@ -208,30 +187,18 @@ class BatchLog:
                 mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
             self._mask_hashes[stage] = mask_hash
 
-    def read(self) -> list[tuple[ObservedBatch, Pattern | None]]:
-        """Wait for the device and return the batches since the last call, oldest first.
-
-        With each comes what it froze if it was one of monitoring.
-        """
+    def read(self) -> list[ObservedBatch]:
+        """Wait for the device and return the batches since the last call, oldest first."""
         found = []
-        for logged, record in zip(self._unread, self._recorder.drain(), strict=True):
-            self._tell_misreading(logged, record)
-            fractions = ratios_by_action(record, logged.applied)
+        for (batch, applied, cut), record in zip(self._unread, self._recorder.drain(), strict=True):
+            freezable = [action for action in record.durations_ms if action.kind.freezable]
+            fractions = {a: applied[a.stage][a.microbatch] for a in freezable}
             # A first stage has no input gradient to leave out.
-            was_cut = {a for a in fractions if a.stage and a.microbatch in logged.cut[a.stage]}
-            observed = ObservedBatch(
-                logged.step,
-                logged.phase,
-                logged.is_cold,
-                record,
-                fractions,
-                was_cut,
-                logged.entry_stage,
-                logged.policy,
-            )
-            found.append((observed, logged.pattern))
-            if not logged.is_cold:
-                self._untold.append((logged.phase, record))
+            was_cut = {a for a in freezable if a.stage and a.microbatch in cut[a.stage]}
+            found.append(replace(batch, record=record, fractions=fractions, cut=was_cut))
+            self._tell_misreading(found[-1])
+            if not batch.is_cold:
+                self._untold.append((batch.phase, record))
         self._unread = []
         return found
 
@@ -250,16 +217,16 @@ class BatchLog:
         """Leave out what ran under a plan that another one follows."""
         self._untold = [entry for entry in self._untold if entry[0] is not Phase.STABLE]
 
-    def _tell_misreading(self, logged: LoggedBatch, record: BatchRecord) -> None:
+    def _tell_misreading(self, batch: ObservedBatch) -> None:
         """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""
-        told = misreading(record.durations_ms, record.span_ms)
-        if told is None or logged.pattern is not None or self._has_misread:
+        told = misreading(batch.record.durations_ms, batch.record.span_ms)
+        if told is None or batch.pattern is not None or self._has_misread:
             return
         self._has_misread = True
         logger.warning(
             "Rank %d: a clock misread in step %d: %s; batch times are left out wherever such a "
             "time would be part of them, and no plan is made by them",
             self._rank,
-            logged.step,
+            batch.step,
             told,
         )

@@ -25,7 +25,6 @@ from torch import Tensor
 from timelyfreeze.control.collected import (
     BatchLog,
     CollectedMetrics,
-    LoggedBatch,
     ObservedBatch,
     RankMetrics,
     collected,
@@ -256,9 +255,9 @@ class FreezeController:
             self._begin_phases(replace(self.settings, phases=phases))
 
     def note_tokens(self, n_tokens: Tensor) -> None:
-        """As :meth:`PolicyRunner.note_tokens`, of the step's next batch."""
-        if self.checks is not None:
-            self.checks.note_tokens(n_tokens)
+        """As :meth:`OutputComparator.note_tokens`, of the step's next batch."""
+        if self.checks is not None and self.checks.watch is not None:
+            self.checks.watch.note_tokens(n_tokens)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
@@ -289,11 +288,10 @@ class FreezeController:
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
-        self._log.add(
-            LoggedBatch(
-                self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut, start, policy
-            )
+        batch = ObservedBatch(
+            self._step, self.phase, is_cold, entry_stage=start, policy=policy, pattern=masks.pattern
         )
+        self._log.add(batch, applied, set_up.cut)
         self._batches_in_phase += 1
         self._batch_index += 1
 
@@ -366,12 +364,12 @@ class FreezeController:
         return self.expected_stage_ratios()[stage]
 
     def _drain(self) -> None:
-        for observed, pattern in self._log.read():
-            self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
+        for batch in self._log.read():
+            self._planner.add(batch.phase, batch.pattern, batch.record, cold=batch.is_cold)
             if self.cache is not None:
-                self.cache.add_times(observed.record.durations_ms)
+                self.cache.add_times(batch.record.durations_ms)
             if self.on_batch is not None:
-                self.on_batch(observed)
+                self.on_batch(batch)
 
     # -- checkpoint --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from timelyfreeze.settings import Phase, PhaseSchedule, begin_anew, key
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class PolicyRunner:
     """The decision of a policy, kept up to date.
 
@@ -41,32 +43,25 @@ class PolicyRunner:
     of monitoring change no weights and do not count.
     """
 
-    def __init__(
-        self,
-        policy: FreezePolicy,
-        layout: ModelLayout,
-        parameters: Sequence[tuple[str, Tensor]],
-        exchange: Exchange,
-        phases: PhaseSchedule,
-        meter: ChangeMeter | None,
-        clock: Clock,
-        seed: int,
-        watch: OutputComparator | None = None,
-    ) -> None:
-        errors = list(policy.errors())
+    policy: FreezePolicy  # the rule
+    layout: ModelLayout  # tensors of all ranks
+    parameters: Sequence[tuple[str, Tensor]]  # of this rank, with their names in the layout
+    exchange: Exchange  # talks to the other ranks
+    phases: PhaseSchedule  # boundaries of the run; set them where it plans anew
+    meter: ChangeMeter | None  # measures what the policy judges by; None if it needs nothing
+    clock: Clock  # times the scoring
+    seed: int  # of the policy's draws
+    watch: OutputComparator | None = None  # for a policy that compares outputs
+
+    def __post_init__(self) -> None:
+        """Begin with what the policy has decided before any check."""
+        errors = list(self.policy.errors())
         if errors:
             raise ValueError("; ".join(errors))
-        self._policy = policy
-        self.layout = layout
-        position = {name: i for i, name in enumerate(layout.names)}
-        self._positions = [position[name] for name, _ in parameters]
-        self._exchange = exchange
-        self.phases = phases  # boundaries of the run; set them where it plans anew
-        self._meter = meter
-        self._clock = clock
-        self._seed = seed
-        self._watch = watch
-        self.decision = policy.start(Check(0, layout, {}, seed))  # what the policy has decided last
+        position = {name: i for i, name in enumerate(self.layout.names)}
+        self._positions = [position[name] for name, _ in self.parameters]
+        # what the policy has decided last
+        self.decision = self.policy.start(Check(0, self.layout, {}, self.seed))
         self._measured: Mapping[Metric, NDArray[np.float64]] = {}
         self._marks: list[tuple[Any, Any]] = []
         self._step = 0
@@ -77,16 +72,15 @@ class PolicyRunner:
         """Begin the first interval where warm-up has ended, or where the run resumed without it."""
         self._step = step
         self._n_steps_timed += 1
-        if self._watch is not None:
+        if self.watch is not None:
             with self._timed():
-                counts = self._counts
-                self._watch.begin_step(step, counts=counts, is_due=counts and self._is_due)
+                self.watch.begin_step(step, counts=self._counts, is_due=self.decides)
         first = self.phases.last_warmup_step + 1
-        if self._meter is None or step < first:
+        if self.meter is None or step < first:
             return
         if (step == first and not self.phases.n_learned) or not self._has_begun:
             with self._timed():
-                self._meter.begin()
+                self.meter.begin()
         self._has_begun = True
 
     def end_step(self, frequency: NDArray[np.float64]) -> None:
@@ -97,19 +91,20 @@ class PolicyRunner:
         """
         if not self._counts:
             return
-        if self._meter is not None:
+        if self.meter is not None:
             with self._timed():
-                self._meter.add_step(frequency)
-        if self._watch is not None:
+                self.meter.add_step(frequency)
+        if self.watch is not None:
             with self._timed():
-                self._watch.end_step()
-        if self._is_due:
-            self._decide(self.phases.learning_steps(self._step) // self._policy.check_interval)
+                self.watch.end_step()
+        if self.decides:
+            self._decide(self.phases.learning_steps(self._step) // self.policy.check_interval)
 
     @property
     def decides(self) -> bool:
         """Whether the policy decides anew at the end of the current step."""
-        return self._counts and self._is_due
+        n_steps = self.phases.learning_steps(self._step)
+        return self._counts and n_steps % self.policy.check_interval == 0
 
     @property
     def _counts(self) -> bool:
@@ -117,50 +112,38 @@ class PolicyRunner:
         is_still = self.phases.phase(self._step) is Phase.LOWER_BOUND
         return self.phases.learning_steps(self._step) > 0 and not is_still
 
-    @property
-    def _is_due(self) -> bool:
-        return self.phases.learning_steps(self._step) % self._policy.check_interval == 0
-
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}
-        if self._meter is not None:
+        if self.meter is not None:
             with self._timed():
-                mine = self._meter.take()
+                mine = self.meter.take()
             metrics = self._gather(mine)
         observed = None
-        if self._watch is not None:
-            observed = together(self._exchange.all_gather(self._watch.take()))
+        if self.watch is not None:
+            observed = together(self.exchange.all_gather(self.watch.take()))
         before = self.decision
-        check = Check(number, self.layout, metrics, self._seed, observed, self._step)
-        self.decision = self._policy.decide(before, check)
-        if self._watch is not None:
+        check = Check(number, self.layout, metrics, self.seed, observed, self._step)
+        self.decision = self.policy.decide(before, check)
+        if self.watch is not None:
             with self._timed():
-                self._watch.follow(self._compared)
-        if self.decision.frozen.all() and not before.frozen.all() and self._exchange.rank == 0:
+                self.watch.follow(self._compared)
+        if self.decision.frozen.all() and not before.frozen.all() and self.exchange.rank == 0:
             logger.warning(
                 "From step %d on every tensor is frozen by %r: the model learns nothing until some "
                 "are live again",
                 self._step + 1,
-                self._policy,
+                self.policy,
             )
 
     @property
     def _compared(self) -> Compared | None:
-        assert isinstance(self._policy, ComparesOutputs)  # it is watched for
-        return self._policy.compared(self.decision, self.layout)
-
-    def note_tokens(self, n_tokens: Tensor) -> None:
-        """Take note of how many tokens of each row of the step's next batch are no padding.
-
-        They stand at the beginning of each row; int, shape [B].
-        """
-        if self._watch is not None:
-            self._watch.note_tokens(n_tokens)
+        assert isinstance(self.policy, ComparesOutputs)  # it is watched for
+        return self.policy.compared(self.decision, self.layout)
 
     def close(self) -> None:
         """End what runs in the background."""
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def _gather(
         self, mine: Mapping[Metric, list[float | None]]
@@ -169,7 +152,7 @@ class PolicyRunner:
 
         What nobody could measure stays as it was at the check before.
         """
-        everyone = self._exchange.all_gather(
+        everyone = self.exchange.all_gather(
             (self._positions, {metric.value: values for metric, values in mine.items()})
         )
         metrics: dict[Metric, NDArray[np.float64]] = {}
@@ -213,29 +196,29 @@ class PolicyRunner:
     @property
     def n_bytes(self) -> int:
         """Memory that scoring takes on this rank."""
-        return 0 if self._meter is None else self._meter.n_bytes
+        return 0 if self.meter is None else self.meter.n_bytes
 
     def take_ms_per_step(self) -> float:
         """Return the mean time a step spent on scoring since the last call, milliseconds."""
         marks, self._marks = self._marks, []
         n_steps, self._n_steps_timed = self._n_steps_timed, 0
         if marks:
-            self._clock.wait(marks[-1][1])
-        total_ms = sum(self._clock.elapsed_ms(start, end) for start, end in marks)
+            self.clock.wait(marks[-1][1])
+        total_ms = sum(self.clock.elapsed_ms(start, end) for start, end in marks)
         return total_ms / n_steps if n_steps else 0.0
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        start = self._clock.mark()
+        start = self.clock.mark()
         yield
-        self._marks.append((start, self._clock.mark()))
+        self._marks.append((start, self.clock.mark()))
 
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return the decision as plain data."""
-        return {
-            "policy": repr(self._policy),
+        """Return the decision and, where they count, losses since the last check, as plain data."""
+        decision = {
+            "policy": repr(self.policy),
             "frozen": np.flatnonzero(self.decision.frozen).tolist(),
             "memory": dict(self.decision.memory),
             "metrics": dict(self.decision.metrics),
@@ -244,13 +227,16 @@ class PolicyRunner:
                 for metric, row in self._measured.items()
             },
         }
+        losses = {} if self.watch is None else {"losses": self.watch.plain_losses()}
+        return {"policy": decision, **losses}
 
-    def load_plain_state(self, plain: Mapping[str, Any]) -> None:
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
-        if plain["policy"] != repr(self._policy):
+        plain = state["policy"]
+        if plain["policy"] != repr(self.policy):
             raise ValueError(
                 f"the checkpoint has a decision of {plain['policy']}, this run has "
-                f"{self._policy!r}; resume with the same {key('method')} and settings, or, "
+                f"{self.policy!r}; resume with the same {key('method')} and settings, or, "
                 f"{begin_anew()}"
             )
         frozen = np.zeros(len(self.layout.names), dtype=np.bool_)
@@ -259,32 +245,25 @@ class PolicyRunner:
         self._measured = {
             Metric(name): np.array(row, dtype=np.float64) for name, row in plain["measured"].items()
         }
-        if self._watch is not None:
-            self._watch.resume(self._compared)
-
-    def plain_losses(self) -> dict[str, list[float]] | None:
-        """Return what has been seen of losses since the last check, by stage, if they count."""
-        return None if self._watch is None else self._watch.plain_losses()
-
-    def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
-        """Restore what :meth:`plain_losses` returned."""
-        if self._watch is not None:
-            self._watch.load_plain_losses(plain)
+        if self.watch is not None:
+            self.watch.resume(self._compared)
+            if "losses" in state:
+                self.watch.load_plain_losses(state["losses"])
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the vectors the scores are made from, and weights that are compared with."""
-        vectors = {} if self._meter is None else self._meter.state_dict()
-        return vectors | ({} if self._watch is None else self._watch.tensor_state())
+        vectors = {} if self.meter is None else self.meter.state_dict()
+        return vectors | ({} if self.watch is None else self.watch.tensor_state())
 
     def tensors_to_load(self, names: Collection[str]) -> dict[str, Tensor]:
         """Return room for what :meth:`tensor_state` returned where ``names`` were saved."""
-        vectors = {} if self._meter is None else self._meter.state_dict()
-        return vectors | ({} if self._watch is None else self._watch.tensors_to_load(names))
+        vectors = {} if self.meter is None else self.meter.state_dict()
+        return vectors | ({} if self.watch is None else self.watch.tensors_to_load(names))
 
     def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`tensor_state` returned."""
-        if self._meter is not None:
-            self._meter.load_state_dict(tensors)
+        if self.meter is not None:
+            self.meter.load_state_dict(tensors)
             self._has_begun = True
-        if self._watch is not None:
-            self._watch.load_tensor_state(tensors)
+        if self.watch is not None:
+            self.watch.load_tensor_state(tensors)

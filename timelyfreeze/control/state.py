@@ -227,9 +227,7 @@ class FreezingState:
             else:
                 state["elsewhere"] = self.elsewhere
         if self.checks is not None:
-            state["policy"] = self.checks.plain_state()
-            if (losses := self.checks.plain_losses()) is not None:
-                state["losses"] = losses
+            state |= self.checks.plain_state()
         parts = self.parts(state)
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
@@ -294,9 +292,7 @@ class FreezingState:
         elif self.planner is not None:
             self.elsewhere = state["elsewhere"]
         if self.checks is not None:
-            self.checks.load_plain_state(state["policy"])
-            if "losses" in state:
-                self.checks.load_plain_losses(state["losses"])
+            self.checks.load_plain_state(state)
             self.checks.load_tensor_state(_unnamed(_SCORE, state_dict))
         self.subspaces.load(_unnamed(_SUBSPACE, state_dict))
 

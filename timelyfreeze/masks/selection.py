@@ -64,12 +64,9 @@ class ParameterTable:
     @cached_property
     def group(self) -> tuple[int, ...]:
         """Rank of each tensor's (size, role) in the order of ``classes``, shape [n]."""
-        rank = [0] * len(self.names)
         groups = [members for _, roles in self.classes for members in roles]
-        for g, members in enumerate(groups):
-            for i in members:
-                rank[i] = g
-        return tuple(rank)
+        rank = {i: g for g, members in enumerate(groups) for i in members}
+        return tuple(rank[i] for i in range(len(self.names)))
 
 
 def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTable:

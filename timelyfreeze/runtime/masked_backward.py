@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 def masked_full_backward(
@@ -82,19 +82,8 @@ def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Any, Tensor | No
 
 
 def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
-    """Return the graph nodes that add gradients to ``parameters``, leaves that require grad.
-
-    Autograd makes such a node when a parameter is first used and keeps one per parameter; a view is
-    the public way to reach it.
-    """
-    nodes = set()
-    for parameter in parameters:
-        view = parameter.view_as(parameter)
-        assert view.grad_fn is not None  # parameters require grad
-        node = view.grad_fn.next_functions[0][0]
-        assert node is not None  # what a leaf's view comes from adds to its gradient
-        nodes.add(node)
-    return nodes
+    """Return the graph nodes that add gradients to ``parameters``, leaves that require grad."""
+    return {get_gradient_edge(parameter).node for parameter in parameters}
 
 
 def drop_frozen(
@@ -113,12 +102,6 @@ def drop_frozen(
         if live:
             kept.append({**group, "params": live})
     return kept
-
-
-def tensors_of(output: Any) -> list[Tensor]:
-    """Return the tensors among what a stage puts out."""
-    outputs = output if isinstance(output, (tuple, list)) else (output,)
-    return [t for t in outputs if isinstance(t, Tensor)]
 
 
 def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:

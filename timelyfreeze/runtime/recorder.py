@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,46 +18,38 @@ from timelyfreeze.schedule import Action
 from timelyfreeze.timing import BatchRecord
 
 
-class Clock(Protocol):
+class Clock:
     """Takes marks now and tells later how far two of them lie apart."""
 
     # whether what lies between two actions of a rank is work of its processor, to be counted to the
     # action that follows, and not waiting
-    gaps_are_work: bool
+    gaps_are_work = False
 
     def mark(self) -> Any:
         """Return a mark for this moment without waiting for the device."""
+        raise NotImplementedError
 
     def wait(self, mark: Any) -> None:
-        """Block until the device has reached ``mark``, so that it can be read."""
-
-    def work_ms(self, start: Any, end: Any) -> float:
-        """Return the milliseconds of work between two marks that have been reached."""
+        """Block until the device has reached ``mark``, as a host always has."""
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
         """Return the milliseconds that passed between two marks that have been reached."""
+        return float(end - start)
+
+    def work_ms(self, start: Any, end: Any) -> float:
+        """Return the milliseconds of work between two marks that have been reached."""
+        return self.elapsed_ms(start, end)  # on a core of its own a rank always works
 
 
-class HostClock:
+class HostClock(Clock):
     """The process's monotonic clock, for a device that computes when asked (CPU)."""
-
-    gaps_are_work = False
 
     def mark(self) -> float:
         """Return the time in milliseconds."""
         return time.perf_counter() * 1e3
 
-    def wait(self, mark: float) -> None:
-        """Return at once: a host mark has always been reached."""
 
-    def elapsed_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``."""
-        return end - start
-
-    work_ms = elapsed_ms  # on a core of its own a rank always works
-
-
-class SharedHostClock:
+class SharedHostClock(Clock):
     """A CPU clock for ranks that share cores.
 
     Work is the process's processor time: the time a rank waits for a core, or sleeps until a
@@ -71,16 +63,13 @@ class SharedHostClock:
         """Return wall time and the process's processor time in milliseconds."""
         return time.perf_counter() * 1e3, time.process_time() * 1e3
 
-    def wait(self, mark: tuple[float, float]) -> None:
-        """Return at once: a host mark has always been reached."""
+    def elapsed_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
+        """Return the wall time between the marks."""
+        return end[0] - start[0]
 
     def work_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
         """Return the processor time between the marks."""
         return end[1] - start[1]
-
-    def elapsed_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
-        """Return the wall time between the marks."""
-        return end[0] - start[0]
 
 
 class LoneHostClock(HostClock):
@@ -94,10 +83,8 @@ class LoneHostClock(HostClock):
         return time.process_time() * 1e3
 
 
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events on the current stream."""
-
-    gaps_are_work = False
 
     def mark(self) -> torch.cuda.Event:
         """Record an event into the current stream."""
@@ -112,8 +99,6 @@ class CudaClock:
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the device time between two events."""
         return float(start.elapsed_time(end))
-
-    work_ms = elapsed_ms
 
 
 def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False) -> Clock:

@@ -19,13 +19,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.runtime.entering.stage import AT_THE_FRONT, EMBEDDING, FrozenBlocks
-from timelyfreeze.runtime.low_rank.layers import LowRankStage
+from timelyfreeze.runtime.low_rank.layers import LowRankLayers, LowRankStage
 from timelyfreeze.runtime.masked_backward import (
     CompiledBlocks,
     accumulation_nodes,
     drop_frozen,
     masked_full_backward,
-    tensors_of,
     zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
@@ -50,7 +49,6 @@ class FreezingStage(LowRankStage):
 
     recorder: ActionRecorder | None = None
     on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
-    _keeps_graph = True
 
     def attach(
         self,
@@ -78,7 +76,12 @@ class FreezingStage(LowRankStage):
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
-        self.exact = self._prepare_low_rank(named, rank=gradient_rank, seed=seed)
+        self.low_rank = None
+        self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
+        if gradient_rank:
+            layers = LowRankLayers(dict(named), self.submod, rank=gradient_rank, seed=seed)
+            self.low_rank = layers
+            self.exact = np.array([n not in layers.weights for n, _ in named], dtype=np.bool_)
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
@@ -127,17 +130,16 @@ class FreezingStage(LowRankStage):
             with self._timed(ActionKind.FORWARD, fwd_chunk_id):
                 announce_reduction(self.submod)
             return None
-        self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             self._variant_of(fwd_chunk_id),
             self._low_rank_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
-            self._begin_forward(fwd_chunk_id)
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
-            self.message_bytes = sum(t.nbytes for t in tensors_of(output))
+            outputs = output if isinstance(output, (tuple, list)) else (output,)
+            self.message_bytes = sum(t.nbytes for t in outputs if isinstance(t, Tensor))
         if self._active and self._embedding_output is not None:
             self._chain_ends[fwd_chunk_id] = self._embedding_output
             self._embedding_output = None
@@ -147,8 +149,7 @@ class FreezingStage(LowRankStage):
         """Run the module; where nothing of the backward will run, it keeps no activations."""
         # The stage's inputs stay outside of no_grad: whether they require grad says what the
         # stage in front expects to get back.
-        graph = self._front_without_graph() if self._keeps_graph else no_grad()
-        with graph, self._entered():
+        with self._graph_of(self._forwarded), self._entered():
             return super().forward_maybe_with_nosync(*self._entering(args), **kwargs)
 
     def backward_one_chunk(
@@ -190,7 +191,9 @@ class FreezingStage(LowRankStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        with self._low_rank_backward(backward_type, self._microbatch):
+        if self.low_rank is not None and backward_type == "weight":
+            self.low_rank.catch_up(self._microbatch)
+        with self._low_rank_action(self._microbatch, postpones=backward_type == "input"):
             return self._masked_backward(backward_type, bwd_kwargs, last_backward)
 
     def _masked_backward(
@@ -260,20 +263,15 @@ class FreezingStage(LowRankStage):
             return nullcontext()
         return self._blocks.without_weight_gradients(self._masks.get(microbatch))
 
-    def _front_without_graph(self) -> AbstractContextManager[None]:
-        """Return what a forward runs in, so that it keeps nothing of a frozen front."""
-        mask = self._masks.get(self._forwarded) if self._active else None
-        # A compiled block is one graph, that of its first forward.
-        is_compiled = bool(self._active and self.frozen_together)
-        if mask is None or is_compiled or self._forwarded not in self._without_input_grads:
+    def _graph_of(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return what the module runs in, so that it keeps nothing for what no backward will do."""
+        mask = self._masks.get(microbatch) if self._active else None
+        if mask is None or microbatch not in self._without_input_grads:
             return nullcontext()
-        return self._frozen_blocks.without_graph(mask)
-
-    def _skips_backward(self, microbatch: int) -> bool:
-        """Return whether nothing of a microbatch's backward will run here."""
-        mask = self._masks.get(microbatch)
-        is_cut = microbatch in self._without_input_grads
-        return is_cut and mask is not None and bool(mask.all())
+        if mask.all():
+            return no_grad()
+        # A compiled block is one graph, that of its first forward.
+        return nullcontext() if self.frozen_together else self._frozen_blocks.without_graph(mask)
 
     def _frozen_ratio(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:

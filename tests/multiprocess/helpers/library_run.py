@@ -119,7 +119,7 @@ def train_epochs(scenario, cache):
         optimizer.step()
         optimizer.zero_grad()
         if cache is not None:
-            freezer._controller.cache._store.flush()  # no step waits for the writer
+            freezer._controller.cache.store.flush()  # no step waits for the writer
     use = freezer.report().cache
     seen["entered"] = None if use is None else use.entered
     freezer.close()

@@ -119,7 +119,7 @@ def use_fake_clock(controller, machine):
     recorder.drain, controller.one_batch = drain, one_batch
     controller._new_planner.keywords["measure_transfers"] = dict  # of later pipelines
     if controller._planner is not None:
-        controller._planner._measure_transfers = dict
+        controller._planner.measure_transfers = dict
 
 
 class FewBatches:
@@ -140,7 +140,7 @@ def note_starts(cache, seen):
     def entry(number):
         found = real_entry(number)
         start = None if found is None or found.start is None else tuple(found.start)
-        starts.append((start, found is not None and found.tap is not None))
+        starts.append((start, found is not None and found.tapped is not None))
         seen["read_ahead"] = cache.use().read_ahead
         return found
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.timelyfreeze.runtime.test_recorder import B0, F0, HandClock, record
-from timelyfreeze.control.collected import BatchLog, LoggedBatch
+from timelyfreeze.control.collected import BatchLog, ObservedBatch
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import FROZEN, Pattern
@@ -30,7 +30,8 @@ class Log:
         pattern: Pattern | None = None,
     ) -> None:
         record(self.recorder, self.clock, (F0, 1.0), (B0, backward_ms))
-        self.log.add(LoggedBatch(7, phase, pattern, is_cold, {0: {0: fraction}}, {0: ()}))
+        batch = ObservedBatch(7, phase, is_cold, pattern=pattern)
+        self.log.add(batch, {0: {0: fraction}}, {0: ()})
 
 
 def test_what_is_read_is_told_once_and_without_cold_passes() -> None:
@@ -38,9 +39,9 @@ def test_what_is_read_is_told_once_and_without_cold_passes() -> None:
     for backward_ms in (9.0, 2.0, 4.0, 3.0):
         log.run(backward_ms, fraction=0.25, is_cold=backward_ms == 9.0)
     read = log.log.read()
-    assert [observed.record.durations_ms[B0] for observed, _ in read] == [9.0, 2.0, 4.0, 3.0]
-    assert [observed.is_cold for observed, _ in read] == [True, False, False, False]
-    assert read[0][0].fractions == {B0: 0.25}
+    assert [observed.record.durations_ms[B0] for observed in read] == [9.0, 2.0, 4.0, 3.0]
+    assert [observed.is_cold for observed in read] == [True, False, False, False]
+    assert read[0].fractions == {B0: 0.25}
     assert log.log.read() == []
     told = log.log.take()
     assert told.batches.batches == (("stable", 3.0), ("stable", 5.0), ("stable", 4.0))

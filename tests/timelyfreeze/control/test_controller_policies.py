@@ -229,7 +229,7 @@ def test_the_slowest_scoring_counts() -> None:
     ranks = alone()
     ranks.run(1, 2)
     for rank, cost_ms in enumerate((3.0, 8.0)):
-        ranks.checks[rank]._meter.add_step = lambda frequency, rank=rank, ms=cost_ms: move(rank, ms)
+        ranks.checks[rank].meter.add_step = lambda frequency, rank=rank, ms=cost_ms: move(rank, ms)
 
     def move(rank: int, ms: float) -> None:
         ranks.clocks[rank].now_ms += ms

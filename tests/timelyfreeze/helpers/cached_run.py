@@ -66,7 +66,7 @@ class Run:
     def batch(self, number: int, batch: Sequence[Row]) -> BatchEntry | None:
         entry = self.cache.entry(number)
         is_cut = entry is not None and entry.start is not None
-        if entry is not None and entry.tap is not None:
+        if entry is not None and entry.tapped is not None:
             rows = torch.tensor([float(row.number) for row in batch])
             for microbatch, part in enumerate(rows.reshape(2, -1, 1)):
                 entry.tap(microbatch, part)

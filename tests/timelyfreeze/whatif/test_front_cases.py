@@ -202,7 +202,7 @@ def test_ranks_that_share_processors(even: BoundsFile) -> None:
     assert case.run_ahead_ms == pytest.approx(M * (S * F + 2 * B))
     # Two pipelines of two share it as well.
     assert case.shrunk is not None
-    assert case.shrunk.plan.ranks_used == S
+    assert case.shrunk.plan.n_ranks * case.shrunk.plan.n_replicas == S
     assert case.shrunk.batch_ms == pytest.approx(M * (S * F + 2 * B))
 
 

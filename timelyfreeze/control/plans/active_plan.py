@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from timelyfreeze.control.plans.replanning import drifts, forward_drift
@@ -31,28 +31,24 @@ from timelyfreeze.timing import (
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ActivePlan:
     """What is followed: nothing at first, then a plan, perhaps others, perhaps nothing again."""
 
-    def __init__(
-        self,
-        order: ScheduleOrder,
-        settings: FreezeSettings,
-        n_processors: float | None,
-        on_solved: Callable[[FreezePlan, DurationBounds], None],
-    ) -> None:
-        self.order = order  # the order that ran while monitoring; before, the declared one
-        self.dag: PipelineDag = build_dag(order)  # the graph of it
+    order: ScheduleOrder  # the order that ran while monitoring; before, the declared one
+    settings: FreezeSettings  # the user's choices
+    n_processors: float | None  # ranks that compute at once; None if each has its own device
+    on_solved: Callable[[FreezePlan, DurationBounds], None]  # told each plan and its bounds
+
+    def __post_init__(self) -> None:
+        """Begin without a plan."""
+        self.dag: PipelineDag = build_dag(self.order)  # the graph of the order
         self.plan: FreezePlan | None = None  # the plan, once there is one
         self.bounds: DurationBounds | None = None  # what it was made from
         # since when and why nothing is frozen although there is a plan
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
-        self._phases = settings.phases
-        self._skips_grads = settings.skips_input_grads
-        self._n_processors = n_processors
-        self._on_solved = on_solved
 
     # -- which -------------------------------------------------------------------------------------
 
@@ -60,9 +56,9 @@ class ActivePlan:
         """Follow a plan from now on that was solved for this pipeline, the same on every rank."""
         self.order, self.dag = solution.order, solution.dag
         self.bounds, self.plan = solution.bounds, solution.plan
-        if self._skips_grads:
+        if self.settings.skips_input_grads:
             self._skip_depths = skip_depths(self.dag, self.plan.ratios)
-        self._on_solved(self.plan, self.bounds)
+        self.on_solved(self.plan, self.bounds)
         return self.plan
 
     def adopt_saved(self, solution: Solution) -> None:
@@ -90,7 +86,7 @@ class ActivePlan:
     @property
     def predicts_for(self) -> str:
         """What ranks predictions are for, in words."""
-        return holds_for(self.order.n_ranks, self._n_processors)
+        return holds_for(self.order.n_ranks, self.n_processors)
 
     @property
     def certainty(self) -> str:
@@ -104,19 +100,19 @@ class ActivePlan:
         It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
         batches, and 0 where there is no plan or freezing is switched off.
         """
-        phase = self._phases.phase(step)
+        phase = self.settings.phases.phase(step)
         if phase.monitors:
             return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
-        return actual_freeze_ratio(self.plan.ratio_of(action), step, self._phases)
+        return actual_freeze_ratio(self.plan.ratio_of(action), step, self.settings.phases)
 
     def skip_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
 
         They are empty while no plan is followed, and where ``skip_input_grads`` is off.
         """
-        is_followed = self._phases.ramp(step) > 0.0 and not self.is_off(step)
+        is_followed = self.settings.phases.ramp(step) > 0.0 and not self.is_off(step)
         return self._skip_depths if is_followed else {}
 
     def expected_batch_ms(self, step: int) -> float | None:
@@ -124,17 +120,17 @@ class ActivePlan:
 
         None without bounds, and in mixed monitoring, where one batch is not like another.
         """
-        phase = self._phases.phase(step)
+        phase = self.settings.phases.phase(step)
         if self.bounds is None or self.plan is None or phase is Phase.MIXED:
             return None
         if phase is Phase.LOWER_BOUND:
             durations_ms = self.bounds.min_ms
         else:
             # Every ratio is the same fraction of the plan's, and times fall in proportion.
-            fraction = 0.0 if self.is_off(step) else self._phases.ramp(step)
+            fraction = 0.0 if self.is_off(step) else self.settings.phases.ramp(step)
             durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
-        return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
+        return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
 
     def drift(self, ranks: Sequence[RankBatches]) -> float | None:
         """Return how much longer stable forwards take than in the bounds; None without a plan."""
@@ -150,8 +146,8 @@ class ActivePlan:
             self.dag,
             bounds,
             self.plan.ratios,
-            n_processors=self._n_processors,
-            skips_grads=self._skips_grads,
+            n_processors=self.n_processors,
+            skips_grads=self.settings.skips_input_grads,
         )
         return replace(plan, steps_factor=self.plan.steps_factor)
 

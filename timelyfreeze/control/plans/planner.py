@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
@@ -15,6 +15,7 @@ from timelyfreeze.control.plans.replanning import (
     drift_from_plain,
     drift_text,
     drift_to_plain,
+    largest_move,
     moved_bounds,
 )
 from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay, is_quick
@@ -51,26 +52,25 @@ _LEAST_IMPROVEMENT = 1e-3
 TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
 
 
+@dataclass(eq=False)
 class Planner:
     """What is known about times, and the plan that follows; nothing where nothing is measured."""
 
-    def __init__(
-        self,
-        order: ScheduleOrder,
-        settings: FreezeSettings,
-        exchange: Exchange,
-        n_processors: float | None = None,
-        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
-        measure_transfers: TransferMeter = dict,
-    ) -> None:
+    order: ScheduleOrder  # the declared one
+    settings: FreezeSettings  # the user's choices
+    exchange: Exchange  # talks to the other ranks
+    n_processors: float | None = None  # ranks that compute at once; None if each has its own device
+    on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None
+    measure_transfers: TransferMeter = dict
+
+    def __post_init__(self) -> None:
+        """Begin without times."""
+        settings, n_processors = self.settings, self.n_processors
         # the plan that is followed, and the pipeline that it is for
-        self.in_force = ActivePlan(order, settings, n_processors, on_solved)
+        self.in_force = ActivePlan(self.order, settings, n_processors, self.on_solved)
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
-        self._settings = settings
-        self._exchange = exchange
-        self._measure_transfers = measure_transfers
         # what plans are solved under
         self.choices = SolverChoices(
             max_freeze_ratio=settings.max_freeze_ratio,
@@ -80,7 +80,7 @@ class Planner:
             skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.in_force.dag.actions)
-        self._replanning = DriftMonitor(settings, exchange, n_processors)
+        self._replanning = DriftMonitor(settings, self.exchange, n_processors)
         self._call: SolverJob | None = None
         # Drift and due step of a plan that is being solved anew.
         self._again: tuple[Mapping[Group, float], int] | None = None
@@ -91,7 +91,7 @@ class Planner:
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
-        if not self._settings.phases.measures:
+        if not self.settings.phases.measures:
             return
         if pattern is not None and self.in_force.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
@@ -104,11 +104,12 @@ class Planner:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
         if self._call is not None:
             return
-        last = self._settings.phases.last_monitor_step
+        last = self.settings.phases.last_monitor_step
+        is_open = self.in_force.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
             self._solve_again(drift, max(due_step, step))
-        elif step > last and self._has_times_alone:
+        elif step > last and is_open and not self.measured.times.is_empty:
             self._solve_first(max(last + self._delay, step))
 
     def needs_times(self, step: int) -> bool:
@@ -117,12 +118,12 @@ class Planner:
         Those under a plan that another one follows must not be taken for the other's.
         """
         is_last = self._call is not None and step >= self._call.due_step
-        return is_last or self._settings.phases.phase(step).monitors or self._checks_drift(step)
+        return is_last or self.settings.phases.phase(step).monitors or self._checks_drift(step)
 
     def end_step(self, step: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
-        if step == self._settings.phases.last_monitor_step:
-            self.measured.transfers_ms = self._measure_transfers()
+        if step == self.settings.phases.last_monitor_step:
+            self.measured.transfers_ms = self.measure_transfers()
             self._solve_first(step + self._delay)
         if self._call is not None:
             if step >= self._call.due_step:
@@ -145,21 +146,15 @@ class Planner:
     @property
     def _delay(self) -> int:
         """Steps from the beginning of solving to the plan."""
-        phases, delay = self._settings.phases, self._settings.solver_delay_steps
+        phases, delay = self.settings.phases, self.settings.solver_delay_steps
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
         return automatic_delay(self._n_actions, n_ramp_steps)
 
-    @property
-    def _has_times_alone(self) -> bool:
-        """Whether times have been measured of which nothing has become yet."""
-        has_none = self.in_force.plan is None and self.failure is None
-        return has_none and not self.measured.times.is_empty
-
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
-        ranks = self._exchange.gather(self.measured.rank_times())
+        ranks = self.exchange.gather(self.measured.rank_times())
         arguments = {"ranks": ranks, "declared": self.in_force.order}
         self._begin(due_step, solve_from_times, arguments)
 
@@ -175,11 +170,11 @@ class Planner:
     ) -> None:
         if self._delay > 0:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
-        mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
-        patience_s = self._settings.solver_time_limit_s
+        mine = {**arguments, "choices": self.choices} if self.exchange.rank == 0 else None
+        patience_s = self.settings.solver_time_limit_s
         # A process can be ended when its time is up, whatever it is doing; others wait no longer.
         apart = self._delay > 0 or not is_quick(self._n_actions)
-        self._call = SolverJob(self._exchange, due_step, apart, solve, mine, patience_s)
+        self._call = SolverJob(self.exchange, due_step, apart, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
         """Take the plan that was solved, or the reason why there is none, on all ranks."""
@@ -191,7 +186,7 @@ class Planner:
         if isinstance(answer, str):
             if again is None:
                 self.failure = answer
-            elif self._exchange.rank == 0:
+            elif self.exchange.rank == 0:
                 logger.warning(
                     "Times have moved, but solving again brought no plan (%s); the one in force "
                     "stays",
@@ -216,16 +211,16 @@ class Planner:
                 "the former one stays" if stays else "the new one takes its place",
             )
         self._replanning.forget()
-        if plan.gain < self._settings.min_gain:
+        if plan.gain < self.settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
-            least = f"{key('min_gain')} ({self._settings.min_gain:g})"
+            least = f"{key('min_gain')} ({self.settings.min_gain:g})"
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
         elif plan.time_to_loss is not None:
             self._weigh(step, plan, plan.time_to_loss)
 
     def _cost(self, plan: FreezePlan) -> float:
         """Return what plans with the same bounds are compared by."""
-        if self._settings.max_freeze_ratio == AUTO and plan.time_to_loss is not None:
+        if self.settings.max_freeze_ratio == AUTO and plan.time_to_loss is not None:
             return plan.time_to_loss
         return plan.batch_ms
 
@@ -236,11 +231,11 @@ class Planner:
             f"{time_to_loss:.2f} times the time of no freezing, with {plan.outside_ms:.1f} ms "
             "beside each batch"
         )
-        if time_to_loss * (1.0 + self._settings.min_gain) <= 1.0:
+        if time_to_loss * (1.0 + self.settings.min_gain) <= 1.0:
             logger.info("With this plan %s", text)
-        elif self._settings.max_freeze_ratio == AUTO:
+        elif self.settings.max_freeze_ratio == AUTO:
             self.in_force.switch_off(step, f"with the best plan {text}")
-        elif self._exchange.rank == 0:
+        elif self.exchange.rank == 0:
             logger.warning(
                 'Freezing does not pay: %s; set %s to "%s"', text, key("max_freeze_ratio"), AUTO
             )
@@ -254,7 +249,7 @@ class Planner:
 
     def _checks_drift(self, step: int) -> bool:
         is_free = self._call is None and self.in_force.is_followed
-        return is_free and self._settings.compares_times(step)
+        return is_free and self.settings.compares_times(step)
 
     def _check_drift(self, step: int) -> None:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
@@ -269,7 +264,7 @@ class Planner:
         reason = self._replanning.why_not(found, now.plan)
         if reason is not None:
             self.in_force.switch_off(step, reason)
-        elif self._replanning.is_large(found.drift):
+        elif largest_move(found.drift) > self.settings.replan_threshold:
             self._solve_again(found.drift, step + self._delay)
             if self._delay == 0:
                 self._take(step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -165,32 +165,30 @@ def check_drift(
     )
 
 
+@dataclass(eq=False)
 class DriftMonitor:
     """This rank's last stable batches, and what all ranks make of them together."""
 
-    def __init__(
-        self, settings: FreezeSettings, exchange: Exchange, n_processors: float | None
-    ) -> None:
-        self._settings = settings
-        self._exchange = exchange
-        self._n_processors = n_processors
-        self._recent = Samples()
-        self.n_low = 0  # how many times in a row the gain was too low
+    settings: FreezeSettings  # the user's choices
+    exchange: Exchange  # talks to the other ranks
+    n_processors: float | None  # ranks that compute at once; None if each has its own device
+    n_low: int = 0  # how many times in a row the gain was too low
+    recent: Samples = field(default_factory=Samples)  # of this rank
 
     @property
     def has_enough(self) -> bool:
         """Whether there are enough batches to judge by; the same on every rank."""
-        return len(self._recent.warm) >= _FEWEST_BATCHES
+        return len(self.recent.warm) >= _FEWEST_BATCHES
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
         """Take note of a batch of the stable phase."""
-        if not is_cold and self._settings.replan_every > 0:
-            self._recent.add(record, is_cold=False)
-            self._recent.keep_last(_MOST_BATCHES)
+        if not is_cold and self.settings.replan_every > 0:
+            self.recent.add(record, is_cold=False)
+            self.recent.keep_last(_MOST_BATCHES)
 
     def forget(self) -> None:
         """Forget the batches: another plan is in force."""
-        self._recent = Samples()
+        self.recent = Samples()
 
     def measure(
         self, dag: PipelineDag, measured: DurationBounds, bounds: DurationBounds, plan: FreezePlan
@@ -200,22 +198,18 @@ class DriftMonitor:
         Arguments are those of :func:`check_drift`. What it returns is the same on every rank; None
         if the clock of one of them misread.
         """
-        recent = zip(self._recent.warm, self._recent.spans_ms, strict=True)
-        everyone = self._exchange.gather(
+        recent = zip(self.recent.warm, self.recent.spans_ms, strict=True)
+        everyone = self.exchange.gather(
             rank_batches([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
         )
         found: DriftCheck | None = None
         if everyone is not None and all(rank.batches for rank in everyone):
-            found = check_drift(dag, measured, bounds, plan, everyone, self._n_processors)
+            found = check_drift(dag, measured, bounds, plan, everyone, self.n_processors)
         self.forget()
-        agreed: DriftCheck | None = self._exchange.broadcast(found)
+        agreed: DriftCheck | None = self.exchange.broadcast(found)
         if agreed is not None:
             self.n_low = self.n_low + 1 if self._is_low(agreed, plan) else 0
         return agreed
-
-    def is_large(self, drift: Mapping[Group, float]) -> bool:
-        """Return whether times are so far from the plan's that another one is worth its while."""
-        return largest_move(drift) > self._settings.replan_threshold
 
     def why_not(self, found: DriftCheck, plan: FreezePlan) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
@@ -226,7 +220,7 @@ class DriftMonitor:
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
             f"{found.unfrozen_batch_ms:.1f} ms without freezing){steps}, under {key('min_gain')} "
-            f"({self._settings.min_gain:g}) {self.n_low} times in a row"
+            f"({self.settings.min_gain:g}) {self.n_low} times in a row"
         )
 
     def _is_low(self, found: DriftCheck, plan: FreezePlan) -> bool:
@@ -234,21 +228,21 @@ class DriftMonitor:
         # Further steps take what is outside of batches too.
         outside_ms = plan.outside_ms if n_steps > 1.0 else 0.0
         before_ms, now_ms = found.unfrozen_batch_ms + outside_ms, found.batch_ms + outside_ms
-        return before_ms < (1.0 + self._settings.min_gain) * n_steps * now_ms
+        return before_ms < (1.0 + self.settings.min_gain) * n_steps * now_ms
 
     def _steps_factor(self, plan: FreezePlan) -> float:
         """Return the further steps that freezing must make up for: those of a cap that we chose."""
-        is_chosen = self._settings.max_freeze_ratio == AUTO
+        is_chosen = self.settings.max_freeze_ratio == AUTO
         return (plan.steps_factor or 1.0) if is_chosen else 1.0
 
     def to_plain(self) -> dict[str, Any]:
         """Return batches as plain data for a checkpoint."""
-        plain: dict[str, Any] = to_plain(self._recent)
+        plain: dict[str, Any] = to_plain(self.recent)
         return plain
 
     def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
         """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
-        self._recent = read_dataclass(Samples, batches, "samples")
+        self.recent = read_dataclass(Samples, batches, "samples")
         self.n_low = n_low
 
 

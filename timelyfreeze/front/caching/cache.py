@@ -18,9 +18,9 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
@@ -42,7 +42,7 @@ from timelyfreeze.front.caching.verdict import (
     verdict,
 )
 from timelyfreeze.policies import ModelLayout
-from timelyfreeze.runtime import BatchEntry, BlockPlace, Exchange
+from timelyfreeze.runtime import BatchEntry, Exchange
 from timelyfreeze.schedule import Action, PipelineDag
 
 logger = logging.getLogger(__name__)
@@ -77,32 +77,25 @@ class _Kept:
         return self.has_read and self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
 
 
+@dataclass(eq=False)
 class FrontCache:
     """Reads and keeps what the frozen front of a pipeline puts out.
 
     In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
     batch in turn, and :meth:`end_step`. After the second, each may call :meth:`read_ahead`.
-    ``identity`` is what outputs depend on besides the front's weights and the tokens.
     """
 
-    def __init__(
-        self,
-        store: ActivationStore,
-        layout: ModelLayout,
-        parameters: Mapping[str, Tensor],
-        stages: Sequence[int],
-        dag: PipelineDag,
-        exchange: Exchange,
-        identity: str,
-    ) -> None:
-        self._store = store
-        self._layout = layout
-        self._parameters = parameters
-        self._stages = frozenset(stages)
-        self._dag = dag
-        self._n_microbatches = 1 + max(action.microbatch for action in dag.actions)
-        self._exchange = exchange
-        self._identity = identity
+    store: ActivationStore  # keeps the rows of this rank
+    layout: ModelLayout  # tensors of all ranks
+    parameters: Mapping[str, Tensor]  # those of this rank, by name
+    stages: Collection[int]  # indexes of those of this rank
+    dag: PipelineDag  # graph of a batch
+    exchange: Exchange  # talks to the other ranks
+    identity: str  # what outputs depend on besides the front's weights and the tokens
+
+    def __post_init__(self) -> None:
+        """Begin without a front."""
+        self._n_microbatches = 1 + max(action.microbatch for action in self.dag.actions)
         self._kept: _Kept | None = None
         self._older: list[_Kept] = []  # shallower fronts that have rows, the deepest first
         self._entries: list[BatchEntry | None] = []
@@ -121,13 +114,13 @@ class FrontCache:
         nothing is.
         """
         self._entries, self._entered_in_step = [], 0
-        front = None if frozen is None else front_of(self._layout, frozen)
+        front = None if frozen is None else front_of(self.layout, frozen)
         if front == (None if self._kept is None else self._kept.front):
             return
         with self._spending():
             if front is None:
                 self._kept, self._older = None, []
-                self._store.begin(None)
+                self.store.begin(None)
             else:
                 self._begin(front)
 
@@ -160,7 +153,10 @@ class FrontCache:
             ]
         for batch, front, part in zip(batches, fronts, inputs, strict=True):
             start = None if front is None else front.front.end
-            self._entries.append(self._entry(batch, kept.front.end, start, part))
+            entry = BatchEntry(start, part or {})
+            if start != kept.front.end:
+                entry = replace(entry, tapped=kept.front.end, tap=partial(self._keep, batch))
+            self._entries.append(entry)
 
     def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
         """Have rows of the batches behind the named ones read from the disk during the step.
@@ -177,7 +173,7 @@ class FrontCache:
         mine = [front.name for front in fronts if self._is_here(front)]
         if mine:
             with self._spending():
-                self._store.read_ahead(mine, upcoming(max(N_AHEAD, len(self._entries))))
+                self.store.read_ahead(mine, upcoming(max(N_AHEAD, len(self._entries))))
 
     def entry(self, number: int) -> BatchEntry | None:
         """Return, once, where batch ``number`` of the step, from 0, enters the model."""
@@ -226,34 +222,30 @@ class FrontCache:
         return CacheUse(
             self._all_batches,
             self._all_entered,
-            self._store.memory_used,
-            self._store.disk_used,
+            self.store.memory_used,
+            self.store.disk_used,
             self._spent_ms,
             self._saved_ms,
-            self._store.n_ahead,
+            self.store.n_ahead,
         )
-
-    def hand_over(self) -> None:
-        """Write rows that are in memory to the disk, where other processes find them."""
-        self._store.hand_over()
 
     def close(self) -> None:
         """Write what waits, and let go of the folder."""
-        self._store.close()
+        self.store.close()
 
     # -- parts -------------------------------------------------------------------------------------
 
     def _decide(self, kept: _Kept) -> None:
         """Go on or stop reading at this depth; times of all batches have been added."""
         kept.is_decided = True
-        everyone = self._exchange.all_gather(kept.times.summary())
-        kept.verdict = verdict(self._dag, everyone, kept.front.end.stage)
+        everyone = self.exchange.all_gather(kept.times.summary())
+        kept.verdict = verdict(self.dag, everyone, kept.front.end.stage)
         if kept.verdict is None:
             return
         if kept.is_off:
             self._older = []
-            self._store.begin(None)
-        if self._exchange.rank != 0:
+            self.store.begin(None)
+        if self.exchange.rank != 0:
             return
         logger.info(
             "Activation cache, %d blocks frozen: reading takes %.2f ms a batch and saves %.2f ms; "
@@ -266,37 +258,37 @@ class FrontCache:
 
     def _begin(self, front: Front) -> None:
         """Keep rows of a front, and those that are there of shallower ones with its weights."""
-        writer = socket.gethostname() if front.end.stage in self._stages else None
-        mine = digests(front.names, self._parameters), self._store.fronts(), writer
-        told, there, writers = zip(*self._exchange.all_gather(mine), strict=True)
+        writer = socket.gethostname() if front.end.stage in self.stages else None
+        mine = digests(front.names, self.parameters), self.store.fronts(), writer
+        told, there, writers = zip(*self.exchange.all_gather(mine), strict=True)
         shallower = (
-            front_of(self._layout, self._layout.prefix(depth))
+            front_of(self.layout, self.layout.prefix(depth))
             for depth in range(front.depth - 1, 0, -1)
         )
         self._kept, *older = (
-            _Kept(each, fingerprint(each, told, self._identity))
+            _Kept(each, fingerprint(each, told, self.identity))
             for each in (front, *shallower)
             if each is not None
         )
         self._older = [each for each in older if each.name in set().union(*there)]
         part = 0.0 if writer is None else 1.0 / writers.count(writer)
-        self._store.begin(self._kept.name, [each.name for each in self._older], part)
+        self.store.begin(self._kept.name, [each.name for each in self._older], part)
 
     def _is_here(self, front: _Kept) -> bool:
         """Return whether this rank holds the first block behind a front, and so its rows."""
-        return front.front.end.stage in self._stages
+        return front.front.end.stage in self.stages
 
     def _has(self, front: _Kept, batch: Sequence[Row]) -> bool | None:
         """Return whether all rows of a batch seem to be there; None where they cannot be."""
         if not self._is_here(front):
             return None
-        return all(self._store.has(front.name, row) for row in batch)
+        return all(self.store.has(front.name, row) for row in batch)
 
     def _agreed(self, mine: list[list[bool | None]]) -> list[list[bool]]:
-        """Return, of as many answers for each batch, which ones all ranks agree to."""
-        everyone: list[list[list[bool | None]]] = self._exchange.all_gather(mine)
+        """Return, of as many answers for each batch, which all ranks agree to that know."""
+        everyone: list[list[list[bool | None]]] = self.exchange.all_gather(mine)
         return [
-            [_all_say_yes(of_all) for of_all in zip(*of_batch, strict=True)]
+            [True in of_all and False not in of_all for of_all in zip(*of_batch, strict=True)]
             for of_batch in zip(*everyone, strict=True)
         ]
 
@@ -306,7 +298,7 @@ class FrontCache:
             return None
         started = time.perf_counter()
         with self._spending():
-            outputs = [self._store.read(kept.name, row) for row in batch]
+            outputs = [self.store.read(kept.name, row) for row in batch]
             whole = [output for output in outputs if output is not None]
             if len(whole) < len(batch):
                 return None
@@ -318,32 +310,15 @@ class FrontCache:
             kept.times.read_ms.append(1e3 * (time.perf_counter() - started))
         return inputs
 
-    def _entry(
-        self,
-        batch: Sequence[Row],
-        end: BlockPlace,
-        start: BlockPlace | None,
-        inputs: dict[int, Tensor] | None,
-    ) -> BatchEntry:
-        if start == end:
-            return BatchEntry(start, inputs or {})
-        return BatchEntry(start, inputs or {}, end, partial(self._keep, batch))
-
     def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
         """Store what the front puts out in one microbatch of ``batch``."""
         with self._spending():
             size = len(outputs)
             rows = batch[microbatch * size : (microbatch + 1) * size]
-            self._store.offer(rows, outputs)
+            self.store.offer(rows, outputs)
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self._spent_ms += 1e3 * (time.perf_counter() - started)
-
-
-def _all_say_yes(of_all: Sequence[bool | None]) -> bool:
-    """Return whether all replicas say yes; None of ranks that cannot know."""
-    told = [is_there for is_there in of_all if is_there is not None]
-    return bool(told) and all(told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import zlib
 from collections.abc import Sequence
@@ -17,10 +16,6 @@ from torch import Tensor
 
 from timelyfreeze.files import FileLock, is_held, write_whole
 from timelyfreeze.settings import GIB, key
-
-
-class FolderInUseError(ValueError):
-    """Another run keeps its rows in the folder."""
 
 
 def _lock_file(folder: Path, rank: int) -> Path:
@@ -53,7 +48,7 @@ class EntryFolder:
         try:
             self._lock = FileLock(_lock_file(folder, rank))
         except BlockingIOError:
-            raise FolderInUseError(
+            raise ValueError(
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
             ) from None
         self._room, self._part = room, 1.0
@@ -72,15 +67,14 @@ class EntryFolder:
         processes of its host that write, 0 for one that does not. Returns folders of other fronts,
         which nobody needs any more.
         """
-        sizes = {front: self._sizes(front) for front in fronts}
+        sizes: dict[str, dict[int, int]] = {}
+        for front in fronts:
+            files = (self._place / front).glob(f"*{SUFFIX}")
+            sizes[front] = {int(f.stem): _size(f) for f in files if f.stem.isdigit()}
         self._found = {front: list(of_front) for front, of_front in sizes.items()}
         self._part = part
         self.n_bytes = int(part * sum(sum(of_front.values()) for of_front in sizes.values()))
         return [self._place / name for name in sorted(self.fronts() - sizes.keys())]
-
-    def _sizes(self, front: str) -> dict[int, int]:
-        files = (self._place / front).glob(f"*{SUFFIX}")
-        return {int(f.stem): _size(f) for f in files if f.stem.isdigit()}
 
     def has(self, front: str, number: int) -> bool:
         """Return whether there is an entry of a row."""
@@ -130,11 +124,6 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def delete(folder: Path) -> None:
-    """Delete a folder of entries; what cannot be deleted stays."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 SUFFIX = ".safetensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from timelyfreeze.front.caching.folder import Entry, EntryError, EntryFolder, Row, delete
+from timelyfreeze.front.caching.folder import Entry, EntryError, EntryFolder, Row
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class ActivationStore:
         self._waiting = set()
         if self._folder is not None:
             for other in self._folder.begin(fronts, part):
-                self._writer.add(partial(delete, other))
+                # What cannot be deleted stays.
+                self._writer.add(partial(shutil.rmtree, other, ignore_errors=True))
         self._front, self._older = front, list(older)
 
     def has(self, front: str, row: Row) -> bool:
@@ -154,7 +156,8 @@ class ActivationStore:
         row_bytes = outputs.nbytes // len(rows)
         if wanted and self._older:
             self._make_room(row_bytes, len(wanted))
-        if not wanted or not self._has_room(row_bytes):
+        has_room = self.memory_used + row_bytes <= self._memory_bytes
+        if not wanted or not (has_room or self._disk_has_room(row_bytes)):
             return 0
         copied, mark = _copied_to_host(outputs)
         chosen = [(rows[place], copied[place]) for place in wanted]
@@ -201,10 +204,6 @@ class ActivationStore:
                 needed = self.memory_used + row_bytes * (n_rows + len(self._waiting))
                 return needed <= self._memory_bytes
 
-        def fits_on_disk(folder: EntryFolder) -> bool:
-            n_all = n_rows + len(self._waiting)
-            return folder.has_room(row_bytes * n_all, n_all)
-
         for front in reversed(self._older):
             rows = self._in_memory[front]
             while rows and not fits_in_memory():
@@ -213,7 +212,10 @@ class ActivationStore:
             return
         for front in reversed(self._older):
             numbers = self._folder.found(front)
-            while numbers and not fits_on_disk(self._folder):
+            while numbers:
+                n_all = n_rows + len(self._waiting)
+                if self._folder.has_room(row_bytes * n_all, n_all):
+                    break
                 self.drop(front, numbers.pop())
 
     # -- in the writer's thread --------------------------------------------------------------------
@@ -225,11 +227,6 @@ class ActivationStore:
             if front == self._front and not self._store_in_memory(front, row, output):
                 self._write(front, row, output)
             self._waiting.discard(row.number)
-
-    def _has_room(self, n_bytes: int) -> bool:
-        if self.memory_used + n_bytes <= self._memory_bytes:
-            return True
-        return self._disk_has_room(n_bytes)
 
     def _disk_has_room(self, n_bytes: int) -> bool:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)

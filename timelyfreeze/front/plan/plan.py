@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from statistics import pvariance
 
 # How many units each rank has, front to back.
 Balance = tuple[int, ...]
@@ -37,7 +38,9 @@ def paper_balance(
     held = Fraction(sum(sizes[:n_frozen]), _MILLION) * share
     counts, loads, at = [], [], 0
     for k in range(n_ranks):
-        limit = _mean(live[at:], n_ranks - k) + _variance(live[at:]) / (n_ranks - k)
+        rest = live[at:]
+        spread = pvariance(rest) if rest else Fraction(0)
+        limit = sum(rest, spread) / (n_ranks - k)
         start = at
         while at < len(live) and (k == n_ranks - 1 or held + live[at] < limit):
             held += live[at]
@@ -46,18 +49,6 @@ def paper_balance(
         loads.append(held)
         held = Fraction(0)
     return tuple(counts), float(max(loads) * _MILLION)
-
-
-def _mean(values: Sequence[Fraction], n: int) -> Fraction:
-    return sum(values, Fraction(0)) / n
-
-
-def _variance(values: Sequence[Fraction]) -> Fraction:
-    """Return the variance over all values, as numpy has it; 0 where none is left."""
-    if not values:
-        return Fraction(0)
-    mean = _mean(values, len(values))
-    return _mean([(value - mean) ** 2 for value in values], len(values))
 
 
 def min_max_balance(
@@ -124,11 +115,6 @@ class ElasticPlan:
     n_microbatches: int  # microbatches of each replica; of all of them together as many as before
     largest: float  # size of the largest rank, in the unit that was balanced
 
-    @property
-    def ranks_used(self) -> int:
-        """Ranks of all replicas."""
-        return self.n_ranks * self.n_replicas
-
 
 def elastic_plan(
     sizes: Sequence[float],
@@ -179,7 +165,8 @@ def elastic_plan(
     if found is None or 0 in found[0]:
         raise ValueError(
             f"{len(sizes)} units, {n_frozen} of them frozen, cannot be cut for {k} ranks by "
-            f"{partition}" + ("" if found is None else f": they would have {_text(found[0])}")
+            f"{partition}"
+            + ("" if found is None else f": they would have {', '.join(map(str, found[0]))}")
         )
     split, largest = found
     n_replicas = replicas_of(n_ranks, k, n_microbatches)
@@ -190,10 +177,6 @@ def replicas_of(n_ranks: int, n_ranks_each: int, n_microbatches: int) -> int:
     """Return how many pipelines there is room for that share the microbatches evenly."""
     room = n_ranks // n_ranks_each
     return max(n for n in range(1, room + 1) if n_microbatches % n == 0)
-
-
-def _text(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 @dataclass(frozen=True)

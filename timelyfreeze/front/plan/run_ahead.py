@@ -89,8 +89,7 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
         return Action(action.stage, action.kind, batch * n + action.microbatch)
 
     def row_of(row: tuple[Action, ...]) -> Iterator[Action]:
-        front = [a for a in row if a.stage < n_front and a.kind is ActionKind.FORWARD]
-        yield from front
+        yield from (a for a in row if a.stage < n_front and a.kind is ActionKind.FORWARD)
         for batch in range(n_batches):
             for action in row:
                 if action.stage >= n_front:

@@ -42,11 +42,7 @@ class BatchEntry:
     # do not hold its stage. Looking one up may wait for it
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
     tapped: BlockPlace | None = None  # where ``tap`` listens, not before ``start``
-    tap: Tap | None = None  # told what comes by there; None for nobody
-
-    def wait_for(self, microbatch: int) -> None:
-        """Wait until the input of a microbatch is there."""
-        _ = self.inputs[microbatch]
+    tap: Tap = lambda microbatch, hidden: None  # told what comes by there
 
 
 AT_THE_FRONT = BatchEntry()
@@ -156,20 +152,13 @@ class FrozenBlocks:
         """Run the module's frozen first blocks so that they keep nothing for a backward."""
         with ExitStack() as restored:
             for block in self.first(mask):
-                own = vars(block).get("forward")  # what is not a method of its class
+                # What is not a method of its class comes back, else the method.
+                if "forward" in vars(block):
+                    restored.callback(setattr, block, "forward", block.forward)
+                else:
+                    restored.callback(delattr, block, "forward")
                 block.forward = no_grad()(block.forward)
-                restored.callback(_restore, block, own)
             yield
-
-
-def _restore(block: nn.Module, forward: object) -> None:
-    del block.forward
-    if forward is not None:
-        vars(block)["forward"] = forward
-
-
-def _nobody(microbatch: int, hidden: Tensor) -> None:
-    """Listen to nothing."""
 
 
 class EnteringStage(PipelineStage):
@@ -224,9 +213,12 @@ class EnteringStage(PipelineStage):
 
     @contextmanager
     def _noted(self, microbatch: int) -> Iterator[None]:
-        """Say which microbatch's forward runs."""
+        """Say which microbatch's forward runs; where the batch begins here, its input has come."""
+        self._forwarded = microbatch
         self.forwarding = microbatch if self._active else None
         try:
+            if self._begins and not self.is_first:
+                super().set_local_fwd_input(self._entry_input(microbatch), microbatch)
             yield
         finally:
             self.forwarding = None
@@ -239,12 +231,6 @@ class EnteringStage(PipelineStage):
 
     def _entry_input(self, microbatch: int) -> Tensor:
         return self._entry.inputs[microbatch].to(self.device, non_blocking=True)
-
-    def _begin_forward(self, microbatch: int) -> None:
-        """Note which microbatch runs; where the batch begins here, its input has come."""
-        self._forwarded = microbatch
-        if self._begins and not self.is_first:
-            super().set_local_fwd_input(self._entry_input(microbatch), microbatch)
 
     def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what the module gets: in a first stage hidden states in place of tokens."""
@@ -272,12 +258,12 @@ class EnteringStage(PipelineStage):
         )
         if start is None and tapped is None:
             return nullcontext()
-        return front.cut(start, tapped, partial(entry.tap or _nobody, self._forwarded))
+        return front.cut(start, tapped, partial(entry.tap, self._forwarded))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Receive a microbatch's input; where the batch begins here, wait for it instead."""
         if self._begins:
-            self._entry.wait_for(fwd_chunk_id)  # here, so that no action's time has the wait
+            _ = self._entry.inputs[fwd_chunk_id]  # here, so that no action's time has the wait
             return []
         return [] if self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)
 

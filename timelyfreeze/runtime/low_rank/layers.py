@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -33,34 +33,27 @@ class LowRankLayers:
         self, named: Mapping[str, Tensor], module: nn.Module, *, rank: int, seed: int
     ) -> None:
         names = {id(weight): name for name, weight in named.items()}
-        # Of the optimizer; under FSDP a layer computes with a gathered one instead.
-        self._weights: dict[str, Tensor] = {}
+        # weights that may be frozen, as the optimizer has them; under FSDP a layer computes with a
+        # gathered one instead
+        self.weights: dict[str, Tensor] = {}
         self._layers: dict[str, nn.Linear] = {}
         self.rank = rank
         for layer in module.modules():
             if is_plain_linear(layer) and id(layer.weight) in names:
-                _adopt(layer, self, names[id(layer.weight)])
-                self._weights[names[id(layer.weight)]] = layer.weight
-                self._layers[names[id(layer.weight)]] = layer
-        self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
+                name = names[id(layer.weight)]
+                if not isinstance(layer, LowRankLinear):
+                    layer.__class__ = _low_rank_class(type(layer))  # type: ignore[arg-type]
+                layer.low_rank, layer.low_rank_name = self, name
+                self.weights[name], self._layers[name] = layer.weight, layer
+        self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
         self.turned_in: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._frozen: Collection[str] = ()
+        self.frozen: Collection[str] = ()  # weights that the microbatch at hand freezes
         self._microbatch = -1
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        """The weights that may be frozen, as the optimizer has them."""
-        return self._weights
-
-    @property
-    def names(self) -> Collection[str]:
-        """Names of the weights that may be frozen."""
-        return self._weights.keys()
 
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
         """Go on with the subspaces of a checkpoint, by name."""
@@ -77,25 +70,19 @@ class LowRankLayers:
     # -- actions -----------------------------------------------------------------------------------
 
     @contextmanager
-    def action_of(self, microbatch: int, frozen: Collection[str]) -> Iterator[None]:
+    def action_of(
+        self, microbatch: int, frozen: Collection[str], *, postpones: bool = False
+    ) -> Iterator[None]:
         """Run an action of a microbatch that leaves out the exact gradients of ``frozen`` weights.
 
-        A backward may run forwards too, of what is recomputed.
+        A backward may run forwards too, of what is recomputed. The input half of a split one
+        ``postpones`` products, which wait for :meth:`catch_up`.
         """
-        self._microbatch, self._frozen = microbatch, frozen
+        self._microbatch, self.frozen, self._postpones = microbatch, frozen, postpones
         try:
             yield
         finally:
-            self._frozen = ()
-
-    @contextmanager
-    def postponing(self) -> Iterator[None]:
-        """Run the input half of a split backward: products wait for :meth:`catch_up`."""
-        self._postpones = True
-        try:
-            yield
-        finally:
-            self._postpones = False
+            self.frozen, self._postpones = (), False
 
     def catch_up(self, microbatch: int) -> None:
         """Do the products that the input half of a microbatch's backward has put off."""
@@ -110,7 +97,7 @@ class LowRankLayers:
             self._add(name, dy, kept)
 
     def _add(self, name: str, dy: Tensor, kept: Tensor) -> None:
-        if is_of_inputs(self._weights[name]):
+        if is_of_inputs(self.weights[name]):
             product = kept.t() @ dy  # up to half the time of its transpose
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
@@ -143,10 +130,6 @@ class LowRankLayers:
 
     # -- layers ------------------------------------------------------------------------------------
 
-    def is_frozen(self, name: str) -> bool:
-        """Whether the forward at hand belongs to a microbatch that freezes this weight."""
-        return name in self._frozen
-
     def basis(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return Q in a type, cast once for all microbatches of a batch."""
         return self._cast(name, self.bases[name], dtype, is_basis=True)
@@ -166,7 +149,7 @@ class LowRankLayers:
     def attach(self, name: str, y: Tensor, x: Tensor) -> Tensor:
         """Return ``y``, with a node in its graph that takes the gradient in the subspace."""
         rows = x.detach().reshape(-1, x.shape[-1])
-        if is_of_inputs(self._weights[name]):
+        if is_of_inputs(self.weights[name]):
             rows = rows @ self.basis(name, rows.dtype)
         return _Take.apply(y, rows, self, name, self._microbatch)
 
@@ -180,7 +163,7 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, as the base class does."""
         layers, name = self.low_rank, self.low_rank_name
-        if not layers.is_frozen(name) or not torch.is_grad_enabled():
+        if name not in layers.frozen or not torch.is_grad_enabled():
             return super().forward(x)
         if not x.requires_grad:
             layers.without_chain.add(name)
@@ -225,12 +208,6 @@ def is_plain_linear(layer: nn.Module) -> bool:
     )
 
 
-def _adopt(layer: nn.Module, layers: LowRankLayers, name: str) -> None:
-    if not isinstance(layer, LowRankLinear):
-        layer.__class__ = _low_rank_class(type(layer))  # type: ignore[arg-type]
-    layer.low_rank, layer.low_rank_name = layers, name
-
-
 @cache
 def _low_rank_class(kind: Any) -> type[LowRankLinear]:
     """Return the class of an adopted layer, which may be one that somebody has derived."""
@@ -251,37 +228,15 @@ class LowRankStage(EnteringStage):
     parameter_names: tuple[str, ...]
     _masks: Mapping[int, NDArray[np.bool_]]
 
-    def _prepare_low_rank(
-        self, named: Sequence[tuple[str, Tensor]], *, rank: int, seed: int
-    ) -> NDArray[np.bool_]:
-        """Find the linear layers, parallelisms applied; return which parameters stay exact."""
-        self.low_rank = None
-        if rank == 0:
-            return np.zeros(len(named), dtype=np.bool_)
-        self.low_rank = LowRankLayers(dict(named), self.submod, rank=rank, seed=seed)
-        return np.array([name not in self.low_rank.names for name, _ in named], dtype=np.bool_)
-
-    def _low_rank_action(self, microbatch: int) -> AbstractContextManager[None]:
+    def _low_rank_action(
+        self, microbatch: int, *, postpones: bool = False
+    ) -> AbstractContextManager[None]:
         """Return what an action runs in, so that layers know whether they are frozen."""
         mask = self._masks.get(microbatch) if self._active else None
         if self.low_rank is None or mask is None:
             return nullcontext()
-        frozen = zip(self.parameter_names, mask, strict=True)
-        return self.low_rank.action_of(
-            microbatch, {name for name, is_frozen in frozen if is_frozen}
-        )
-
-    @contextmanager
-    def _low_rank_backward(self, backward_type: str, microbatch: int) -> Iterator[None]:
-        """Run a backward; the weight half does what the input half has put off."""
-        if self.low_rank is None:
-            yield
-            return
-        if backward_type == "weight":
-            self.low_rank.catch_up(microbatch)
-        half = self.low_rank.postponing() if backward_type == "input" else nullcontext()
-        with self._low_rank_action(microbatch), half:
-            yield
+        frozen = {n for n, is_frozen in zip(self.parameter_names, mask, strict=True) if is_frozen}
+        return self.low_rank.action_of(microbatch, frozen, postpones=postpones)
 
     def _masked(self, microbatch: int) -> NDArray[np.bool_] | None:
         """Return what a microbatch freezes, but for weights that no subspace reaches."""

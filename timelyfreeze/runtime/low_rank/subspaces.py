@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +48,9 @@ class Subspaces:
         """
         self._is_measured = True
         return self._captured.measure(
-            (name, weight, layers.bases[name]) for layers, name, weight in self._weights()
+            (name, weight, layers.bases[name])
+            for layers in self._layers
+            for name, weight in layers.weights.items()
         )
 
     def end_batch(self, index: int) -> None:
@@ -56,32 +58,25 @@ class Subspaces:
         for layers in self._layers if index == 0 else ():
             with layers.turned_in():
                 for name, weight in layers.weights.items():
-                    if weight.grad is not None and self._is_due(name):
-                        self._turn(layers, name, weight.grad)
+                    for place in range(0 if weight.grad is None else self._n_turns(name)):
+                        layers.bases[name] = next_basis(
+                            layers.bases[name], weight.grad, self._seed, self._step, name, place
+                        )
 
-    def _is_due(self, name: str) -> bool:
-        return not self._is_warm or (self._step + zlib.crc32(name.encode())) % _EVERY == 0
-
-    def _weights(self) -> Iterator[tuple[LowRankLayers, str, Tensor]]:
-        for layers in self._layers:
-            for name, weight in layers.weights.items():
-                yield layers, name, weight
-
-    def _turn(self, layers: LowRankLayers, name: str, gradient: Tensor) -> None:
-        basis = layers.bases[name]
-        for place in range(1 if self._is_warm else _ITERATIONS):
-            basis = next_basis(basis, gradient, self._seed, self._step, name, place)
-        layers.bases[name] = basis
+    def _n_turns(self, name: str) -> int:
+        if not self._is_warm:
+            return _ITERATIONS
+        return 1 if (self._step + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps, by ``"<kind>.<weight>"``; loading writes into copies."""
-        bases = {name: layers.bases[name] for layers, name, _ in self._weights()}
+        bases = {name: q for layers in self._layers for name, q in layers.bases.items()}
         kept = {f"basis.{name}": basis.clone() for name, basis in bases.items()}
         return kept | self._captured.tensors(bases)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`tensors` returned."""
         for layers in self._layers:
-            layers.load({name: saved.get(f"basis.{name}") for name in layers.names})
-        self._captured.load(saved, [name for _, name, _ in self._weights()])
+            layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
+        self._captured.load(saved, [name for layers in self._layers for name in layers.weights])
         self._is_measured = True  # the gradients before may have been

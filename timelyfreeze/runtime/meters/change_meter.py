@@ -56,8 +56,7 @@ class ChangeMeter:
     @property
     def n_bytes(self) -> int:
         """Memory that the vectors take on this rank."""
-        vectors = [vector for kept in self._vectors.values() for vector in kept]
-        return sum(vector.numel() * vector.element_size() for vector in vectors)
+        return sum(vector.nbytes for kept in self._vectors.values() for vector in kept)
 
     def begin(self) -> None:
         """Begin the first interval at the weights of now."""

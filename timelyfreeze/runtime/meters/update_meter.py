@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,20 +131,14 @@ class UpdateMeter:
         ``gradient_scale`` undoes the clipping of the current step's gradients; None to measure
         none; the same on every rank. ``drawn_ratio`` gives the probability that the step's masks
         freeze a tensor of a stage, mean over its backwards; None where masks are not drawn evenly.
-        """
-        return RankUpdates(self.take_steps(), self.total, self._passed(gradient_scale, drawn_ratio))
-
-    def _passed(
-        self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
-    ) -> PassedEnergy | None:
-        """Return the energy that there is and what is let through of it.
 
         Energies are those from before this step where there are any: what a step's masks have left
         of its gradients goes together with these masks.
         """
+        updates = RankUpdates(self.take_steps(), self.total, None)
         recent = self.take_recent()
         if self._energy is None:
-            return None
+            return updates
         is_first = not self._energy.is_complete
         if gradient_scale is not None and is_first:
             self._energy.measure(self.step, gradient_scale)
@@ -156,7 +150,7 @@ class UpdateMeter:
             passed += passed_energy(frequency, self._energy.energy[stage])
         if gradient_scale is not None and not is_first:
             self._energy.measure(self.step, gradient_scale)
-        return passed
+        return replace(updates, energy=passed)
 
     def counts(self) -> dict[int, tuple[ParameterTable, Count]]:
         """Return how often each tensor was frozen since freezing began, by stage."""
@@ -267,9 +261,7 @@ class GradientEnergy:
     def load_plain_state(self, plain: Mapping[str, Sequence[float | None]]) -> None:
         """Restore what :meth:`plain_state` returned."""
         for stage in self.energy:
-            self.energy[stage] = np.array(
-                [np.nan if e is None else e for e in plain[str(stage)]], dtype=np.float64
-            )
+            self.energy[stage] = np.array(plain[str(stage)], dtype=np.float64)  # NaN for None
 
 
 def _squared_norms(parameters: Sequence[Tensor]) -> list[float]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,37 +33,31 @@ from timelyfreeze.runtime.shards import as_sharded, local_part
 _COPY = "copy."
 
 
+@dataclass(eq=False)
 class OutputComparator:
-    """A rank's part of comparing outputs.
+    """A rank's part of comparing outputs."""
 
-    ``evaluated`` are the stages that this rank evaluates; of ranks that hold the same, one does.
-    """
+    layout: ModelLayout  # tensors of all ranks
+    stages: Sequence[FreezingStage]  # those of this rank
+    evaluated: Collection[int]  # which of them it evaluates; of ranks that hold the same, one does
+    settings: ReferenceSettings  # what the policy wants
+    reference: Reference  # compares
+    learning_rate: Callable[[], float] | None = None  # of the step to come
 
-    def __init__(
-        self,
-        layout: ModelLayout,
-        stages: Sequence[FreezingStage],
-        evaluated: Collection[int],
-        settings: ReferenceSettings,
-        reference: Reference,
-        learning_rate: Callable[[], float] | None = None,
-    ) -> None:
-        self._blocks = stage_blocks(layout, stages)
-        self._evaluated = evaluated
-        self._settings = settings
-        self._reference = reference
-        self._learning_rate = learning_rate
-        if settings.place == BACKGROUND:
+    def __post_init__(self) -> None:
+        """Find the blocks, and listen to losses."""
+        self._blocks = stage_blocks(self.layout, self.stages)
+        if self.settings.place == BACKGROUND:
             check_importable(self._blocks)
         self._losses: dict[int, Tensor] = {}
         self._n_steps = 0
         self._listens = False
-        for stage in stages:
+        for stage in self.stages:
             if stage.is_last:
                 self._losses[stage.stage_index] = torch.zeros(
                     (), dtype=torch.float64, device=stage.device
                 )
-                stage.on_loss = self._add_loss(stage.stage_index)
+                stage.on_loss = partial(self._add_loss, stage.stage_index)
         self._compared: Compared | None = None
         self._copied: int | None = None  # number of the copy that there is
         self._copy: dict[str, Tensor] = {}  # its weights: what this rank has of them
@@ -83,14 +79,14 @@ class OutputComparator:
         self._n_tokens = None
         if not is_due:
             return
-        self._rate = None if self._learning_rate is None else self._learning_rate()
+        self._rate = None if self.learning_rate is None else self.learning_rate()
         if self._compared is None:
             return
         self._make_copy(self._compared)
         blocks = self._own(self._compared)
-        if not blocks or blocks[0].stage.stage_index not in self._evaluated:
+        if not blocks or blocks[0].stage.stage_index not in self.evaluated:
             return
-        if is_busy(self._settings, blocks[0].stage.device):
+        if is_busy(self.settings, blocks[0].stage.device):
             self._n_dropped += 1
             return
         self._capture = Capture(
@@ -98,14 +94,14 @@ class OutputComparator:
             [block.module for block in blocks],
             step=step,
             first=self._compared.first,
-            max_tokens=self._settings.max_tokens,
+            max_tokens=self.settings.max_tokens,
             n_tokens=lambda: None if self._n_tokens is None else self._n_tokens.tolist(),
         )
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of a batch are no padding, int, shape [B].
 
-        Of a step's batches, the first one that is noted counts.
+        They stand at the beginning of each row. Of those of a step, the first that is noted counts.
         """
         if self._n_tokens is None:
             self._n_tokens = n_tokens
@@ -116,33 +112,26 @@ class OutputComparator:
         if capture is None:
             return
         capture.remove()
-        if capture.batch is None or not self._reference.offer(capture.batch):
+        if capture.batch is None or not self.reference.offer(capture.batch):
             self._n_dropped += 1
 
-    def _add_loss(self, stage: int) -> Callable[[Tensor], None]:
-        def add(loss: Tensor) -> None:
-            if self._listens:
-                self._losses[stage].add_(local_part(loss))
-
-        return add
+    def _add_loss(self, stage: int, loss: Tensor) -> None:
+        if self._listens:
+            self._losses[stage].add_(local_part(loss))
 
     # -- the check ---------------------------------------------------------------------------------
 
     def take(self) -> Observed:
         """Return what this rank has seen since the last call."""
-        found, n_lost = self._reference.take()
-        seen = Observed(
-            self._mean_loss(), self._rate, tuple(sorted(found)), self._n_dropped + n_lost
-        )
+        found, n_lost = self.reference.take()
+        loss = None
+        if self._losses and self._n_steps:
+            loss = sum(float(total) for total in self._losses.values()) / self._n_steps
+        seen = Observed(loss, self._rate, tuple(sorted(found)), self._n_dropped + n_lost)
         self._n_dropped = self._n_steps = 0
         for total in self._losses.values():
             total.zero_()
         return seen
-
-    def _mean_loss(self) -> float | None:
-        if not self._losses or self._n_steps == 0:
-            return None
-        return sum(float(total) for total in self._losses.values()) / self._n_steps
 
     def follow(self, compared: Compared | None) -> None:
         """Compare these blocks from now on; all ranks that hold them must call this together."""
@@ -174,14 +163,14 @@ class OutputComparator:
                 if isinstance(full, DTensor):
                     full = full.full_tensor().cpu()
                 whole[name.removeprefix(block.prefix)] = full
-            if block.stage.stage_index in self._evaluated:
+            if block.stage.stage_index in self.evaluated:
                 copies.append(plain_copy(block.module, whole))
         if copies:
-            self._reference.load(nn.ModuleList(copies))
+            self.reference.load(nn.ModuleList(copies))
 
     def close(self) -> None:
         """End the reference."""
-        self._reference.close()
+        self.reference.close()
 
     # -- checkpoint --------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
             )
         except ValueError:  # of all that it refuses, only this can be: the rest was checked
             return None
-        if plan.ranks_used == n_ranks and plan.n_microbatches >= plan.n_ranks:
+        if plan.n_ranks * plan.n_replicas == n_ranks and plan.n_microbatches >= plan.n_ranks:
             return Pipeline(plan.split, plan.n_replicas)
         least = plan.n_ranks + 1
 

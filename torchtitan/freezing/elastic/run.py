@@ -308,7 +308,7 @@ class HandoverTrainer(Trainer):
         """Close; return what the run goes on from."""
         memory = self.checkpointer.hand_over(self.device)
         if self.controller.cache is not None:
-            self.controller.cache.hand_over()
+            self.controller.cache.store.hand_over()
         self.close()
         phase = self.controller.entered_phase
         return Handover(memory, self._stop.heard, phase, self._left_with)

@@ -187,8 +187,8 @@ def test_rows_of_an_older_front_are_read_ahead_too(on_disk: Run) -> None:
 
 def test_only_the_rank_that_reads_asks_which_rows_come(tmp_path: Path) -> None:
     run = Run(folder=EntryFolder(tmp_path, 0, 1 << 20))
-    run.cache._stages = frozenset([0])
-    run.cache._exchange.all_gather = lambda value: (
+    run.cache.stages = frozenset([0])
+    run.cache.exchange.all_gather = lambda value: (
         [value] if isinstance(value, tuple) else [[[True]] * len(value)]
     )
     for _ in range(3):

@@ -74,7 +74,7 @@ def beside(run: Run, told: list[bool | None]) -> None:
             return [told if len(value[0]) == len(told) else [True]]
         return value
 
-    run.cache._exchange = SimpleNamespace(
+    run.cache.exchange = SimpleNamespace(
         all_gather=lambda value: [value, says(value)],
         rank=0,
         size=2,
@@ -115,7 +115,7 @@ def test_a_batch_that_another_replica_cannot_read_after_all_is_computed(run: Run
     for _ in range(3):
         run.step(1)
     answers = iter([[True], [False]])
-    run.cache._exchange = SimpleNamespace(
+    run.cache.exchange = SimpleNamespace(
         all_gather=lambda value: [value, [next(answers)]], rank=0, size=2
     )
     assert cuts(run.step(1, BATCHES[:1])) == [False]

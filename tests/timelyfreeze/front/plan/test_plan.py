@@ -21,7 +21,7 @@ def test_a_pipeline_shrinks_once_what_is_left_fits_into_half() -> None:
     found = plan(6)
     assert (found.n_ranks, found.split, found.n_replicas, found.n_microbatches) == (2, (6, 2), 2, 4)
     assert found.largest == pytest.approx(6 * MILLION)
-    assert found.ranks_used == 4
+    assert found.n_ranks * found.n_replicas == 4
     # Only the last MLP live: 20 / 6 + 4 = 7.3 on one rank is too much, 4 on the second is not.
     assert plan(7).split == (7, 1)
 

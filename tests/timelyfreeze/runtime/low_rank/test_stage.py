@@ -61,7 +61,7 @@ def wanted_gradients(modules: list[nn.Module], ran: Ran, masks: Masks, stages: l
         names = stage.parameter_names
         for name, exact, left in zip(names, of_live, of_frozen, strict=True):
             part = None if left is None else left
-            if part is not None and name in stage.low_rank.names:
+            if part is not None and name in stage.low_rank.weights:
                 part = projected(part, stage.low_rank.bases[name])
             terms = [each for each in (exact, part) if each is not None]
             found.append(sum(terms))

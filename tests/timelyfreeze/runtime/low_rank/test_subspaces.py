@@ -106,7 +106,7 @@ def test_what_is_saved_goes_by_weight_since_each_rank_saves_its_own() -> None:
     for key in run.subspaces.tensors():
         kind, _, weight = key.partition(".")
         kinds.setdefault(kind, set()).add(weight)
-    assert all(weights == set(run.layers.names) for weights in kinds.values())
+    assert all(weights == set(run.layers.weights) for weights in kinds.values())
 
 
 def test_gradients_that_nobody_measures_are_let_go() -> None:

@@ -119,7 +119,7 @@ class Run:
                 self.seen.append(check)
                 return decide(policy, before, check)
 
-        vars(self.checks)["_policy"] = Seen(**vars(policy))
+        self.checks.policy = Seen(**vars(policy))
 
     def steps(self, first: int, last: int, *, batches: int = 1) -> None:
         for step in range(first, last + 1):
@@ -215,8 +215,8 @@ def test_padding_is_left_out_where_it_is_known() -> None:
 
     def begin_and_note(step: int) -> None:
         begin(step)
-        run.checks.note_tokens(torch.tensor([2, 1, 3, 3, 3, 3, 3, 3]))
-        run.checks.note_tokens(torch.tensor([3] * 8))  # of the step's second batch
+        run.checks.watch.note_tokens(torch.tensor([2, 1, 3, 3, 3, 3, 3, 3]))
+        run.checks.watch.note_tokens(torch.tensor([3] * 8))  # of the step's second batch
 
     run.checks.begin_step = begin_and_note  # type: ignore[method-assign]
     run.steps(7, 7)

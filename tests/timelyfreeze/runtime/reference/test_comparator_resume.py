@@ -23,7 +23,7 @@ def whole() -> tuple[Run, dict[int, Any]]:
     for last, stop in itertools.pairwise([0, *STOPS]):
         run.steps(last + 1, stop)
         found[stop] = (
-            json.dumps([run.checks.plain_state(), run.checks.plain_losses()]),
+            json.dumps(run.checks.plain_state()),
             {name: tensor.clone() for name, tensor in run.checks.tensor_state().items()},
             copy.deepcopy([part.state_dict() for part in run.parts]),
             len(run.seen),
@@ -44,9 +44,8 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(
         part.load_state_dict(saved)
     room = resumed.checks.tensors_to_load(list(tensors))
     assert {n: t.shape for n, t in room.items()} == {n: t.shape for n, t in tensors.items()}
-    state[0]["policy"] = resumed.checks.plain_state()["policy"]
-    resumed.checks.load_plain_state(state[0])
-    resumed.checks.load_plain_losses(state[1])
+    state["policy"]["policy"] = resumed.checks.plain_state()["policy"]["policy"]
+    resumed.checks.load_plain_state(state)
     resumed.checks.load_tensor_state(tensors)
     resumed.steps(stop + 1, 17)
     assert len(resumed.seen) == len(undisturbed.seen) - n_before
@@ -62,7 +61,6 @@ def test_without_the_saved_copy_it_is_made_of_the_weights_that_are_there() -> No
     whole.steps(1, 6)
     resumed = Run(reference, seed=1)
     resumed.checks.load_plain_state(whole.checks.plain_state())
-    resumed.checks.load_plain_losses(whole.checks.plain_losses())
     resumed.steps(7, 7)
     assert [str(what) for what in reference.happened] == ["load", "offer 7", "take"]
     first: Any = make_parts(seed=1)[0]
