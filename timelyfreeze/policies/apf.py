@@ -47,12 +47,13 @@ from timelyfreeze.files import Fraction, OneOf, Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
+    FreezePolicy,
     Measurement,
     Metric,
     Source,
     register_policy,
 )
-from timelyfreeze.settings import AtLeast1, key, rule_errors
+from timelyfreeze.settings import AtLeast1, key
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"
@@ -66,7 +67,7 @@ REDUCTIONS = (ELEMENTS, SHARE, SUMS)
 
 @register_policy("apf")
 @dataclass(frozen=True)
-class Apf:
+class Apf(FreezePolicy):
     """Freeze tensors with a small effective perturbation, wherever in the model they are.
 
     The original decides element by element, with alpha = 0.99 and a threshold of 0.05. Table 3 of
@@ -109,7 +110,7 @@ class Apf:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "apf")
+        yield from super().errors()
         if self.reduction == SHARE and self.freezing_period == GROW_AND_HALVE:
             yield (
                 f"{key('apf.freezing_period')} is {GROW_AND_HALVE!r}, and "

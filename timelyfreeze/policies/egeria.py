@@ -38,11 +38,12 @@ from timelyfreeze.policies.policy import (
     Compared,
     Decision,
     Evaluation,
+    FreezePolicy,
     Observed,
     ReferenceSettings,
     register_policy,
 )
-from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
+from timelyfreeze.settings import AtLeast0, AtLeast1, key
 
 NORM = "norm"
 SQUARE = "square"
@@ -51,7 +52,7 @@ _MODULES = "egeria.modules"
 
 @register_policy("egeria", whole_layers=True)
 @dataclass(frozen=True)
-class Egeria:
+class Egeria(FreezePolicy):
     """Freeze front modules, the embedding with the first, once their plasticity stands still.
 
     The paper gives no values for n, W and T and calls W = 5 too small; n, W and T are ours.
@@ -111,8 +112,6 @@ class Egeria:
     """Load of the machine (of the last minute, per core), above 0, over which evaluations are left
     out and counted. Only where a GPU trains; inf for no limit."""
 
-    measurement = None
-
     @property
     def reference_settings(self) -> ReferenceSettings:
         """How the reference is made and run."""
@@ -127,7 +126,7 @@ class Egeria:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "egeria")
+        yield from super().errors()
         if not self.max_cpu_load > 0.0:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
         if any(step < 1 for step in self.unfreeze_steps):

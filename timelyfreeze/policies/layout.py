@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from timelyfreeze.settings import key
+
 IN_FRONT = -1
 
 
@@ -48,6 +50,11 @@ class ModelLayout:
         if n_layers == 0:
             return np.zeros(len(self.names), dtype=np.bool_)
         return self.layers < n_layers
+
+    def require_layers(self, setting: str, n_layers: int) -> None:
+        """Raise ValueError for a setting that asks for more transformer blocks than there are."""
+        if n_layers > self.n_layers:
+            raise ValueError(f"{key(setting)} is {n_layers}; the model has {self.n_layers}")
 
     def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
         """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
