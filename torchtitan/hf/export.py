@@ -24,7 +24,7 @@ from timelyfreeze.files import read_object, write_obstacle
 from torchtitan.checkpoints.finished import (
     METADATA,
     checkpoint_folder,
-    finished_steps,
+    chosen_step,
     read_run_settings,
 )
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
@@ -100,18 +100,7 @@ def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Expo
             f"the run's model.name is {job_config.model.name!r}; only "
             f"{', '.join(map(repr, names))} can be exported"
         )
-    steps = finished_steps(checkpoints)
-    if not steps:
-        raise ValueError(
-            f"{str(checkpoints)!r} has no finished checkpoint; a run writes them with "
-            "checkpoint.enable"
-        )
-    if step is not None and step not in steps:
-        raise ValueError(
-            f"{str(checkpoints)!r} has no checkpoint of step {step}; it has "
-            f"{', '.join(map(str, sorted(steps)))}"
-        )
-    checkpoint = steps[max(steps) if step is None else step]
+    _, checkpoint = chosen_step(checkpoints, step)
     if not (checkpoint / METADATA).is_file():
         raise ValueError(
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
@@ -223,11 +212,11 @@ def hf_settings(
     Where ``source`` describes the same model it is kept, so that token ids and everything else we
     do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
     """
-    if source and _describes(source, config):
-        settings = dict(source)
-    else:
-        ids = {key: source[key] for key in TOKEN_IDS if key in source}
-        settings = {**to_settings(config), **ids}
+    ids = {key: source[key] for key in TOKEN_IDS if key in source}
+    settings = {**to_settings(config), **ids}
+    with suppress(ValueError):  # which an empty source is too
+        if not differences(config, parse_config(source)):
+            settings = dict(source)
     settings["tie_word_embeddings"] = config.tie_word_embeddings
     return with_dtype(settings, dtype)
 
@@ -240,13 +229,6 @@ def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any
     # Releases of transformers before 5 know the type by this name alone.
     settings["torch_dtype"] = settings["dtype"]
     return settings
-
-
-def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
-    try:
-        return not differences(config, parse_config(source))
-    except ValueError:
-        return False
 
 
 GENERATION_FILE = "generation_config.json"
