@@ -19,6 +19,7 @@ from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import (
     PLAIN_TEMPLATE,
     WINDOW_EXAMPLES,
+    EncodedExample,
     ExampleSequences,
     Sample,
     Template,
@@ -47,7 +48,7 @@ class InstructDataset(ResumableDataset):
 
     It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
     where ``"rows"`` is the example's index in the data set; packed, the inputs have
-    ``"positions"``, int64 [T], instead of it: see :class:`PackedSequence`.
+    ``"positions"``, int64 [T], instead of it: see :func:`join_examples`.
     """
 
     _progress = _Progress
@@ -93,25 +94,30 @@ class InstructDataset(ResumableDataset):
 
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         indices = [self._index(number) for number in window]
-        examples = [self.sequences.encode(index) for index in indices]
-        places = [place for place, example in enumerate(examples) if example.has_target]
-        usable = [examples[place] for place in places]
-        rows = [indices[place] for place in places]
+        examples, sequences = self._dealt_window(indices)
+        dropped = [i for i, one in zip(indices, examples, strict=True) if not one.has_target]
         if not self._at.in_window:
             self._at.seen += len(examples)
             self._at.shortened += sum(example.n_cut > 0 for example in examples)
-            self._at.dropped += len(examples) - len(usable)
-        self._without_target.update(set(indices) - set(rows))
-        sequences = self.sequences.dealt(usable)
+            self._at.dropped += len(dropped)
+        self._without_target.update(dropped)
         for number in range(self._at.in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
             self._at.in_window = number + 1
             if self._at.in_window == len(sequences):
                 self._leave(window)
             together = sequences[number]
-            yield self.sequences.sample([usable[i] for i in together], [rows[i] for i in together])
+            rows = [indices[place] for place in together]
+            yield self.sequences.sample([examples[place] for place in together], rows)
         if not sequences:
             self._leave(window)
+
+    def _dealt_window(self, indices: Sequence[int]) -> tuple[list[EncodedExample], list[list[int]]]:
+        """Return the examples at ``indices``, and the places here of those in each sequence."""
+        examples = [self.sequences.encode(index) for index in indices]
+        usable = [place for place, example in enumerate(examples) if example.has_target]
+        sequences = self.sequences.dealt([examples[place] for place in usable])
+        return examples, [[usable[i] for i in together] for together in sequences]
 
     def _report_epoch(self) -> None:
         if self._at.epoch is not None:
@@ -145,10 +151,8 @@ class InstructDataset(ResumableDataset):
             raise self._all_dropped("the data set", len(self._indices))
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
-        examples = {number: self.sequences.encode(index) for number, index in indices.items()}
-        usable = [number for number in indices if examples[number].has_target]
-        sequences = self.sequences.dealt([examples[number] for number in usable])
-        return [usable[place] for part in sequences[handed_out:] for place in part]
+        numbers, (_, sequences) = list(indices), self._dealt_window(list(indices.values()))
+        return [numbers[place] for part in sequences[handed_out:] for place in part]
 
     def _identity(self) -> dict[str, Any]:
         return super()._identity() | {

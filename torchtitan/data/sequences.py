@@ -160,11 +160,8 @@ class ExampleSequences:
 
     def encode(self, index: int) -> EncodedExample:
         """The tokens of the example at ``index`` of the data set."""
-
-        def encoded(said: Conversation) -> EncodedExample:
-            return encode(said, self.template, self.tokenizer, self.seq_len)
-
-        return self.examples.read(index, encoded)
+        how = (self.template, self.tokenizer, self.seq_len)
+        return self.examples.read(index, lambda said: encode(said, *how))
 
     def check(self, index: int) -> None:
         """Raise DataExampleError if the example at ``index`` of the data set cannot be used."""
@@ -178,32 +175,16 @@ class ExampleSequences:
 
     def sample(self, examples: Sequence[EncodedExample], rows: Sequence[int]) -> Sample:
         """Return the sequence of examples that go together; no row names a packed one."""
+        inputs, labels = join_examples(examples, self.seq_len, pad_id(self.tokenizer))
         if not self.packing:
-            ((example, row),) = zip(examples, rows, strict=True)
-            inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
-            return inputs | {ROWS: torch.tensor(row)}, example.labels
-        packed = join_examples(examples, self.seq_len, pad_id(self.tokenizer))
-        inputs = {"input": packed.input_ids, "n_tokens": torch.tensor(packed.n_tokens)}
-        return inputs | {POSITIONS: packed.positions}, packed.labels
+            del inputs[POSITIONS]
+            (inputs[ROWS],) = map(torch.tensor, rows)
+        return inputs, labels
 
     @property
     def packed_as(self) -> str | None:
         """What a window's sequences depend on besides its examples; None without packing."""
         return f"{self.seq_len} tokens, {self.template.name}" if self.packing else None
-
-
-class PackedSequence(NamedTuple):
-    """Examples one behind the other, padded on the right; T is ``seq_len``.
-
-    Labels are the next token of the same example where it is learned, else -100. Positions are the
-    place of each token in its example, from 0; the padding counts as one more example. ``n_tokens``
-    counts no padding.
-    """
-
-    input_ids: Tensor
-    labels: Tensor
-    positions: Tensor
-    n_tokens: int
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -227,8 +208,12 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sorted(sorted(sequence) for sequence in sequences)
 
 
-def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> PackedSequence:
-    """Put examples, together at most ``seq_len`` tokens, one behind the other, then padding."""
+def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> Sample:
+    """Put examples, together at most T = ``seq_len`` tokens, one behind the other, then padding.
+
+    Labels are as in an example. ``positions``, int64 [T], are the place of each token in its
+    example, from 0; the padding counts as one more example. ``n_tokens`` counts no padding.
+    """
     input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
     positions = torch.empty(seq_len, dtype=torch.int64)
@@ -240,7 +225,7 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
         positions[start:end] = torch.arange(example.n_tokens)
         start = end
     positions[start:] = torch.arange(seq_len - start)
-    return PackedSequence(input_ids, labels, positions, start)
+    return {"input": input_ids, "n_tokens": torch.tensor(start), POSITIONS: positions}, labels
 
 
 def sequence_text(

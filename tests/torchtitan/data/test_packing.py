@@ -20,7 +20,6 @@ from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import (
     IGNORE_INDEX,
     EncodedExample,
-    PackedSequence,
     join_examples,
     pack,
     sequence_text,
@@ -61,17 +60,15 @@ def encoded(ids: list[int], labels: list[int], seq_len: int = SEQ_LEN) -> Encode
 
 def test_joined_examples_by_hand() -> None:
     examples = [encoded([10, 11, 12], [-100, 12, 1]), encoded([20, 21], [-100, 22])]
-    assert [
-        value.tolist() if isinstance(value, torch.Tensor) else value
-        for value in join_examples(examples, 8, pad_id=2)
-    ] == [
-        [10, 11, 12, 20, 21, 2, 2, 2],
-        [-100, 12, 1, -100, 22, -100, -100, -100],
-        [0, 1, 2, 0, 1, 0, 1, 2],
-        5,
-    ]
-    full: PackedSequence = join_examples([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
-    assert full.positions.tolist() == [0, 1, 2]
+    inputs, labels = join_examples(examples, 8, pad_id=2)
+    assert {name: value.tolist() for name, value in inputs.items()} == {
+        "input": [10, 11, 12, 20, 21, 2, 2, 2],
+        "n_tokens": 5,
+        "positions": [0, 1, 2, 0, 1, 0, 1, 2],
+    }
+    assert labels.tolist() == [-100, 12, 1, -100, 22, -100, -100, -100]
+    full, _ = join_examples([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
+    assert full["positions"].tolist() == [0, 1, 2]
 
 
 # --- the stream -----------------------------------------------------------------------------------
