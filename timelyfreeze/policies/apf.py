@@ -57,12 +57,9 @@ from timelyfreeze.settings import AtLeast1, key
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"
-FREEZING_PERIODS = (UNTIL_UNSTABLE, GROW_AND_HALVE)
-
 ELEMENTS = "elements"
 SHARE = "share"
 SUMS = "sums"
-REDUCTIONS = (ELEMENTS, SHARE, SUMS)
 
 
 @register_policy("apf")
@@ -86,13 +83,13 @@ class Apf(FreezePolicy):
     alpha: Annotated[float, Within(0.0, 1.0, below=True)] = 0.9
     """Decay of the running means, in [0, 1). They remember about 1 / (1 - alpha) checks."""
 
-    reduction: Annotated[str, OneOf(*REDUCTIONS)] = ELEMENTS
+    reduction: Annotated[str, OneOf(ELEMENTS, SHARE, SUMS)] = ELEMENTS
     """How a tensor is scored: "elements" (mean of its elements' scores, weighted by how far they
     went), "share" (frozen with the probability that is the share of its elements below the
     threshold; for thresholds like 0.01 or 0.0001) or "sums" (score of the tensor's summed
     update)."""
 
-    freezing_period: Annotated[str, OneOf(*FREEZING_PERIODS)] = UNTIL_UNSTABLE
+    freezing_period: Annotated[str, OneOf(UNTIL_UNSTABLE, GROW_AND_HALVE)] = UNTIL_UNSTABLE
     """How long a stable tensor stays frozen. "until_unstable": as long as its score is below the
     threshold; a tensor that gets no updates at all keeps its score, and so stays frozen.
     "grow_and_halve" (the original): for a number of checks that grows by one each time it is found

@@ -35,8 +35,6 @@ from timelyfreeze.settings import AtLeast0, AtLeast1
 
 ABSOLUTE = "absolute"
 SIGNED = "signed"
-CHANGES = (ABSOLUTE, SIGNED)
-DELTAS = (Source.GRADIENTS.value, Source.UPDATES.value)
 
 
 @register_policy("autofreeze", whole_layers=True)
@@ -58,11 +56,13 @@ class AutoFreeze(FreezePolicy):
     percentile: Annotated[float, Within(0.0, 100.0)] = 50.0
     """N: blocks with changes below this percentile may be frozen, in [0, 100]."""
 
-    delta: Annotated[str, OneOf(*DELTAS)] = Source.GRADIENTS.value
+    delta: Annotated[str, OneOf(Source.GRADIENTS.value, Source.UPDATES.value)] = (
+        Source.GRADIENTS.value
+    )
     """What is summed up from check to check: "gradients" (AutoFreeze) or "updates" of the weights
     (as TimelyFreeze describes it)."""
 
-    change: Annotated[str, OneOf(*CHANGES)] = ABSOLUTE
+    change: Annotated[str, OneOf(ABSOLUTE, SIGNED)] = ABSOLUTE
     """Whether the change of the norm counts as "absolute" (AutoFreeze) or "signed" (as
     TimelyFreeze describes it: growing norms count as most stable)."""
 

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.settings import key
 
-IN_FRONT = -1
-
 
 @dataclass(frozen=True, eq=False)
 class ModelLayout:
@@ -80,7 +78,8 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
             "unique over all stages, with the layer's number in the whole model: keep the blocks "
             "of a stage in nn.ModuleDict({'3': block, ...})"
         )
-    numbers = [_layer_number(name) for name in names]
+    words = [[int(word) for word in name.split(".") if word.isdigit()] for name in names]
+    numbers = [numbered[0] if numbered else None for numbered in words]
     order = list(dict.fromkeys(number for number in numbers if number is not None))
     if not order:
         raise ValueError(
@@ -89,13 +88,13 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
             "nn.ModuleDict({'3': block, ...})"
         )
     index = {number: layer for layer, number in enumerate(order)}
-    layers: list[int] = []
+    layers, outside = [], -1
     for number in numbers:
-        if number is not None:
-            layers.append(index[number])
+        if number is None:
+            layers.append(outside)
         else:
-            seen_a_layer = any(layer >= 0 for layer in layers)
-            layers.append(len(order) if seen_a_layer else IN_FRONT)
+            layers.append(index[number])
+            outside = len(order)
     inner = [layer for layer in layers if 0 <= layer < len(order)]
     if inner != sorted(inner):
         raise ValueError(
@@ -109,10 +108,6 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
         layers=_read_only(layers),
         n_layers=len(order),
     )
-
-
-def _layer_number(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
 def _read_only(values: Sequence[int]) -> NDArray[np.int64]:

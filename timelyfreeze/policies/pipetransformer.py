@@ -48,10 +48,7 @@ class PipeTransformer(FreezePolicy):
     alpha: Annotated[float, Within(0.0, 1.0, above=True, below=True)] = 1 / 3
     """Fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
-    @property
-    def measurement(self) -> Measurement:
-        """Squares of the gradient of one step."""
-        return Measurement(Source.LAST_GRADIENT, (Metric.SQUARE_SUM,))
+    measurement = Measurement(Source.LAST_GRADIENT, (Metric.SQUARE_SUM,))
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing: L^(0) is 0."""

@@ -64,11 +64,7 @@ class SmartPipe(FreezePolicy):
     """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1]. 1 sets no
     bound, as Algorithm 1 of the paper has it."""
 
-    @property
-    def measurement(self) -> Measurement:
-        """Squares of the sum of gradients, and of its difference to the interval before."""
-        metrics = (Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM)
-        return Measurement(Source.GRADIENTS, metrics)
+    measurement = Measurement(Source.GRADIENTS, (Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM))
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a difference."""
