@@ -323,7 +323,7 @@ def check_labels(examples: ImageExamples, classes: int) -> None:
 
 def check_headers(examples: ImageExamples) -> int:
     """Look at the beginnings of at most 10,000 pictures, evenly taken; return how many."""
-    step = -(-len(examples) // _MOST_HEADERS)
-    for index in range(0, len(examples), step):
+    indices = range(0, len(examples), -(-len(examples) // _MOST_HEADERS))
+    for index in indices:
         examples.opened(index).close()
-    return len(range(0, len(examples), step))
+    return len(indices)
