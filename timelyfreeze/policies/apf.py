@@ -167,7 +167,6 @@ class Apf(FreezePolicy):
         return _ratios(np.abs(means), abs_means), memory
 
     def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take one step of a running mean."""
         return self.alpha * np.array(mean, dtype=np.float64) + (1.0 - self.alpha) * value
 
 

@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Annotated, Any
 
 from timelyfreeze.files import OneOf, Within, read_dataclass, to_plain
@@ -138,8 +139,8 @@ class Egeria(FreezePolicy):
             except re.error as error:
                 yield f"{key(_MODULES)} has {pattern!r}, which is no regular expression: {error}"
 
-    def groups(self, layout: ModelLayout) -> list[BlockGroup]:
-        """Return the modules of a model; raise ValueError if the patterns do not fit it."""
+    def groups(self, layout: ModelLayout) -> list[range]:
+        """Return the layers of each module; raise ValueError if the patterns do not fit the model."""
         return block_groups(layout, self.modules)
 
     def start(self, check: Check) -> Decision:
@@ -169,7 +170,7 @@ class Egeria(FreezePolicy):
         state, groups = read_dataclass(EgeriaState, decision.memory), self.groups(layout)
         if not state.is_guided or state.front == len(groups) - 1:
             return None
-        return Compared(groups[state.front].first, groups[state.front].end, state.copy)
+        return Compared(groups[state.front].start, groups[state.front].stop, state.copy)
 
     def _bootstrap(self, state: EgeriaState, loss: float | None) -> EgeriaState:
         """Compare the loss with that of the interval before."""
@@ -180,12 +181,12 @@ class Egeria(FreezePolicy):
         return replace(state, loss=loss)
 
     def _evaluate(
-        self, state: EgeriaState, seen: Observed, groups: list[BlockGroup]
+        self, state: EgeriaState, seen: Observed, groups: list[range]
     ) -> tuple[EgeriaState, tuple[Evaluation, ...]]:
         """Run Algorithm 1 for each comparison of the module that is the frontmost live one then."""
         evaluations = []
         for found in seen.differences:
-            if state.front == len(groups) - 1 or found.first != groups[state.front].first:
+            if state.front == len(groups) - 1 or found.first != groups[state.front].start:
                 continue  # begun before that module was frozen
             if not math.isfinite(found.value):
                 state = replace(state, dropped=state.dropped + 1)
@@ -211,7 +212,7 @@ class Egeria(FreezePolicy):
         self, state: EgeriaState, layout: ModelLayout, evaluations: tuple[Evaluation, ...] = ()
     ) -> Decision:
         groups = self.groups(layout)
-        n_frozen = groups[state.front].first
+        n_frozen = groups[state.front].start
         metrics: dict[str, float] = {
             "frozen_layers": n_frozen,
             "frozen_modules": state.front,
@@ -260,52 +261,35 @@ class EgeriaState:
         )
 
 
-@dataclass(frozen=True)
-class BlockGroup:
-    """Layers ``first`` to ``end`` - 1."""
-
-    first: int
-    end: int
-
-
-def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[BlockGroup]:
-    """Divide the blocks of a model into groups, from front to back.
+def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
+    """Divide the layers of a model into groups, from front to back.
 
     A block belongs to the group whose pattern is found in a name of its parameters. Without
     patterns neighbours of a stage are put together as long as a group has no more parameters than
     the largest block.
     """
-    stages = _stages(layout)
+    by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
+    stages = [by_layer[layer] for layer in range(layout.n_layers)]
     if patterns:
         numbers = [_pattern_of(layout, layer, patterns) for layer in range(layout.n_layers)]
     else:
         numbers = _by_size(layout.layer_sums(layout.sizes).tolist(), stages)
-    groups: list[BlockGroup] = []
-    seen: list[int] = []
-    for layer, number in enumerate(numbers):
-        if not seen or number != seen[-1]:
-            if number in seen:
-                raise ValueError(
-                    f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
-                    f"block {layer} comes after others"
-                )
-            seen.append(number)
-            groups.append(BlockGroup(layer, layer + 1))
-        else:
-            groups[-1] = BlockGroup(groups[-1].first, layer + 1)
-    for group, number in zip(groups, seen, strict=True):
-        if patterns and stages[group.first] != stages[group.end - 1]:
+    groups: dict[int, range] = {}
+    for number, run in groupby(range(layout.n_layers), numbers.__getitem__):
+        layers = list(run)
+        first, last = layers[0], layers[-1]
+        if number in groups:
+            raise ValueError(
+                f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
+                f"block {first} comes after others"
+            )
+        if patterns and stages[first] != stages[last]:
             raise ValueError(
                 f"{key(_MODULES)}: {patterns[number]!r} takes blocks of the stages "
-                f"{stages[group.first]} and {stages[group.end - 1]}; all of a group must lie on one"
+                f"{stages[first]} and {stages[last]}; all of a group must lie on one"
             )
-    return groups
-
-
-def _stages(layout: ModelLayout) -> list[int]:
-    """Return the stage of each block."""
-    by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
-    return [by_layer[layer] for layer in range(layout.n_layers)]
+        groups[number] = range(first, last + 1)
+    return list(groups.values())
 
 
 def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
@@ -321,7 +305,6 @@ def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
 
 
 def _pattern_of(layout: ModelLayout, layer: int, patterns: Sequence[str]) -> int:
-    """Return which pattern a block belongs to."""
     names = [layout.names[i] for i in (layout.layers == layer).nonzero()[0]]
     found = [
         i for i, pattern in enumerate(patterns) if any(re.search(pattern, text) for text in names)
