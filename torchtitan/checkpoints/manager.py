@@ -62,7 +62,7 @@ class SafeCheckpointManager(CheckpointManager):
         """Save everything in memory for :meth:`take_over`; all processes do so together."""
         memory = MemoryCheckpoint(device)
         states = self._flattened_model_states_sd()
-        memory.take_metadata(dcp.save(states, storage_writer=memory))
+        memory.metadata = dcp.save(states, storage_writer=memory)
         return memory
 
     def take_over(self, memory: MemoryCheckpoint) -> None:

@@ -35,7 +35,7 @@ def state() -> dict[str, Any]:
 
 def saved(of: dict[str, Any]) -> MemoryCheckpoint:
     memory = MemoryCheckpoint(CPU)
-    memory.take_metadata(dcp.save(of, storage_writer=memory))
+    memory.metadata = dcp.save(of, storage_writer=memory)
     return memory
 
 
