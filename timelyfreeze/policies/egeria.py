@@ -139,13 +139,9 @@ class Egeria(FreezePolicy):
             except re.error as error:
                 yield f"{key(_MODULES)} has {pattern!r}, which is no regular expression: {error}"
 
-    def groups(self, layout: ModelLayout) -> list[range]:
-        """Return the layers of each module; raise ValueError if the patterns do not fit the model."""
-        return block_groups(layout, self.modules)
-
     def start(self, check: Check) -> Decision:
         """Freeze nothing while bootstrapping."""
-        if len(self.groups(check.layout)) < 2:
+        if len(block_groups(check.layout, self.modules)) < 2:
             raise ValueError(
                 f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
                 "is never frozen, so there must be two or more"
@@ -159,7 +155,7 @@ class Egeria(FreezePolicy):
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
         if not state.is_guided:
             return self._decision(self._bootstrap(state, seen.loss), check.layout)
-        state, evaluations = self._evaluate(state, seen, self.groups(check.layout))
+        state, evaluations = self._evaluate(state, seen, block_groups(check.layout, self.modules))
         is_asked = any(last.step < step <= check.step for step in self.unfreeze_steps)
         if state.front > 0 and (is_asked or self._has_fallen(state, seen.learning_rate)):
             state = state.unfrozen()
@@ -167,7 +163,10 @@ class Egeria(FreezePolicy):
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
         """Return the frontmost live module; None while bootstrapping, and where it is the last."""
-        state, groups = read_dataclass(EgeriaState, decision.memory), self.groups(layout)
+        state, groups = (
+            read_dataclass(EgeriaState, decision.memory),
+            block_groups(layout, self.modules),
+        )
         if not state.is_guided or state.front == len(groups) - 1:
             return None
         return Compared(groups[state.front].start, groups[state.front].stop, state.copy)
@@ -211,7 +210,7 @@ class Egeria(FreezePolicy):
     def _decision(
         self, state: EgeriaState, layout: ModelLayout, evaluations: tuple[Evaluation, ...] = ()
     ) -> Decision:
-        groups = self.groups(layout)
+        groups = block_groups(layout, self.modules)
         n_frozen = groups[state.front].start
         metrics: dict[str, float] = {
             "frozen_layers": n_frozen,
@@ -266,7 +265,7 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
 
     A block belongs to the group whose pattern is found in a name of its parameters. Without
     patterns neighbours of a stage are put together as long as a group has no more parameters than
-    the largest block.
+    the largest block. ValueError if the patterns do not fit the model.
     """
     by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
     stages = [by_layer[layer] for layer in range(layout.n_layers)]
