@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +73,12 @@ class FolderForm:
 
     ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
     the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
-    checkpoint. ``write_companions`` writes what transformers reads besides, and may add to it.
+    checkpoint, and writes what transformers reads besides into the folder.
     """
 
     names: Sequence[str]
     translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-    settings: Callable[[torch.dtype | None], dict[str, Any]]
-    write_companions: Callable[[Path, dict[str, Any]], None]
+    settings: Callable[[Path, torch.dtype | None], dict[str, Any]]
 
 
 # For each ``model.name``, what makes the form of a checkpoint.
@@ -155,8 +153,7 @@ def export_run(
         )
     else:
         weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
-        settings = form.settings(dtype)
-        form.write_companions(part, settings)
+        settings = form.settings(part, dtype)
         (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
         _drop_code(part)
     part.rename(folder)
@@ -180,21 +177,17 @@ def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
             logger.info("The output layer was trained apart from the embeddings; both are written")
     config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
 
-    def settings(dtype: torch.dtype | None) -> dict[str, Any]:
-        return hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+        said = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+        tokenizer = copy_companions(exportable.places, folder)
+        named = {key: value for key, value in said.items() if value is not None}
+        said |= {**known_ids(tokenizer), **named}
+        name = exportable.chat_template
+        end = None if name is None else write_chat_template(folder, name, tokenizer)
+        write_generation_config(folder, said, end)
+        return said
 
-    companions = partial(_write_companions, exportable)
-    return FolderForm(names, LlamaAdapter(args, None).to_hf, settings, companions)
-
-
-def _write_companions(exportable: Exportable, folder: Path, settings: dict[str, Any]) -> None:
-    """Write what lies beside the weights; ``settings`` get the token ids that they have not."""
-    name = exportable.chat_template
-    tokenizer = copy_companions(exportable.places, folder)
-    named = {key: value for key, value in settings.items() if value is not None}
-    settings.update({**known_ids(tokenizer), **named})
-    end = None if name is None else write_chat_template(folder, name, tokenizer)
-    write_generation_config(folder, settings, end)
+    return FolderForm(names, LlamaAdapter(args, None).to_hf, settings)
 
 
 def require_tensors(exportable: Exportable, weights: StoredWeights, names: Sequence[str]) -> None:
