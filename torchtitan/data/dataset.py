@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
@@ -18,11 +19,16 @@ from torchtitan.data.resumable import Progress, ResumableDataset
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import (
     PLAIN_TEMPLATE,
+    POSITIONS,
+    ROWS,
     WINDOW_EXAMPLES,
     EncodedExample,
-    ExampleSequences,
     Sample,
     Template,
+    encode,
+    join_examples,
+    pack,
+    pad_id,
 )
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 
@@ -70,8 +76,8 @@ class InstructDataset(ResumableDataset):
         how = {"infinite": infinite, "split": split, "window": WINDOW_EXAMPLES if packing else 1}
         super().__init__(len(examples), examples.epoch(split), **how, **place)
         self.names_rows = not packing
-        self.sequences = ExampleSequences(examples, tokenizer, seq_len, template, packing)
-        self._seq_len = seq_len
+        self.examples, self._tokenizer, self._seq_len = examples, tokenizer, seq_len
+        self.template, self._is_packed = template, packing
         self._seq_len_key = f"{section}.seq_len"
         self._without_target: set[int] = set()  # examples that were dropped before
         if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
@@ -80,11 +86,16 @@ class InstructDataset(ResumableDataset):
                 "the model will not learn where an answer ends"
             )
 
+    def encode(self, index: int) -> EncodedExample:
+        """The tokens of the example at ``index`` of the data set."""
+        how = (self.template, self._tokenizer, self._seq_len)
+        return self.examples.read(index, lambda said: encode(said, *how))
+
     @cached_property
     def _usable(self) -> np.ndarray:
         if self.infinite:
             return self._indices
-        fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
+        fits = [self.encode(int(i)).has_target for i in self._indices]
         usable = self._indices[np.array(fits, dtype=bool)]
         self._report(_Progress(seen=len(fits), dropped=len(fits) - len(usable)), "the data set")
         return usable
@@ -107,16 +118,22 @@ class InstructDataset(ResumableDataset):
             if self._at.in_window == len(sequences):
                 self._leave(window)
             together = sequences[number]
-            rows = [indices[place] for place in together]
-            yield self.sequences.sample([examples[place] for place in together], rows)
+            joined = [examples[place] for place in together]
+            inputs, labels = join_examples(joined, self._seq_len, pad_id(self._tokenizer))
+            if not self._is_packed:
+                del inputs[POSITIONS]
+                inputs[ROWS] = torch.tensor(indices[together[0]])
+            yield inputs, labels
         if not sequences:
             self._leave(window)
 
     def _dealt_window(self, indices: Sequence[int]) -> tuple[list[EncodedExample], list[list[int]]]:
         """Return the examples at ``indices``, and the places here of those in each sequence."""
-        examples = [self.sequences.encode(index) for index in indices]
+        examples = [self.encode(index) for index in indices]
         usable = [place for place, example in enumerate(examples) if example.has_target]
-        sequences = self.sequences.dealt([examples[place] for place in usable])
+        if not self._is_packed:
+            return examples, [[place] for place in usable]
+        sequences = pack([examples[place].n_tokens for place in usable], self._seq_len)
         return examples, [[usable[i] for i in together] for together in sequences]
 
     def _report_epoch(self) -> None:
@@ -147,7 +164,7 @@ class InstructDataset(ResumableDataset):
 
     def require_targets(self) -> None:
         """Refuse data of which every example would be dropped; reads on to the first that fits."""
-        if not any(self.sequences.encode(int(index)).has_target for index in self._indices):
+        if not any(self.encode(int(index)).has_target for index in self._indices):
             raise self._all_dropped("the data set", len(self._indices))
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
@@ -155,18 +172,16 @@ class InstructDataset(ResumableDataset):
         return [numbers[place] for part in sequences[handed_out:] for place in part]
 
     def _identity(self) -> dict[str, Any]:
-        return super()._identity() | {
-            "packing": self.sequences.packed_as,
-            "weights": self.sequences.examples.mixed_as,
-        }
+        packed_as = f"{self._seq_len} tokens, {self.template.name}" if self._is_packed else None
+        return super()._identity() | {"packing": packed_as, "weights": self.examples.mixed_as}
 
     def state_dict(self) -> dict[str, Any]:
         """Where this reader is, and by which template."""
-        return super().state_dict() | {"template": self.sequences.template.name}
+        return super().state_dict() | {"template": self.template.name}
 
     def change_since(self, state: Mapping[str, Any]) -> str | None:
         """Return what to tell where examples were written by another template; formerly "plain"."""
-        saved, now = state.get("template"), self.sequences.template.name
+        saved, now = state.get("template"), self.template.name
         if now == (saved or PLAIN_TEMPLATE.name):
             return None
         then = "does not say, by default 'plain'" if saved is None else f"{saved!r}"

@@ -124,7 +124,7 @@ def read_dataset(sources: Sequence[DataSource], **of_dataset: Any) -> InstructDa
     examples = read_sources(sources)
     dataset = InstructDataset(examples, **of_dataset)
     for index in examples.worth_a_check():
-        dataset.sequences.check(index)  # better now than hours into a run
+        examples.read(index, dataset.template.mark)  # better now than hours into a run
     return dataset
 
 
