@@ -36,12 +36,12 @@ more than having no direction; the default is just above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import Fraction, OneOf, Within
 from timelyfreeze.policies.policy import (
@@ -117,15 +117,8 @@ class Apf(FreezePolicy):
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a score."""
-        n = len(check.layout.names)
-        memory: dict[str, list[float] | list[int]] = {}
-        if self.reduction != SHARE:
-            memory["abs_means"] = [0.0] * n
-        if self.reduction == SUMS:
-            memory["means"] = [0.0] * n
-        if self.freezing_period == GROW_AND_HALVE:
-            memory |= {"periods": [0] * n, "checks_left": [0] * n}
-        return Decision(np.zeros(n, dtype=np.bool_), memory, {"frozen_tensors": 0})
+        nothing = np.zeros(len(check.layout.names), dtype=np.bool_)
+        return Decision(nothing, metrics={"frozen_tensors": 0})
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Freeze tensors that count as stable, for as long as the period says."""
@@ -147,8 +140,8 @@ class Apf(FreezePolicy):
         if self.freezing_period == GROW_AND_HALVE:
             periods, left = _next_periods(
                 stable,
-                np.array(before.memory["periods"], dtype=np.int64),
-                np.array(before.memory["checks_left"], dtype=np.int64),
+                np.array(before.memory.get("periods", 0), dtype=np.int64),
+                np.array(before.memory.get("checks_left", 0), dtype=np.int64),
             )
             memory |= {"periods": periods.tolist(), "checks_left": left.tolist()}
             frozen = left > 0
@@ -158,15 +151,15 @@ class Apf(FreezePolicy):
         self, before: Decision, check: Check
     ) -> tuple[NDArray[np.float64], dict[str, list[float] | list[int]]]:
         """Return the score of each tensor, and the running means to remember."""
-        abs_means = self._mean(before.memory["abs_means"], check.metrics[Metric.ABS_SUM])
+        abs_means = self._mean(before.memory.get("abs_means", 0.0), check.metrics[Metric.ABS_SUM])
         if self.reduction == ELEMENTS:
             scores = _ratios(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
             return scores, {"abs_means": abs_means.tolist()}
-        means = self._mean(before.memory["means"], check.metrics[Metric.SUM])
+        means = self._mean(before.memory.get("means", 0.0), check.metrics[Metric.SUM])
         memory = {"abs_means": abs_means.tolist(), "means": means.tolist()}
         return _ratios(np.abs(means), abs_means), memory
 
-    def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _mean(self, mean: ArrayLike, value: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.alpha * np.array(mean, dtype=np.float64) + (1.0 - self.alpha) * value
 
 
