@@ -37,11 +37,6 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         # Of what all processes have saved, as ``save`` returns it on each.
         self.metadata: Metadata | None = None
 
-    @property
-    def keys(self) -> list[str]:
-        """Full names of what was saved."""
-        return list(self.read_metadata().state_dict_metadata)
-
     # -- what torch asks of both -------------------------------------------------------------------
 
     def reset(self, *args: Any, **kwargs: Any) -> None:

@@ -78,7 +78,8 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            states = fitted_states(self._flattened_model_states_sd(), memory.keys)
+            saved = list(memory.read_metadata().state_dict_metadata)
+            states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
             return True
