@@ -274,10 +274,9 @@ class ImageExamples:
         # Imported here: a configuration is read without Pillow.
         from PIL import Image
 
+        source = self._source(index)
         try:
-            image = Image.open(self._source(index), formats=FORMATS)
-        except ImageError:
-            raise
+            image = Image.open(source, formats=FORMATS)
         except Exception as error:
             raise self._damaged(index, error) from error
         if image.mode.startswith(_LARGER):

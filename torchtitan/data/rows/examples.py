@@ -201,7 +201,6 @@ def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tup
 
 
 def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
-    """Return the fields of a row."""
     required = list(shape.required.values())
     if not isinstance(row, dict):
         problem = f"is {kind_of(row)}; expected an object with {required}"
