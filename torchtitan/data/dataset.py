@@ -77,9 +77,8 @@ class InstructDataset(ResumableDataset):
         super().__init__(len(examples), examples.epoch(split), **how, **place)
         self.names_rows = not packing
         self.examples, self._tokenizer, self._seq_len = examples, tokenizer, seq_len
-        self.template, self._is_packed = template, packing
+        self.template = template
         self._seq_len_key = f"{section}.seq_len"
-        self._without_target: set[int] = set()  # examples that were dropped before
         if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
             logger.warning(
                 "The tokenizer has no end token (eos_token in tokenizer_config.json); "
@@ -100,9 +99,6 @@ class InstructDataset(ResumableDataset):
         self._report(_Progress(seen=len(fits), dropped=len(fits) - len(usable)), "the data set")
         return usable
 
-    def _passes_by(self, index: int) -> bool:
-        return index in self._without_target
-
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         indices = [self._index(number) for number in window]
         examples, sequences = self._dealt_window(indices)
@@ -120,7 +116,7 @@ class InstructDataset(ResumableDataset):
             together = sequences[number]
             joined = [examples[place] for place in together]
             inputs, labels = join_examples(joined, self._seq_len, pad_id(self._tokenizer))
-            if not self._is_packed:
+            if self.names_rows:
                 del inputs[POSITIONS]
                 inputs[ROWS] = torch.tensor(indices[together[0]])
             yield inputs, labels
@@ -131,7 +127,7 @@ class InstructDataset(ResumableDataset):
         """Return the examples at ``indices``, and the places here of those in each sequence."""
         examples = [self.encode(index) for index in indices]
         usable = [place for place, example in enumerate(examples) if example.has_target]
-        if not self._is_packed:
+        if self.names_rows:
             return examples, [[place] for place in usable]
         sequences = pack([examples[place].n_tokens for place in usable], self._seq_len)
         return examples, [[usable[i] for i in together] for together in sequences]
@@ -172,7 +168,7 @@ class InstructDataset(ResumableDataset):
         return [numbers[place] for part in sequences[handed_out:] for place in part]
 
     def _identity(self) -> dict[str, Any]:
-        packed_as = f"{self._seq_len} tokens, {self.template.name}" if self._is_packed else None
+        packed_as = None if self.names_rows else f"{self._seq_len} tokens, {self.template.name}"
         return super()._identity() | {"packing": packed_as, "weights": self.examples.mixed_as}
 
     def state_dict(self) -> dict[str, Any]:
