@@ -78,7 +78,7 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            saved = list(memory.read_metadata().state_dict_metadata)
+            saved = list(memory.metadata.state_dict_metadata)
             states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
