@@ -36,37 +36,35 @@ more than having no direction; the default is just above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import Fraction, OneOf, Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
+    FreezePolicy,
     Measurement,
     Metric,
     Source,
     register_policy,
 )
-from timelyfreeze.settings import AtLeast1, key, rule_errors
+from timelyfreeze.settings import AtLeast1, key
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"
-FREEZING_PERIODS = (UNTIL_UNSTABLE, GROW_AND_HALVE)
-
 ELEMENTS = "elements"
 SHARE = "share"
 SUMS = "sums"
-REDUCTIONS = (ELEMENTS, SHARE, SUMS)
 
 
 @register_policy("apf")
 @dataclass(frozen=True)
-class Apf:
+class Apf(FreezePolicy):
     """Freeze tensors with a small effective perturbation, wherever in the model they are.
 
     The original decides element by element, with alpha = 0.99 and a threshold of 0.05. Table 3 of
@@ -85,13 +83,13 @@ class Apf:
     alpha: Annotated[float, Within(0.0, 1.0, below=True)] = 0.9
     """Decay of the running means, in [0, 1). They remember about 1 / (1 - alpha) checks."""
 
-    reduction: Annotated[str, OneOf(*REDUCTIONS)] = ELEMENTS
+    reduction: Annotated[str, OneOf(ELEMENTS, SHARE, SUMS)] = ELEMENTS
     """How a tensor is scored: "elements" (mean of its elements' scores, weighted by how far they
     went), "share" (frozen with the probability that is the share of its elements below the
     threshold; for thresholds like 0.01 or 0.0001) or "sums" (score of the tensor's summed
     update)."""
 
-    freezing_period: Annotated[str, OneOf(*FREEZING_PERIODS)] = UNTIL_UNSTABLE
+    freezing_period: Annotated[str, OneOf(UNTIL_UNSTABLE, GROW_AND_HALVE)] = UNTIL_UNSTABLE
     """How long a stable tensor stays frozen. "until_unstable": as long as its score is below the
     threshold; a tensor that gets no updates at all keeps its score, and so stays frozen.
     "grow_and_halve" (the original): for a number of checks that grows by one each time it is found
@@ -109,7 +107,7 @@ class Apf:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "apf")
+        yield from super().errors()
         if self.reduction == SHARE and self.freezing_period == GROW_AND_HALVE:
             yield (
                 f"{key('apf.freezing_period')} is {GROW_AND_HALVE!r}, and "
@@ -119,15 +117,8 @@ class Apf:
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a score."""
-        n = len(check.layout.names)
-        memory: dict[str, list[float] | list[int]] = {}
-        if self.reduction != SHARE:
-            memory["abs_means"] = [0.0] * n
-        if self.reduction == SUMS:
-            memory["means"] = [0.0] * n
-        if self.freezing_period == GROW_AND_HALVE:
-            memory |= {"periods": [0] * n, "checks_left": [0] * n}
-        return Decision(np.zeros(n, dtype=np.bool_), memory, {"frozen_tensors": 0})
+        nothing = np.zeros(len(check.layout.names), dtype=np.bool_)
+        return Decision(nothing, metrics={"frozen_tensors": 0})
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Freeze tensors that count as stable, for as long as the period says."""
@@ -149,8 +140,8 @@ class Apf:
         if self.freezing_period == GROW_AND_HALVE:
             periods, left = _next_periods(
                 stable,
-                np.array(before.memory["periods"], dtype=np.int64),
-                np.array(before.memory["checks_left"], dtype=np.int64),
+                np.array(before.memory.get("periods", 0), dtype=np.int64),
+                np.array(before.memory.get("checks_left", 0), dtype=np.int64),
             )
             memory |= {"periods": periods.tolist(), "checks_left": left.tolist()}
             frozen = left > 0
@@ -160,16 +151,15 @@ class Apf:
         self, before: Decision, check: Check
     ) -> tuple[NDArray[np.float64], dict[str, list[float] | list[int]]]:
         """Return the score of each tensor, and the running means to remember."""
-        abs_means = self._mean(before.memory["abs_means"], check.metrics[Metric.ABS_SUM])
+        abs_means = self._mean(before.memory.get("abs_means", 0.0), check.metrics[Metric.ABS_SUM])
         if self.reduction == ELEMENTS:
             scores = _ratios(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
             return scores, {"abs_means": abs_means.tolist()}
-        means = self._mean(before.memory["means"], check.metrics[Metric.SUM])
+        means = self._mean(before.memory.get("means", 0.0), check.metrics[Metric.SUM])
         memory = {"abs_means": abs_means.tolist(), "means": means.tolist()}
         return _ratios(np.abs(means), abs_means), memory
 
-    def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Take one step of a running mean."""
+    def _mean(self, mean: ArrayLike, value: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.alpha * np.array(mean, dtype=np.float64) + (1.0 - self.alpha) * value
 
 

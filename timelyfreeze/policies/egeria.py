@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Annotated, Any
 
 from timelyfreeze.files import OneOf, Within, read_dataclass, to_plain
@@ -38,11 +39,12 @@ from timelyfreeze.policies.policy import (
     Compared,
     Decision,
     Evaluation,
+    FreezePolicy,
     Observed,
     ReferenceSettings,
     register_policy,
 )
-from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
+from timelyfreeze.settings import AtLeast0, AtLeast1, key
 
 NORM = "norm"
 SQUARE = "square"
@@ -51,7 +53,7 @@ _MODULES = "egeria.modules"
 
 @register_policy("egeria", whole_layers=True)
 @dataclass(frozen=True)
-class Egeria:
+class Egeria(FreezePolicy):
     """Freeze front modules, the embedding with the first, once their plasticity stands still.
 
     The paper gives no values for n, W and T and calls W = 5 too small; n, W and T are ours.
@@ -111,8 +113,6 @@ class Egeria:
     """Load of the machine (of the last minute, per core), above 0, over which evaluations are left
     out and counted. Only where a GPU trains; inf for no limit."""
 
-    measurement = None
-
     @property
     def reference_settings(self) -> ReferenceSettings:
         """How the reference is made and run."""
@@ -127,7 +127,7 @@ class Egeria:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "egeria")
+        yield from super().errors()
         if not self.max_cpu_load > 0.0:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
         if any(step < 1 for step in self.unfreeze_steps):
@@ -139,13 +139,9 @@ class Egeria:
             except re.error as error:
                 yield f"{key(_MODULES)} has {pattern!r}, which is no regular expression: {error}"
 
-    def groups(self, layout: ModelLayout) -> list[BlockGroup]:
-        """Return the modules of a model; raise ValueError if the patterns do not fit it."""
-        return block_groups(layout, self.modules)
-
     def start(self, check: Check) -> Decision:
         """Freeze nothing while bootstrapping."""
-        if len(self.groups(check.layout)) < 2:
+        if len(block_groups(check.layout, self.modules)) < 2:
             raise ValueError(
                 f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
                 "is never frozen, so there must be two or more"
@@ -159,7 +155,7 @@ class Egeria:
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
         if not state.is_guided:
             return self._decision(self._bootstrap(state, seen.loss), check.layout)
-        state, evaluations = self._evaluate(state, seen, self.groups(check.layout))
+        state, evaluations = self._evaluate(state, seen, block_groups(check.layout, self.modules))
         is_asked = any(last.step < step <= check.step for step in self.unfreeze_steps)
         if state.front > 0 and (is_asked or self._has_fallen(state, seen.learning_rate)):
             state = state.unfrozen()
@@ -167,10 +163,13 @@ class Egeria:
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
         """Return the frontmost live module; None while bootstrapping, and where it is the last."""
-        state, groups = read_dataclass(EgeriaState, decision.memory), self.groups(layout)
+        state, groups = (
+            read_dataclass(EgeriaState, decision.memory),
+            block_groups(layout, self.modules),
+        )
         if not state.is_guided or state.front == len(groups) - 1:
             return None
-        return Compared(groups[state.front].first, groups[state.front].end, state.copy)
+        return Compared(groups[state.front].start, groups[state.front].stop, state.copy)
 
     def _bootstrap(self, state: EgeriaState, loss: float | None) -> EgeriaState:
         """Compare the loss with that of the interval before."""
@@ -181,12 +180,12 @@ class Egeria:
         return replace(state, loss=loss)
 
     def _evaluate(
-        self, state: EgeriaState, seen: Observed, groups: list[BlockGroup]
+        self, state: EgeriaState, seen: Observed, groups: list[range]
     ) -> tuple[EgeriaState, tuple[Evaluation, ...]]:
         """Run Algorithm 1 for each comparison of the module that is the frontmost live one then."""
         evaluations = []
         for found in seen.differences:
-            if state.front == len(groups) - 1 or found.first != groups[state.front].first:
+            if state.front == len(groups) - 1 or found.first != groups[state.front].start:
                 continue  # begun before that module was frozen
             if not math.isfinite(found.value):
                 state = replace(state, dropped=state.dropped + 1)
@@ -211,8 +210,8 @@ class Egeria:
     def _decision(
         self, state: EgeriaState, layout: ModelLayout, evaluations: tuple[Evaluation, ...] = ()
     ) -> Decision:
-        groups = self.groups(layout)
-        n_frozen = groups[state.front].first
+        groups = block_groups(layout, self.modules)
+        n_frozen = groups[state.front].start
         metrics: dict[str, float] = {
             "frozen_layers": n_frozen,
             "frozen_modules": state.front,
@@ -261,52 +260,35 @@ class EgeriaState:
         )
 
 
-@dataclass(frozen=True)
-class BlockGroup:
-    """Layers ``first`` to ``end`` - 1."""
-
-    first: int
-    end: int
-
-
-def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[BlockGroup]:
-    """Divide the blocks of a model into groups, from front to back.
+def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
+    """Divide the layers of a model into groups, from front to back.
 
     A block belongs to the group whose pattern is found in a name of its parameters. Without
     patterns neighbours of a stage are put together as long as a group has no more parameters than
-    the largest block.
+    the largest block. ValueError if the patterns do not fit the model.
     """
-    stages = _stages(layout)
+    by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
+    stages = [by_layer[layer] for layer in range(layout.n_layers)]
     if patterns:
         numbers = [_pattern_of(layout, layer, patterns) for layer in range(layout.n_layers)]
     else:
         numbers = _by_size(layout.layer_sums(layout.sizes).tolist(), stages)
-    groups: list[BlockGroup] = []
-    seen: list[int] = []
-    for layer, number in enumerate(numbers):
-        if not seen or number != seen[-1]:
-            if number in seen:
-                raise ValueError(
-                    f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
-                    f"block {layer} comes after others"
-                )
-            seen.append(number)
-            groups.append(BlockGroup(layer, layer + 1))
-        else:
-            groups[-1] = BlockGroup(groups[-1].first, layer + 1)
-    for group, number in zip(groups, seen, strict=True):
-        if patterns and stages[group.first] != stages[group.end - 1]:
+    groups: dict[int, range] = {}
+    for number, run in groupby(range(layout.n_layers), numbers.__getitem__):
+        layers = list(run)
+        first, last = layers[0], layers[-1]
+        if number in groups:
+            raise ValueError(
+                f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
+                f"block {first} comes after others"
+            )
+        if patterns and stages[first] != stages[last]:
             raise ValueError(
                 f"{key(_MODULES)}: {patterns[number]!r} takes blocks of the stages "
-                f"{stages[group.first]} and {stages[group.end - 1]}; all of a group must lie on one"
+                f"{stages[first]} and {stages[last]}; all of a group must lie on one"
             )
-    return groups
-
-
-def _stages(layout: ModelLayout) -> list[int]:
-    """Return the stage of each block."""
-    by_layer = dict(zip(layout.layers.tolist(), layout.stages.tolist(), strict=True))
-    return [by_layer[layer] for layer in range(layout.n_layers)]
+        groups[number] = range(first, last + 1)
+    return list(groups.values())
 
 
 def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
@@ -322,7 +304,6 @@ def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
 
 
 def _pattern_of(layout: ModelLayout, layer: int, patterns: Sequence[str]) -> int:
-    """Return which pattern a block belongs to."""
     names = [layout.names[i] for i in (layout.layers == layer).nonzero()[0]]
     found = [
         i for i, pattern in enumerate(patterns) if any(re.search(pattern, text) for text in names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-IN_FRONT = -1
+from timelyfreeze.settings import key
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,11 @@ class ModelLayout:
             return np.zeros(len(self.names), dtype=np.bool_)
         return self.layers < n_layers
 
+    def require_layers(self, setting: str, n_layers: int) -> None:
+        """Raise ValueError for a setting that asks for more transformer blocks than there are."""
+        if n_layers > self.n_layers:
+            raise ValueError(f"{key(setting)} is {n_layers}; the model has {self.n_layers}")
+
     def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
         """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
         in_blocks = (self.layers >= 0) & (self.layers < self.n_layers)
@@ -73,7 +78,8 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
             "unique over all stages, with the layer's number in the whole model: keep the blocks "
             "of a stage in nn.ModuleDict({'3': block, ...})"
         )
-    numbers = [_layer_number(name) for name in names]
+    words = [[int(word) for word in name.split(".") if word.isdigit()] for name in names]
+    numbers = [numbered[0] if numbered else None for numbered in words]
     order = list(dict.fromkeys(number for number in numbers if number is not None))
     if not order:
         raise ValueError(
@@ -82,13 +88,13 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
             "nn.ModuleDict({'3': block, ...})"
         )
     index = {number: layer for layer, number in enumerate(order)}
-    layers: list[int] = []
+    layers, outside = [], -1
     for number in numbers:
-        if number is not None:
-            layers.append(index[number])
+        if number is None:
+            layers.append(outside)
         else:
-            seen_a_layer = any(layer >= 0 for layer in layers)
-            layers.append(len(order) if seen_a_layer else IN_FRONT)
+            layers.append(index[number])
+            outside = len(order)
     inner = [layer for layer in layers if 0 <= layer < len(order)]
     if inner != sorted(inner):
         raise ValueError(
@@ -102,10 +108,6 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
         layers=_read_only(layers),
         n_layers=len(order),
     )
-
-
-def _layer_number(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
 def _read_only(values: Sequence[int]) -> NDArray[np.int64]:

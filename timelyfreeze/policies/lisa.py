@@ -7,18 +7,17 @@ is saved is the weight gradients of the frozen blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policies.policy import Check, Decision, register_policy
-from timelyfreeze.settings import AtLeast0, AtLeast1, key, rule_errors
+from timelyfreeze.policies.policy import Check, Decision, FreezePolicy, register_policy
+from timelyfreeze.settings import AtLeast0, AtLeast1
 
 
 @register_policy("lisa", whole_layers=True)
 @dataclass(frozen=True)
-class Lisa:
+class Lisa(FreezePolicy):
     """Freeze all transformer blocks but a few random ones."""
 
     check_interval: AtLeast1 = 20
@@ -27,19 +26,9 @@ class Lisa:
     active_layers: AtLeast0 = 2
     """gamma: how many transformer blocks are trained at a time, 0 or more."""
 
-    measurement = None
-
-    def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "lisa")
-
     def start(self, check: Check) -> Decision:
         """Draw the first blocks."""
-        if self.active_layers > check.layout.n_layers:
-            raise ValueError(
-                f"{key('lisa.active_layers')} is {self.active_layers}; "
-                f"the model has {check.layout.n_layers}"
-            )
+        check.layout.require_layers("lisa.active_layers", self.active_layers)
         return self._draw(check)
 
     def decide(self, before: Decision, check: Check) -> Decision:

@@ -14,7 +14,6 @@ with g_l the gradient of block l in the step of the check. Where the equation le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,18 +23,19 @@ from timelyfreeze.files import Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
+    FreezePolicy,
     Measurement,
     Metric,
     Source,
     register_policy,
 )
 from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
-from timelyfreeze.settings import AtLeast1, rule_errors
+from timelyfreeze.settings import AtLeast1
 
 
 @register_policy("pipetransformer", whole_layers=True)
 @dataclass(frozen=True)
-class PipeTransformer:
+class PipeTransformer(FreezePolicy):
     """Freeze a fraction of the live blocks at each check, no further than the smallest gradient.
 
     The last block always stays live. The paper calls alpha = 1/3 conservative, with accuracy as
@@ -48,14 +48,7 @@ class PipeTransformer:
     alpha: Annotated[float, Within(0.0, 1.0, above=True, below=True)] = 1 / 3
     """Fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
-    @property
-    def measurement(self) -> Measurement:
-        """Squares of the gradient of one step."""
-        return Measurement(Source.LAST_GRADIENT, (Metric.SQUARE_SUM,))
-
-    def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "pipetransformer")
+    measurement = Measurement(Source.LAST_GRADIENT, (Metric.SQUARE_SUM,))
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing: L^(0) is 0."""

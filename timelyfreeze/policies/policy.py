@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.policies.layout import ModelLayout
+from timelyfreeze.settings import rule_errors
 
 BACKGROUND = "background"
 INLINE = "inline"
@@ -213,9 +214,12 @@ class FreezePolicy(Protocol):
     @property
     def measurement(self) -> Measurement | None:
         """What to measure, or None for a rule that needs no numbers."""
+        return None
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule."""
+        """Yield what is wrong with the settings: key, value and rule; here by their types."""
+        name = next((name for name, kind in _POLICIES.items() if kind is type(self)), "")
+        yield from rule_errors(self, name)
 
     def start(self, check: Check) -> Decision:
         """Decide before the first step that may freeze; raise ValueError if the model is unfit."""

@@ -20,7 +20,6 @@ for every method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,6 +29,7 @@ from timelyfreeze.files import Within
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
+    FreezePolicy,
     Measurement,
     Metric,
     Source,
@@ -42,12 +42,12 @@ from timelyfreeze.policies.prefix import (
     relative_change,
     whole_layers,
 )
-from timelyfreeze.settings import AtLeast1, rule_errors
+from timelyfreeze.settings import AtLeast1
 
 
 @register_policy("smartpipe", whole_layers=True)
 @dataclass(frozen=True)
-class SmartPipe:
+class SmartPipe(FreezePolicy):
     """Freeze front blocks, the embedding with them, while their gradients change little.
 
     The last block always stays live. The paper gives no values for tau and lambda; lambda is set as
@@ -64,15 +64,7 @@ class SmartPipe:
     """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1]. 1 sets no
     bound, as Algorithm 1 of the paper has it."""
 
-    @property
-    def measurement(self) -> Measurement:
-        """Squares of the sum of gradients, and of its difference to the interval before."""
-        metrics = (Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM)
-        return Measurement(Source.GRADIENTS, metrics)
-
-    def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
-        yield from rule_errors(self, "smartpipe")
+    measurement = Measurement(Source.GRADIENTS, (Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM))
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a difference."""

@@ -46,6 +46,20 @@ def finished_steps(checkpoints: Path) -> dict[int, Path]:
     return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
 
 
+def chosen_step(checkpoints: Path, step: int | None) -> tuple[int, Path]:
+    """Return a finished checkpoint, the last one without ``step``, or ValueError."""
+    steps = finished_steps(checkpoints)
+    if not steps:
+        raise ValueError(
+            f"{checkpoints} has no finished checkpoint; a run writes them with checkpoint.enable"
+        )
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        known = ", ".join(map(str, sorted(steps)))
+        raise ValueError(f"{checkpoints} has no checkpoint of step {step}; it has {known}")
+    return chosen, steps[chosen]
+
+
 def resumable_step(steps: Mapping[int, Path], excluded: Sequence[str] = ()) -> int | None:
     """Return the last step that a run can go on from: not from the model alone; or None."""
     return next(

@@ -34,16 +34,8 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         self._device = device
         self._tensors: dict[MetadataIndex, Tensor] = {}
         self._bytes: dict[MetadataIndex, bytes] = {}
-        self._metadata: Metadata | None = None
-
-    @property
-    def keys(self) -> list[str]:
-        """Full names of what was saved."""
-        return list(self.read_metadata().state_dict_metadata)
-
-    def take_metadata(self, metadata: Metadata) -> None:
-        """Learn what all processes have saved, as ``save`` returns it on each."""
-        self._metadata = metadata
+        # Of what all processes have saved, as ``save`` returns it on each.
+        self.metadata: Metadata | None = None
 
     # -- what torch asks of both -------------------------------------------------------------------
 
@@ -90,8 +82,8 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what all processes have saved."""
-        assert self._metadata is not None, "nothing was saved"
-        return self._metadata
+        assert self.metadata is not None, "nothing was saved"
+        return self.metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Send to each process what it reads, and read; every process must call this together."""

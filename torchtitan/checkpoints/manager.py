@@ -62,7 +62,7 @@ class SafeCheckpointManager(CheckpointManager):
         """Save everything in memory for :meth:`take_over`; all processes do so together."""
         memory = MemoryCheckpoint(device)
         states = self._flattened_model_states_sd()
-        memory.take_metadata(dcp.save(states, storage_writer=memory))
+        memory.metadata = dcp.save(states, storage_writer=memory)
         return memory
 
     def take_over(self, memory: MemoryCheckpoint) -> None:
@@ -78,7 +78,8 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            states = fitted_states(self._flattened_model_states_sd(), memory.keys)
+            saved = list(memory.metadata.state_dict_metadata)
+            states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
             return True

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
@@ -18,10 +19,16 @@ from torchtitan.data.resumable import Progress, ResumableDataset
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import (
     PLAIN_TEMPLATE,
+    POSITIONS,
+    ROWS,
     WINDOW_EXAMPLES,
-    ExampleSequences,
+    EncodedExample,
     Sample,
     Template,
+    encode,
+    join_examples,
+    pack,
+    pad_id,
 )
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 
@@ -47,7 +54,7 @@ class InstructDataset(ResumableDataset):
 
     It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
     where ``"rows"`` is the example's index in the data set; packed, the inputs have
-    ``"positions"``, int64 [T], instead of it: see :class:`PackedSequence`.
+    ``"positions"``, int64 [T], instead of it: see :func:`join_examples`.
     """
 
     _progress = _Progress
@@ -69,49 +76,61 @@ class InstructDataset(ResumableDataset):
         how = {"infinite": infinite, "split": split, "window": WINDOW_EXAMPLES if packing else 1}
         super().__init__(len(examples), examples.epoch(split), **how, **place)
         self.names_rows = not packing
-        self.sequences = ExampleSequences(examples, tokenizer, seq_len, template, packing)
-        self._seq_len = seq_len
+        self.examples, self._tokenizer, self._seq_len = examples, tokenizer, seq_len
+        self.template = template
         self._seq_len_key = f"{section}.seq_len"
-        self._without_target: set[int] = set()  # examples that were dropped before
         if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
             logger.warning(
                 "The tokenizer has no end token (eos_token in tokenizer_config.json); "
                 "the model will not learn where an answer ends"
             )
 
+    def encode(self, index: int) -> EncodedExample:
+        """The tokens of the example at ``index`` of the data set."""
+        how = (self.template, self._tokenizer, self._seq_len)
+        return self.examples.read(index, lambda said: encode(said, *how))
+
     @cached_property
     def _usable(self) -> np.ndarray:
         if self.infinite:
             return self._indices
-        fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
+        fits = [self.encode(int(i)).has_target for i in self._indices]
         usable = self._indices[np.array(fits, dtype=bool)]
         self._report(_Progress(seen=len(fits), dropped=len(fits) - len(usable)), "the data set")
         return usable
 
-    def _passes_by(self, index: int) -> bool:
-        return index in self._without_target
-
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         indices = [self._index(number) for number in window]
-        examples = [self.sequences.encode(index) for index in indices]
-        places = [place for place, example in enumerate(examples) if example.has_target]
-        usable = [examples[place] for place in places]
-        rows = [indices[place] for place in places]
+        examples, sequences = self._dealt_window(indices)
+        dropped = [i for i, one in zip(indices, examples, strict=True) if not one.has_target]
         if not self._at.in_window:
             self._at.seen += len(examples)
             self._at.shortened += sum(example.n_cut > 0 for example in examples)
-            self._at.dropped += len(examples) - len(usable)
-        self._without_target.update(set(indices) - set(rows))
-        sequences = self.sequences.dealt(usable)
+            self._at.dropped += len(dropped)
+        self._without_target.update(dropped)
         for number in range(self._at.in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
             self._at.in_window = number + 1
             if self._at.in_window == len(sequences):
                 self._leave(window)
             together = sequences[number]
-            yield self.sequences.sample([usable[i] for i in together], [rows[i] for i in together])
+            joined = [examples[place] for place in together]
+            inputs, labels = join_examples(joined, self._seq_len, pad_id(self._tokenizer))
+            if self.names_rows:
+                del inputs[POSITIONS]
+                inputs[ROWS] = torch.tensor(indices[together[0]])
+            yield inputs, labels
         if not sequences:
             self._leave(window)
+
+    def _dealt_window(self, indices: Sequence[int]) -> tuple[list[EncodedExample], list[list[int]]]:
+        """Return the examples at ``indices``, and the places here of those in each sequence."""
+        examples = [self.encode(index) for index in indices]
+        usable = [place for place, example in enumerate(examples) if example.has_target]
+        if self.names_rows:
+            return examples, [[place] for place in usable]
+        sequences = pack([examples[place].n_tokens for place in usable], self._seq_len)
+        return examples, [[usable[i] for i in together] for together in sequences]
 
     def _report_epoch(self) -> None:
         if self._at.epoch is not None:
@@ -141,28 +160,24 @@ class InstructDataset(ResumableDataset):
 
     def require_targets(self) -> None:
         """Refuse data of which every example would be dropped; reads on to the first that fits."""
-        if not any(self.sequences.encode(int(index)).has_target for index in self._indices):
+        if not any(self.encode(int(index)).has_target for index in self._indices):
             raise self._all_dropped("the data set", len(self._indices))
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
-        examples = {number: self.sequences.encode(index) for number, index in indices.items()}
-        usable = [number for number in indices if examples[number].has_target]
-        sequences = self.sequences.dealt([examples[number] for number in usable])
-        return [usable[place] for part in sequences[handed_out:] for place in part]
+        numbers, (_, sequences) = list(indices), self._dealt_window(list(indices.values()))
+        return [numbers[place] for part in sequences[handed_out:] for place in part]
 
     def _identity(self) -> dict[str, Any]:
-        return super()._identity() | {
-            "packing": self.sequences.packed_as,
-            "weights": self.sequences.examples.mixed_as,
-        }
+        packed_as = None if self.names_rows else f"{self._seq_len} tokens, {self.template.name}"
+        return super()._identity() | {"packing": packed_as, "weights": self.examples.mixed_as}
 
     def state_dict(self) -> dict[str, Any]:
         """Where this reader is, and by which template."""
-        return super().state_dict() | {"template": self.sequences.template.name}
+        return super().state_dict() | {"template": self.template.name}
 
     def change_since(self, state: Mapping[str, Any]) -> str | None:
         """Return what to tell where examples were written by another template; formerly "plain"."""
-        saved, now = state.get("template"), self.sequences.template.name
+        saved, now = state.get("template"), self.template.name
         if now == (saved or PLAIN_TEMPLATE.name):
             return None
         then = "does not say, by default 'plain'" if saved is None else f"{saved!r}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,28 +119,20 @@ def _dataset_states(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield workers[f"worker_{number}"]["dataset_state"]
 
 
-def build_instruct_dataloader(
-    *,
-    sources: Sequence[DataSource],
-    batch_size: int,
-    loading: Mapping[str, Any] = MappingProxyType({}),
-    **of_dataset: Any,
-) -> ResizableDataloader:
-    """Build the loader of an :class:`InstructDataset`; ``loading`` goes to torchdata's loader."""
-    return loader_of(read_dataset(sources, **of_dataset), batch_size, **loading)
-
-
 def read_dataset(sources: Sequence[DataSource], **of_dataset: Any) -> InstructDataset:
     """Return the examples of all sources, the local ones checked; hub examples are when read."""
     examples = read_sources(sources)
     dataset = InstructDataset(examples, **of_dataset)
     for index in examples.worth_a_check():
-        dataset.sequences.check(index)  # better now than hours into a run
+        examples.read(index, dataset.template.mark)  # better now than hours into a run
     return dataset
 
 
 def loader_of(dataset: ResumableDataset, batch_size: int, **loading: Any) -> ResizableDataloader:
-    """Return the loader of a data set, whose batches are full: a schedule can run no others."""
+    """Return the loader of a data set, whose batches are full: a schedule can run no others.
+
+    ``loading`` goes to torchdata's loader.
+    """
     place = {"dp_rank": dataset.dp_rank, "dp_world_size": dataset.dp_world_size}
     built = ResizableDataloader(dataset, **place, batch_size=batch_size, drop_last=True, **loading)
     dataset.examples_of_a_reader(built.n_readers)

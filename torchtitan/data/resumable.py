@@ -82,6 +82,7 @@ class ResumableDataset(IterableDataset, Stateful):
         self._window = window
         self._indices = indices
         self._keeps_parts = fixed_shards and dp_world_size > 1  # one rank has them all anyway
+        self._without_target: set[int] = set()  # indices of examples that are known to be dropped
         self._begin(ExampleStream())
         self._resumed = False
 
@@ -99,10 +100,6 @@ class ResumableDataset(IterableDataset, Stateful):
 
     def _report_epoch(self) -> None:
         """Tell of the epoch that ends, if one does."""
-
-    def _passes_by(self, index: int) -> bool:
-        """Return whether the example at ``index`` is known to give no sample."""
-        return False
 
     @property
     def n_examples_of_epoch(self) -> int:
@@ -187,7 +184,7 @@ class ResumableDataset(IterableDataset, Stateful):
         while len(found) < n and taken < most:
             (number,) = self._window_at(self._stream, taken, *readers)
             index = self._index(number)
-            if not self._passes_by(index):
+            if index not in self._without_target:
                 found.append(index)
             taken += 1
         return found

@@ -7,7 +7,6 @@ its examples alone, so a stream is resumed by the number of its window and of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError, require_words
 from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
-from torchtitan.data.sources import ExampleMixture
 from torchtitan.data.text.renderer import MOST_CHARACTERS
 
 IGNORE_INDEX = -100
@@ -80,7 +78,12 @@ class PlainTemplate:
         ids = [] if bos is None else [bos]
         learned = [False] * len(ids)
         for turn in turns:
-            piece = _encode_piece(tokenizer, turn.text)
+            if isinstance(tokenizer, HuggingFaceTokenizer):
+                # Its own encode() cannot keep a tokenizer's post-processor from adding a begin
+                # token to every piece (hf_adds_bos).
+                piece = list(tokenizer.tokenizer.encode(turn.text, add_special_tokens=False).ids)
+            else:
+                piece = list(tokenizer.encode(turn.text, add_bos=False, add_eos=False))
             if (turn.is_target or turn.is_given) and eos is not None:
                 piece.append(eos)
             ids += piece
@@ -121,14 +124,6 @@ def encode(
     return EncodedExample(input_ids, labels, n_tokens, max(len(ids) - 1 - seq_len, 0))
 
 
-def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        # Its own encode() cannot keep a tokenizer's post-processor from adding a begin token to
-        # every piece (hf_adds_bos).
-        return list(tokenizer.tokenizer.encode(text, add_special_tokens=False).ids)
-    return list(tokenizer.encode(text, add_bos=False, add_eos=False))
-
-
 def pad_id(tokenizer: BaseTokenizer) -> int:
     """The id that fills the input behind the example; any id will do, since no label is there."""
     known = (getattr(tokenizer, "pad_id", None), tokenizer.eos_id)
@@ -146,64 +141,6 @@ ROWS = "rows"
 WINDOW_EXAMPLES = 128
 # The margin of a sequence as text.
 READ, LEARNED = "        | ", "learned | "
-
-
-@dataclass(frozen=True)
-class ExampleSequences:
-    """Makes sequences of examples; arguments are those of ``InstructDataset``."""
-
-    examples: ExampleMixture
-    tokenizer: BaseTokenizer
-    seq_len: int
-    template: Template
-    packing: bool
-
-    def encode(self, index: int) -> EncodedExample:
-        """The tokens of the example at ``index`` of the data set."""
-
-        def encoded(said: Conversation) -> EncodedExample:
-            return encode(said, self.template, self.tokenizer, self.seq_len)
-
-        return self.examples.read(index, encoded)
-
-    def check(self, index: int) -> None:
-        """Raise DataExampleError if the example at ``index`` of the data set cannot be used."""
-        self.examples.read(index, self.template.mark)
-
-    def dealt(self, examples: Sequence[EncodedExample]) -> list[list[int]]:
-        """Return which of a window's examples go into each of its sequences."""
-        if not self.packing:
-            return [[place] for place in range(len(examples))]
-        return pack([example.n_tokens for example in examples], self.seq_len)
-
-    def sample(self, examples: Sequence[EncodedExample], rows: Sequence[int]) -> Sample:
-        """Return the sequence of examples that go together; no row names a packed one."""
-        if not self.packing:
-            ((example, row),) = zip(examples, rows, strict=True)
-            inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
-            return inputs | {ROWS: torch.tensor(row)}, example.labels
-        packed = join_examples(examples, self.seq_len, pad_id(self.tokenizer))
-        inputs = {"input": packed.input_ids, "n_tokens": torch.tensor(packed.n_tokens)}
-        return inputs | {POSITIONS: packed.positions}, packed.labels
-
-    @property
-    def packed_as(self) -> str | None:
-        """What a window's sequences depend on besides its examples; None without packing."""
-        return f"{self.seq_len} tokens, {self.template.name}" if self.packing else None
-
-
-class PackedSequence(NamedTuple):
-    """Examples one behind the other, padded on the right; T is ``seq_len``.
-
-    Labels are the next token of the same example where it is learned, else -100. Positions are the
-    place of each token in its example, from 0; the padding counts as one more example. ``n_tokens``
-    counts no padding.
-    """
-
-    input_ids: Tensor
-    labels: Tensor
-    positions: Tensor
-    n_tokens: int
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -227,8 +164,12 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sorted(sorted(sequence) for sequence in sequences)
 
 
-def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> PackedSequence:
-    """Put examples, together at most ``seq_len`` tokens, one behind the other, then padding."""
+def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> Sample:
+    """Put examples, together at most T = ``seq_len`` tokens, one behind the other, then padding.
+
+    Labels are as in an example. ``positions``, int64 [T], are the place of each token in its
+    example, from 0; the padding counts as one more example. ``n_tokens`` counts no padding.
+    """
     input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
     positions = torch.empty(seq_len, dtype=torch.int64)
@@ -240,7 +181,7 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
         positions[start:end] = torch.arange(example.n_tokens)
         start = end
     positions[start:] = torch.arange(seq_len - start)
-    return PackedSequence(input_ids, labels, positions, start)
+    return {"input": input_ids, "n_tokens": torch.tensor(start), POSITIONS: positions}, labels
 
 
 def sequence_text(

@@ -137,24 +137,21 @@ class ExampleMixture:
     def __init__(self, sources: Sequence[InstructExamples], weights: Sequence[float] = ()) -> None:
         self.sources = tuple(sources)
         self.weights = tuple(weights) or (1.0,) * len(sources)
-        self._ends = list(accumulate(map(len, sources)))
+        self._starts = [0, *accumulate(map(len, sources))]
 
     def __len__(self) -> int:
         """Count the examples, each once."""
-        return self._ends[-1]
+        return self._starts[-1]
 
     def read(self, index: int, use: Callable[[Conversation], T]) -> T:
         """Return what ``use`` makes of an example; see :meth:`InstructExamples.read`."""
-        source = bisect_right(self._ends, index)
-        first = self._ends[source - 1] if source else 0
-        return self.sources[source].read(index - first, use)
+        source = bisect_right(self._starts, index) - 1
+        return self.sources[source].read(index - self._starts[source], use)
 
     def worth_a_check(self) -> Iterator[int]:
         """Yield the examples to look at before a run: all local ones, the first of hub data."""
-        first = 0
-        for source in self.sources:
+        for first, source in zip(self._starts, self.sources, strict=False):
             yield from range(first, first + (1 if source.is_remote else len(source)))
-            first += len(source)
 
     def epoch(self, split: ExampleSplit) -> NDArray[np.int64]:
         """Return the examples of an epoch, int64, those of one source behind those of another.
@@ -167,8 +164,8 @@ class ExampleMixture:
         if split.held_out or not self.mixed_as:
             return indices
         found = []
-        for number, (end, weight) in enumerate(zip(self._ends, self.weights, strict=True)):
-            first = self._ends[number - 1] if number else 0
+        for number, weight in enumerate(self.weights):
+            first, end = self._starts[number : number + 2]
             own = indices[(indices >= first) & (indices < end)]
             n_more = round((weight - int(weight)) * len(own))
             order = np.random.default_rng([_PART_SEED, number]).permutation(own)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from timelyfreeze.files import shown, write_whole
+from timelyfreeze.files import shown, write_obstacle, write_whole
 from timelyfreeze.files.options import require
 from timelyfreeze.records import (
     AVERAGED,
@@ -58,7 +57,10 @@ def main(
     try:
         _check(options, runner)
         model = find_model(options.model, options.step, exporter)
-        output = _output(options.output or model.run or model.folder)
+        output = options.output or model.run or model.folder
+        if obstacle := write_obstacle(output):  # better told now than after hours of questions
+            raise ValueError(f"scores go to {output}, but {obstacle}; name another with --output")
+        output.mkdir(parents=True, exist_ok=True)
         is_of_pictures = reads_pictures(model.folder)
         scores = (
             _on_pictures(model, options, output)
@@ -220,17 +222,6 @@ def _check_device(name: str) -> None:
 
     if int(number or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device is {name}; {torch.cuda.device_count()} GPUs are visible")
-
-
-def _output(folder: Path) -> Path:
-    """Return ``folder``, made if need be; fails now rather than after hours of questions."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output is {folder}: {error.strerror}") from None
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"{folder} cannot be written to; name another folder with --output")
-    return folder
 
 
 if __name__ == "__main__":

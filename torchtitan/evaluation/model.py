@@ -57,19 +57,11 @@ def find_model(path: Path, step: int | None = None, exporter: Exporter = export)
             )
         return Model(path)
     # Imported late: --help need not wait for torch.
-    from torchtitan.checkpoints.finished import checkpoint_folder, finished_steps, read_run_settings
+    from torchtitan.checkpoints.finished import checkpoint_folder, chosen_step, read_run_settings
 
     run = _find_run(path)
     checkpoints = checkpoint_folder(run, read_run_settings(run))
-    steps = sorted(finished_steps(checkpoints))
-    if not steps:
-        raise ValueError(
-            f"{checkpoints} has no finished checkpoint to score; train with checkpoint.enable"
-        )
-    if step is not None and step not in steps:
-        known = ", ".join(map(str, steps))
-        raise ValueError(f"--step is {step}; the run has checkpoints of steps {known}")
-    chosen = steps[-1] if step is None else step
+    chosen, _ = chosen_step(checkpoints, step)
     exported = run / f"hf_step-{chosen}"
     return Model(exported if _is_hf_folder(exported) else exporter(run, chosen), run, chosen)
 

@@ -40,10 +40,9 @@ def _show(options: argparse.Namespace, settings: Sequence[str]) -> int:
     loader = spec.build_dataloader_fn(
         dp_world_size=1, dp_rank=0, tokenizer=tokenizer, job_config=config
     )
-    sequences = loader.dataset.sequences
-    for source in sequences.examples.sources:
+    for source in loader.dataset.examples.sources:
         print(f"-- {source.about}")
-    print(f"-- chat template {sequences.template.name!r}\n")
+    print(f"-- chat template {loader.dataset.template.name!r}\n")
     for number, (inputs, labels) in enumerate(islice(loader.dataset, options.samples), start=1):
         text = sequence_text(
             inputs, labels, lambda ids: tokenizer.decode(ids, skip_special_tokens=False)

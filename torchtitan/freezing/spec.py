@@ -16,7 +16,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.policies import LORA
-from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.loader import loader_of, read_dataset
 from torchtitan.data.named_templates import build_chat_template, choice_told
 from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import ExampleSplit, training_sources
@@ -172,20 +172,19 @@ def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -
     training, data = job_config.training, job_config.data
     if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
         logger.info(told)
-    return build_instruct_dataloader(
+    dataset = read_dataset(
+        training_sources(job_config),
         tokenizer=tokenizer,
-        sources=training_sources(job_config),
         seq_len=training.seq_len,
-        batch_size=training.local_batch_size,
         shuffle_seed=data.seed if data.shuffle else None,
         split=ExampleSplit(data.validation_fraction),
         template=_template(job_config, tokenizer),
         packing=data.packing,
         # Else a row would go to a process that has not kept it.
         fixed_shards=caches(job_config),
-        loading=vars(training.dataloader),
         **kwargs,
     )
+    return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))
 
 
 def _model_class(upstream: TrainSpec, model_args: Any, *, packing: bool) -> type[nn.Module]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor, Replicate
 from torch.futures import Future
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
@@ -157,7 +157,8 @@ class LlamaAdapter(Llama3StateDictAdapter):
             "trained apart from them",
             path,
         )
-        return UntyingReader(path)
+        # Nor does transformers use an output layer that such a folder holds all the same.
+        return RenamingReader(path, {HEAD: EMBEDDING})
 
 
 def _by_whole_heads(
@@ -191,32 +192,32 @@ def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> I
         yield f"it has {some_of(unknown)}, for which the model has no place"
 
 
-class UntyingReader(HuggingFaceStorageReader):
-    """Reads a folder with tied embeddings as if it held an output layer.
+class RenamingReader(HuggingFaceStorageReader):
+    """Reads a folder as if it held tensors of other names: ``stored_as`` has what these are there.
 
-    Whoever asks for the output layer gets the embedding, be it on another rank than the embedding
-    or on the same. An output layer that the file holds all the same is not used, as transformers
-    does not use it.
+    Several may be one tensor there, be they asked for on the same rank or on others.
     """
 
+    def __init__(self, path: str, stored_as: Mapping[str, str]) -> None:
+        super().__init__(path)
+        self.stored_as = stored_as
+
     def read_metadata(self) -> Metadata:
-        """Return what the files hold, with an output layer shaped as the embedding."""
+        """Return what the files hold, under the other names too."""
         metadata = super().read_metadata()
-        metadata.state_dict_metadata[HEAD] = metadata.state_dict_metadata[EMBEDDING]
+        stored = metadata.state_dict_metadata
+        stored.update({name: stored[there] for name, there in self.stored_as.items()})
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what ``plan`` asks for, the output layer from where the embedding lies."""
-        return super().read_data(
-            LoadPlan([_from_embedding(item) for item in plan.items], plan.storage_data), planner
-        )
+        """Read what ``plan`` asks for."""
+        items = [
+            replace(item, storage_index=self._there(item.storage_index)) for item in plan.items
+        ]
+        return super().read_data(LoadPlan(items, plan.storage_data), planner)
 
-
-def _from_embedding(item: ReadItem) -> ReadItem:
-    source = item.storage_index
-    if source.fqn != HEAD:
-        return item
-    return replace(item, storage_index=MetadataIndex(EMBEDDING, source.offset, source.index))
+    def _there(self, asked: MetadataIndex) -> MetadataIndex:
+        return replace(asked, fqn=self.stored_as.get(asked.fqn, asked.fqn))
 
 
 @dataclass

@@ -113,7 +113,6 @@ def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
-    first, every = {}, dict(extra_kwargs)
-    for name, value in extra_inputs.items():
-        (every if name == POSITIONS else first)[name] = value
-    return first, every
+    first = dict(extra_inputs)
+    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
+    return first, extra_kwargs | every

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from timelyfreeze.files import read_object, write_obstacle
 from torchtitan.checkpoints.finished import (
     METADATA,
     checkpoint_folder,
-    finished_steps,
+    chosen_step,
     read_run_settings,
 )
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
@@ -74,13 +73,12 @@ class FolderForm:
 
     ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
     the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
-    checkpoint. ``write_companions`` writes what transformers reads besides, and may add to it.
+    checkpoint, and writes what transformers reads besides into the folder.
     """
 
     names: Sequence[str]
     translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-    settings: Callable[[torch.dtype | None], dict[str, Any]]
-    write_companions: Callable[[Path, dict[str, Any]], None]
+    settings: Callable[[Path, torch.dtype | None], dict[str, Any]]
 
 
 # For each ``model.name``, what makes the form of a checkpoint.
@@ -100,18 +98,7 @@ def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Expo
             f"the run's model.name is {job_config.model.name!r}; only "
             f"{', '.join(map(repr, names))} can be exported"
         )
-    steps = finished_steps(checkpoints)
-    if not steps:
-        raise ValueError(
-            f"{str(checkpoints)!r} has no finished checkpoint; a run writes them with "
-            "checkpoint.enable"
-        )
-    if step is not None and step not in steps:
-        raise ValueError(
-            f"{str(checkpoints)!r} has no checkpoint of step {step}; it has "
-            f"{', '.join(map(str, sorted(steps)))}"
-        )
-    checkpoint = steps[max(steps) if step is None else step]
+    _, checkpoint = chosen_step(checkpoints, step)
     if not (checkpoint / METADATA).is_file():
         raise ValueError(
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
@@ -166,8 +153,7 @@ def export_run(
         )
     else:
         weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
-        settings = form.settings(dtype)
-        form.write_companions(part, settings)
+        settings = form.settings(part, dtype)
         (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
         _drop_code(part)
     part.rename(folder)
@@ -191,21 +177,17 @@ def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
             logger.info("The output layer was trained apart from the embeddings; both are written")
     config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
 
-    def settings(dtype: torch.dtype | None) -> dict[str, Any]:
-        return hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+        said = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+        tokenizer = copy_companions(exportable.places, folder)
+        named = {key: value for key, value in said.items() if value is not None}
+        said |= {**known_ids(tokenizer), **named}
+        name = exportable.chat_template
+        end = None if name is None else write_chat_template(folder, name, tokenizer)
+        write_generation_config(folder, said, end)
+        return said
 
-    companions = partial(_write_companions, exportable)
-    return FolderForm(names, LlamaAdapter(args, None).to_hf, settings, companions)
-
-
-def _write_companions(exportable: Exportable, folder: Path, settings: dict[str, Any]) -> None:
-    """Write what lies beside the weights; ``settings`` get the token ids that they have not."""
-    name = exportable.chat_template
-    tokenizer = copy_companions(exportable.places, folder)
-    named = {key: value for key, value in settings.items() if value is not None}
-    settings.update({**known_ids(tokenizer), **named})
-    end = None if name is None else write_chat_template(folder, name, tokenizer)
-    write_generation_config(folder, settings, end)
+    return FolderForm(names, LlamaAdapter(args, None).to_hf, settings)
 
 
 def require_tensors(exportable: Exportable, weights: StoredWeights, names: Sequence[str]) -> None:
@@ -223,11 +205,11 @@ def hf_settings(
     Where ``source`` describes the same model it is kept, so that token ids and everything else we
     do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
     """
-    if source and _describes(source, config):
-        settings = dict(source)
-    else:
-        ids = {key: source[key] for key in TOKEN_IDS if key in source}
-        settings = {**to_settings(config), **ids}
+    ids = {key: source[key] for key in TOKEN_IDS if key in source}
+    settings = {**to_settings(config), **ids}
+    with suppress(ValueError):  # which an empty source is too
+        if not differences(config, parse_config(source)):
+            settings = dict(source)
     settings["tie_word_embeddings"] = config.tie_word_embeddings
     return with_dtype(settings, dtype)
 
@@ -240,13 +222,6 @@ def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any
     # Releases of transformers before 5 know the type by this name alone.
     settings["torch_dtype"] = settings["dtype"]
     return settings
-
-
-def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
-    try:
-        return not differences(config, parse_config(source))
-    except ValueError:
-        return False
 
 
 GENERATION_FILE = "generation_config.json"

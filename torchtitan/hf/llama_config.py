@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -160,34 +160,46 @@ def _rope_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": rope.get("type", "default"), **rope}
 
 
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
+
+
+_WHOLE, _ROPES = "a whole number, 1 or more", ("rope_parameters", "rope_scaling")
+# For keys that are there, and sizes: what a value has to fulfil, and that in words.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_SIZES, (lambda value: type(value) is int and 1 <= value < 2**31, _WHOLE)),
+    "rms_norm_eps": (_is_positive, "a number above 0"),
+    "max_position_embeddings": (_is_positive, "a number above 0"),
+    "hidden_act": (lambda value: value == "silu", '"silu"'),
+    "sliding_window": (lambda value: type(value) is int and value >= 1, _WHOLE),
+    "max_window_layers": (lambda value: type(value) is int and value >= 0, _WHOLE),
+    "layer_types": (lambda value: isinstance(value, list), "a list"),
+    **dict.fromkeys(_ROPES, (lambda value: isinstance(value or {}, dict), "an object")),
+}
+
+
 def _unsupported(given: Mapping[str, Any]) -> Iterator[str]:
-    missing = [
-        key for key in _SIZES if type(given.get(key)) is not int or not 1 <= given[key] < 2**31
-    ]
-    for key in missing:
-        yield f"{key} is {shown(given.get(key))}; it must be a whole number, 1 or more"
-    yield from _not_positive(given, ("rms_norm_eps", "max_position_embeddings"))
+    asked = {key: given.get(key) for key in _RULES if key in given or key in _SIZES}
+    wrong = [key for key, value in asked.items() if not _RULES[key][0](value)]
+    for key in wrong:
+        yield f"{key} is {shown(asked[key])}; it must be {_RULES[key][1]}"
     if given["model_type"] not in MODEL_TYPES:
         yield f"model_type is {shown(given['model_type'])}; known: {', '.join(MODEL_TYPES)}"
-    if given.get("hidden_act", "silu") != "silu":
-        yield f'hidden_act is {shown(given["hidden_act"])}; it must be "silu"'
     if given.get("mlp_bias"):
         yield "mlp_bias is true; upstream's feed-forward has no biases, so it must be false"
-    yield from _odd_windows(given)
     if given.get("quantization_config"):
         yield "quantization_config is set; only weights that are not quantized can be trained"
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(given.get(key) or {}, dict):
-            yield f"{key} is {shown(given[key])}; it must be an object"
-            return
-    rope = _rope_settings(given)
-    yield from _not_positive(rope, ("rope_theta",))
+    if set(wrong) & set(_ROPES):
+        return
+    rope, leads = _rope_settings(given), {"rope_theta": ""}
     if rope["rope_type"] == "llama3":
-        names = [field.name for field in fields(RopeScaling)]
-        yield from _not_positive(rope, names, 'rope_type is "llama3" and its ')
+        leads |= {field.name: 'rope_type is "llama3" and its ' for field in fields(RopeScaling)}
     elif rope["rope_type"] != "default":
         yield f'rope_type is {shown(rope["rope_type"])}; it must be "default" or "llama3"'
-    if missing:
+    for key, lead in leads.items():
+        if not _is_positive(rope.get(key)):
+            yield f"{lead}{key} is {shown(rope.get(key))}; it must be a number above 0"
+    if set(wrong) & set(_SIZES):
         return
     heads, n_kv_heads = given["num_attention_heads"], given["num_key_value_heads"]
     width = given.get("head_dim")
@@ -200,23 +212,6 @@ def _unsupported(given: Mapping[str, Any]) -> Iterator[str]:
             f"num_key_value_heads is {shown(n_kv_heads)}; it must divide num_attention_heads "
             f"({heads})"
         )
-
-
-def _odd_windows(given: Mapping[str, Any]) -> Iterator[str]:
-    for key in ("sliding_window", "max_window_layers"):
-        value = given.get(key, 1)
-        if type(value) is not int or value < 0 or (key == "sliding_window" and value < 1):
-            yield f"{key} is {shown(value)}; it must be a whole number, 1 or more"
-    if not isinstance(given.get("layer_types", []), list):
-        yield f"layer_types is {shown(given['layer_types'])}; it must be a list"
-
-
-def _not_positive(values: Mapping[str, Any], keys: Iterable[str], lead: str = "") -> Iterator[str]:
-    for key in keys:
-        value = values.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and 0 < value <= sys.float_info.max):
-            yield f"{lead}{key} is {shown(value)}; it must be a number above 0"
 
 
 def read_config(folder: Path) -> LlamaConfig:

@@ -28,11 +28,8 @@ def validation_place(config: JobConfig) -> ImagePlace:
 
 
 def _place(config: JobConfig, section: str, split: str) -> ImagePlace:
-    key, path, vision = (
-        f"{section}.dataset_path",
-        getattr(config, section).dataset_path,
-        config.vision,
-    )
+    key, vision = f"{section}.dataset_path", config.vision
+    path = getattr(config, section).dataset_path
     if not path:
         raise ValueError(
             f"{key} is {path!r}; name a folder with a folder of pictures for each class, parquet "
@@ -43,11 +40,11 @@ def _place(config: JobConfig, section: str, split: str) -> ImagePlace:
 
 def read_validation_images(config: JobConfig) -> tuple[ImageExamples, int]:
     """Return the pictures to validate on, and the number of classes."""
-    training = read_images(training_place(config))
-    place = validation_place(config)
-    if place.identity == training_place(config).identity:
-        return training, class_count(config, training)
-    return read_images(place, training.names), class_count(config, training)
+    trained, place = training_place(config), validation_place(config)
+    training = read_images(trained)
+    is_same = place.identity == trained.identity
+    examples = training if is_same else read_images(place, training.names)
+    return examples, class_count(config, training)
 
 
 def class_count(config: JobConfig, training: ImageExamples) -> int:

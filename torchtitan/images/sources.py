@@ -274,10 +274,9 @@ class ImageExamples:
         # Imported here: a configuration is read without Pillow.
         from PIL import Image
 
+        source = self._source(index)
         try:
-            image = Image.open(self._source(index), formats=FORMATS)
-        except ImageError:
-            raise
+            image = Image.open(source, formats=FORMATS)
         except Exception as error:
             raise self._damaged(index, error) from error
         if image.mode.startswith(_LARGER):
@@ -323,7 +322,7 @@ def check_labels(examples: ImageExamples, classes: int) -> None:
 
 def check_headers(examples: ImageExamples) -> int:
     """Look at the beginnings of at most 10,000 pictures, evenly taken; return how many."""
-    step = -(-len(examples) // _MOST_HEADERS)
-    for index in range(0, len(examples), step):
+    indices = range(0, len(examples), -(-len(examples) // _MOST_HEADERS))
+    for index in indices:
         examples.opened(index).close()
-    return len(range(0, len(examples), step))
+    return len(indices)

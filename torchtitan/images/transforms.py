@@ -47,7 +47,7 @@ class ImageTransform:
 
         return v2.Compose(
             [
-                *(self._random(v2) if self.is_training else self._fixed(v2)),
+                *self._cut(v2),
                 v2.ToImage(),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(list(self.mean), list(self.std)),
@@ -55,16 +55,13 @@ class ImageTransform:
             ]
         )
 
-    def _random(self, v2: Any) -> list[Any]:
+    def _cut(self, v2: Any) -> list[Any]:
         flip = v2.RandomHorizontalFlip()
-        if self.augmentation == RESIZED_CROP:
+        if self.is_training and self.augmentation == RESIZED_CROP:
             return [v2.RandomResizedCrop(self.size), flip]
-        if self.augmentation == PADDED_CROP:
+        if self.is_training and self.augmentation == PADDED_CROP:
             padding = round(self.size * _PADDING)
             return [v2.Resize(self.size), v2.RandomCrop(self.size, padding=padding), flip]
-        return self._fixed(v2)
-
-    def _fixed(self, v2: Any) -> list[Any]:
         center = _CENTER if self.augmentation == RESIZED_CROP else 1.0
         return [v2.Resize(round(self.size / center)), v2.CenterCrop(self.size)]
 

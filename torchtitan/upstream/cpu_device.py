@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+import timeit
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,9 +100,5 @@ def slow_precision(dtype: torch.dtype, device: torch.device) -> str | None:
 def product_s(dtype: torch.dtype) -> float:
     """Return seconds of processor time that a product of matrices takes, the best of some."""
     one = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    times = []
-    for _ in range(4):  # the first one prepares
-        started = time.process_time()
-        one @ one
-        times.append(time.process_time() - started)
-    return min(times)
+    # The first one prepares.
+    return min(timeit.repeat(lambda: one @ one, timer=time.process_time, number=1, repeat=4))

@@ -58,18 +58,21 @@ def install() -> None:
     _patch(titan_dist, "maybe_enable_amp", _tell_precision)
     _patch(titan_tools, "get_peak_flops", _peak_flops)
     _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
-    _patch(titan_checkpoint, "CheckpointManager", lambda upstream: SafeCheckpointManager)
+    _replace("CheckpointManager", titan_checkpoint.CheckpointManager, SafeCheckpointManager)
     # Reported once by our own launcher, which knows the rank; upstream's advice points at its own
     # script.
-    _patch(titan_metrics, "ensure_pp_loss_visible", lambda upstream: lambda *args: None)
+    _patch(titan_metrics, "ensure_pp_loss_visible", lambda *args: None)
 
 
-def _patch(
-    module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
-    """Replace ``module.name`` by ``wrap(original)``, also where upstream imported it by name."""
+def _patch(module: Any, name: str, new: Callable[..., Any]) -> None:
+    """Replace ``module.name``, also where it was imported by name; ``new`` gets it as well."""
     original = getattr(module, name)
-    _replace(name, original, wrap(original))
+
+    @wraps(new)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return new(original, *args, **kwargs)
+
+    _replace(name, original, patched)
 
 
 def _replace(name: str, original: Any, new: Any) -> None:
@@ -106,38 +109,33 @@ def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
     return module
 
 
-def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
+def _peak_flops(upstream: Callable[[str], float], device_name: str) -> float:
     """Give the A6000 its own peak, and a CPU none; upstream takes an A100's for both."""
-
-    def peak_flops(device_name: str) -> float:
-        if titan_tools.device_type == "cpu":
-            return float("nan")
-        if "A6000" in device_name:
-            return A6000_PEAK_FLOPS
-        return upstream(device_name)
-
-    return peak_flops
+    if titan_tools.device_type == "cpu":
+        return float("nan")
+    return A6000_PEAK_FLOPS if "A6000" in device_name else upstream(device_name)
 
 
-def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _clip_on_device(
+    upstream: Callable[..., Tensor],
+    parameters: Any,
+    max_norm: float,
+    *args: Any,
+    pp_mesh: Any = None,
+    **kwargs: Any,
+) -> Tensor:
     """Let a rank without any gradient take part in the gradient norm, and every emulated rank.
 
     In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on
     the CPU, which NCCL cannot reduce over the pipeline. Factory functions under a default device
     put it where the parameters are.
     """
-
-    def clip_grad_norm_(
-        parameters: Any, max_norm: float, *args: Any, pp_mesh: Any = None, **kwargs: Any
-    ) -> Tensor:
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
-        with torch.device(device):
-            if isinstance(pp_mesh, EmulatedMesh):
-                return pp_mesh.clip_grad_norm_(parameters, max_norm, foreach=kwargs.get("foreach"))
-            return upstream(parameters, max_norm, *args, pp_mesh=pp_mesh, **kwargs)
-
-    return clip_grad_norm_
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
+    with torch.device(device):
+        if isinstance(pp_mesh, EmulatedMesh):
+            return pp_mesh.clip_grad_norm_(parameters, max_norm, foreach=kwargs.get("foreach"))
+        return upstream(parameters, max_norm, *args, pp_mesh=pp_mesh, **kwargs)
 
 
 # -- gradients under pipeline parallelism ----------------------------------------------------------
@@ -189,16 +187,14 @@ def autocast_stages(
         part.forward = _autocast(part.forward, device.type, dtype)
 
 
-def _tell_precision(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _tell_precision(
+    upstream: Callable[..., Any], parallel_dims: ParallelDims, dtype: str, device_type: str
+) -> Any:
     """Say in which precision stages compute, where upstream says that it turns autocast off."""
-
-    def maybe_enable_amp(parallel_dims: ParallelDims, dtype: str, device_type: str) -> Any:
-        if parallel_dims.fsdp_enabled or not parallel_dims.pp_enabled:
-            return upstream(parallel_dims, dtype, device_type)
-        logger.info(f"Stages compute in {dtype}")
-        return nullcontext()
-
-    return maybe_enable_amp
+    if parallel_dims.fsdp_enabled or not parallel_dims.pp_enabled:
+        return upstream(parallel_dims, dtype, device_type)
+    logger.info(f"Stages compute in {dtype}")
+    return nullcontext()
 
 
 def _autocast(
@@ -288,17 +284,14 @@ def lines_count(unit: str, note: str = "") -> Iterator[None]:
         logger.removeFilter(say)
 
 
-def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:
+def _metrics_rank(
+    upstream: Callable[..., int], parallel_dims: ParallelDims, job_config: JobConfig
+) -> int:
     """Find the loss on rank 0 for every schedule that folds the pipeline back."""
-
-    def metrics_rank(parallel_dims: ParallelDims, job_config: JobConfig) -> int:
-        if parallel_dims.pp_enabled and places_stages_in_v(
-            job_config.parallelism.pipeline_parallel_schedule
-        ):
-            return 0
-        return upstream(parallel_dims, job_config)
-
-    return metrics_rank
+    schedule = job_config.parallelism.pipeline_parallel_schedule
+    if parallel_dims.pp_enabled and places_stages_in_v(schedule):
+        return 0
+    return upstream(parallel_dims, job_config)
 
 
 SGD = "SGD"

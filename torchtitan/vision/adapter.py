@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -20,6 +19,7 @@ from torch.futures import Future
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.tools.logging import logger
 
+from torchtitan.hf.adapter import RenamingReader
 from torchtitan.hf.folder import file_numbers
 from torchtitan.vision.library import VisionArgs
 from torchtitan.vision.model import VisionModel
@@ -56,14 +56,12 @@ class VisionAdapter(StateDictAdapter):
         return _FolderReader(path, self._places)
 
 
-class _FolderReader(HuggingFaceStorageReader):
+class _FolderReader(RenamingReader):
     """Reads a folder as if it were that of the classifier: prefixed, and with its classes."""
 
     def __init__(self, path: str, places: Mapping[str, Place]) -> None:
-        super().__init__(path)
+        super().__init__(path, {})
         self._places = places
-        self._new: set[str] = set()
-        self._stored: dict[str, Any] = {}
 
     def read_metadata(self) -> Metadata:
         """Return what the files hold, under a classifier's names and with its output layer."""
@@ -71,32 +69,24 @@ class _FolderReader(HuggingFaceStorageReader):
         stored = metadata.state_dict_metadata
         shapes = {name: tuple(tensor.size) for name, tensor in stored.items()}
         new = {place.name: place for place in new_tensors(self._places, shapes).values()}
-        self._new, self._stored = set(new), dict(stored)
         if new:
             logger.info(
                 "%s has no %s; it is drawn anew",
                 self.path,
                 ", ".join(f"{name} {list(place.shape)}" for name, place in new.items()),
             )
-        for place in self._places.values():
-            if place.name in new:
-                shape = torch.Size(place.shape)
-                whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
-                stored[place.name] = TensorStorageMetadata(TensorProperties(), shape, [whole])
-            else:
-                stored[place.name] = stored[name_in(stored, place)]
+        here = [place for place in self._places.values() if place.name not in new]
+        self.stored_as = {place.name: name_in(stored, place) for place in here}
+        stored.update({name: stored[there] for name, there in self.stored_as.items()})
+        for name, place in new.items():
+            shape = torch.Size(place.shape)
+            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
+            stored[name] = TensorStorageMetadata(TensorProperties(), shape, [whole])
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what ``plan`` asks for and the folder has."""
-        bare = {place.name: name_in(self._stored, place) for place in self._places.values()}
-        items = []
-        for item in plan.items:
-            source = item.storage_index
-            if source.fqn in self._new:
-                continue
-            place = MetadataIndex(bare[source.fqn], source.offset, source.index)
-            items.append(replace(item, storage_index=place))
+        items = [item for item in plan.items if item.storage_index.fqn in self.stored_as]
         return super().read_data(LoadPlan(items, plan.storage_data), planner)
 
 

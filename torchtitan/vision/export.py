@@ -36,15 +36,13 @@ def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
     names = list(places_in_folder(args))
     require_tensors(exportable, weights, names)
 
-    def settings(dtype: torch.dtype | None) -> dict[str, Any]:
-        return with_dtype(json.loads(config.to_json_string()), dtype or weights.dtype(_HEAD))
-
-    def write_companions(folder: Path, _: dict[str, Any]) -> None:
+    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
         for place in exportable.places:
             if (place / PREPROCESSOR).is_file():
                 shutil.copyfile(place / PREPROCESSOR, folder / PREPROCESSOR)
+        return with_dtype(json.loads(config.to_json_string()), dtype or weights.dtype(_HEAD))
 
-    return FolderForm(names, VisionAdapter(args, None).to_hf, settings, write_companions)
+    return FolderForm(names, VisionAdapter(args, None).to_hf, settings)
 
 
 FORMS: hf_export.Forms = {LLAMA: hf_export.llama_form, **dict.fromkeys(IMAGE_MODELS, vision_form)}

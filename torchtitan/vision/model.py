@@ -38,7 +38,8 @@ class VisionModel(ModelProtocol):
             hidden = hidden.to(next(self.tok_embeddings.parameters()).dtype)
             hidden = self.tok_embeddings(hidden)
         else:
-            hidden = _with_plain_gradient(hidden)
+            # Its gradient will be contiguous, as links between ranks want it.
+            hidden = hidden.flatten(1).unflatten(1, hidden.shape[1:])
         for layer in self.layers.values():
             hidden = layer(hidden)
         if self.norm is not None:
@@ -50,11 +51,6 @@ class VisionModel(ModelProtocol):
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         """Draw the weights of the parts that are here by the library's rule for each module."""
         self.apply(self.model_args.library.rule(self.model_args.config()))
-
-
-def _with_plain_gradient(hidden: Tensor) -> Tensor:
-    """Return ``hidden``, whose gradient will be contiguous, as links between ranks want it."""
-    return hidden.flatten(1).unflatten(1, hidden.shape[1:])
 
 
 def image_loss(prediction: Tensor, labels: Tensor, *, label_smoothing: float) -> Tensor:

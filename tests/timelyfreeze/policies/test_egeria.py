@@ -360,7 +360,7 @@ def model(*stages: list[int]) -> ModelLayout:
 
 
 def groups(layout: ModelLayout, *patterns: str) -> list[tuple[int, int]]:
-    return [(g.first, g.end) for g in block_groups(layout, patterns)]
+    return [(g.start, g.stop) for g in block_groups(layout, patterns)]
 
 
 @pytest.mark.parametrize(

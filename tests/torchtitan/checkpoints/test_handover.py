@@ -35,7 +35,7 @@ def state() -> dict[str, Any]:
 
 def saved(of: dict[str, Any]) -> MemoryCheckpoint:
     memory = MemoryCheckpoint(CPU)
-    memory.take_metadata(dcp.save(of, storage_writer=memory))
+    memory.metadata = dcp.save(of, storage_writer=memory)
     return memory
 
 
@@ -66,7 +66,8 @@ def test_it_is_a_copy() -> None:
 
 def test_it_says_what_it_holds() -> None:
     memory = saved(state())
-    assert set(memory.keys) == {"weight", "rounded", "step", "turned", "text", "counts.tokens"}
+    held = memory.read_metadata().state_dict_metadata
+    assert set(held) == {"weight", "rounded", "step", "turned", "text", "counts.tokens"}
 
 
 def test_what_was_not_saved_is_missed_by_name() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.loader import loader_of, read_dataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource, ExampleMixture
@@ -258,9 +258,10 @@ def build(dp_rank: int, dp_world_size: int, workers: int = 0, **kwargs: Any) -> 
         "shuffle_seed": 4,
         "loading": {"num_workers": workers},
     }
-    return build_instruct_dataloader(
-        dp_rank=dp_rank, dp_world_size=dp_world_size, **(defaults | kwargs)
-    )
+    given = defaults | kwargs
+    size, loading = given.pop("batch_size"), given.pop("loading")
+    dataset = read_dataset(dp_rank=dp_rank, dp_world_size=dp_world_size, **given)
+    return loader_of(dataset, size, **loading)
 
 
 def texts(stream: Any, count: int) -> list[tuple[int, ...]]:

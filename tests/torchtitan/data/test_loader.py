@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.loader import Lookahead, build_instruct_dataloader
+from torchtitan.data.loader import Lookahead, loader_of, read_dataset
 from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.sequences import IGNORE_INDEX
@@ -30,7 +30,9 @@ def build(**kwargs: Any) -> Any:
         "seq_len": 128,
         "batch_size": 4,
     }
-    return build_instruct_dataloader(**(defaults | kwargs))
+    given = defaults | kwargs
+    size, loading = given.pop("batch_size"), given.pop("loading", {})
+    return loader_of(read_dataset(**given), size, **loading)
 
 
 def test_batches_of_the_tiny_set() -> None:

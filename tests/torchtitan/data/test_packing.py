@@ -14,13 +14,12 @@ from tests.torchtitan.helpers.chat_tokenizers import tokenizer_folder
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data import dataset as instruct_data
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.loader import loader_of, read_dataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import (
     IGNORE_INDEX,
     EncodedExample,
-    PackedSequence,
     join_examples,
     pack,
     sequence_text,
@@ -61,17 +60,15 @@ def encoded(ids: list[int], labels: list[int], seq_len: int = SEQ_LEN) -> Encode
 
 def test_joined_examples_by_hand() -> None:
     examples = [encoded([10, 11, 12], [-100, 12, 1]), encoded([20, 21], [-100, 22])]
-    assert [
-        value.tolist() if isinstance(value, torch.Tensor) else value
-        for value in join_examples(examples, 8, pad_id=2)
-    ] == [
-        [10, 11, 12, 20, 21, 2, 2, 2],
-        [-100, 12, 1, -100, 22, -100, -100, -100],
-        [0, 1, 2, 0, 1, 0, 1, 2],
-        5,
-    ]
-    full: PackedSequence = join_examples([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
-    assert full.positions.tolist() == [0, 1, 2]
+    inputs, labels = join_examples(examples, 8, pad_id=2)
+    assert {name: value.tolist() for name, value in inputs.items()} == {
+        "input": [10, 11, 12, 20, 21, 2, 2, 2],
+        "n_tokens": 5,
+        "positions": [0, 1, 2, 0, 1, 0, 1, 2],
+    }
+    assert labels.tolist() == [-100, 12, 1, -100, 22, -100, -100, -100]
+    full, _ = join_examples([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
+    assert full["positions"].tolist() == [0, 1, 2]
 
 
 # --- the stream -----------------------------------------------------------------------------------
@@ -187,17 +184,16 @@ def test_a_state_of_other_sequences_is_refused() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_packs_and_resumes(workers: int) -> None:
     def build() -> Any:
-        return build_instruct_dataloader(
+        dataset = read_dataset(
             dp_world_size=1,
             dp_rank=0,
             tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
             sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
             seq_len=256,
-            batch_size=4,
             shuffle_seed=1,
             packing=True,
-            loading={"num_workers": workers},
         )
+        return loader_of(dataset, 4, num_workers=workers)
 
     loader = build()
     stream = iter(loader)
@@ -218,16 +214,15 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
 
 def test_little_stays_empty() -> None:
     """Real lengths of examples: a window leaves its last sequences unfilled, no more."""
-    loader = build_instruct_dataloader(
+    dataset = read_dataset(
         dp_world_size=1,
         dp_rank=0,
         tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
         sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         seq_len=1024,
-        batch_size=4,
         packing=True,
     )
-    stream = iter(loader)
+    stream = iter(loader_of(dataset, 4))
     filled = sum(int(next(stream)[0]["n_tokens"].sum()) for _ in range(8))
     assert filled > 0.9 * 8 * 4 * 1024
     assert instruct_data.WINDOW_EXAMPLES == 128

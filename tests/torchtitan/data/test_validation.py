@@ -123,7 +123,7 @@ def mean_loss_by_hand(model: Model, examples: str, indices: range) -> tuple[floa
     table = model.table.weight.detach().numpy().astype(np.float64)
     losses = []
     for index in indices:
-        example = dataset.sequences.encode(index)
+        example = dataset.encode(index)
         labels = example.labels.numpy()
         logits = table[example.input_ids.numpy()]
         log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -264,7 +264,7 @@ def test_an_output_that_is_a_file_is_told_at_once(
     (tmp_path / "file").touch()
     stand_in = StandIn()
     assert main([str(hf_folder), "--output", str(tmp_path / "file")], runner=stand_in) == 2
-    assert f"error: --output is {tmp_path / 'file'}: " in capsys.readouterr().err
+    assert f"error: scores go to {tmp_path / 'file'}, but " in capsys.readouterr().err
     assert stand_in.asked == []
 
 

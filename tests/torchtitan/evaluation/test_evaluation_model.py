@@ -76,10 +76,10 @@ def test_a_dump_folder_stands_for_its_only_run(tmp_path: Path, exporter: Exporte
 
 def test_a_run_without_the_checkpoint_is_refused(tmp_path: Path, exporter: Exporter) -> None:
     run = write_run(tmp_path / "a", steps=(10, 20))
-    with pytest.raises(ValueError, match="--step is 15; the run has checkpoints of steps 10, 20"):
+    with pytest.raises(ValueError, match="has no checkpoint of step 15; it has 10, 20"):
         find_model(run, 15, exporter)
     run = write_run(tmp_path / "b")
-    with pytest.raises(ValueError, match=r"b/checkpoint has no finished checkpoint .*\.enable"):
+    with pytest.raises(ValueError, match=r"b/checkpoint has no finished checkpoint; .*\.enable"):
         find_model(run, None, exporter)
     assert exporter.exported == []
 

@@ -60,11 +60,9 @@ def sum_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def packed_batch(pick: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
-    parts = PACKED[pick]
-    return tuple(
-        torch.stack([getattr(p, name) for p in parts])
-        for name in ("input_ids", "labels", "positions")
-    )
+    parts = [(inputs["input"], labels, inputs["positions"]) for inputs, labels in PACKED[pick]]
+    ids, labels, positions = map(torch.stack, zip(*parts, strict=True))
+    return ids, labels, positions
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -158,7 +158,8 @@ def _read_files(
     except OSError as error:
         place = str(error.filename or file)
         raise DataExampleError(place, None, f"cannot be read ({error})") from error
-    return _examples(examples, tuple(counts), shape, about, numbers)
+    messages = ROW_KINDS[shape.kind].messages
+    return InstructExamples(examples, tuple(counts), messages, numbers, shape.columns, about)
 
 
 def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -> InstructExamples:
@@ -181,7 +182,8 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
     rows = rows.select_columns([column for column in fields if column in rows.column_names])
     others = {c: fields[c] for c in rows.column_names if c != fields[c]}
     rows = rows.rename_columns(others)
-    return _examples(rows, ((name, len(rows)),), shape, about)
+    messages = ROW_KINDS[shape.kind].messages
+    return InstructExamples(rows, ((name, len(rows)),), messages, None, shape.columns, about)
 
 
 def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tuple[RowShape, str]:
@@ -199,7 +201,6 @@ def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tup
 
 
 def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
-    """Return the fields of a row."""
     required = list(shape.required.values())
     if not isinstance(row, dict):
         problem = f"is {kind_of(row)}; expected an object with {required}"
@@ -209,17 +210,6 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
             problem = f"is missing; expected {required}, the example has {list(row)}"
             raise DataExampleError(file, number, problem, column)
     return {name: row[column] for name, column in shape.columns.items() if column in row}
-
-
-def _examples(
-    rows: Sequence[dict[str, Any]],
-    files: tuple[tuple[str, int], ...],
-    shape: RowShape,
-    about: str,
-    numbers: array | None = None,
-) -> InstructExamples:
-    messages = ROW_KINDS[shape.kind].messages
-    return InstructExamples(rows, files, messages, numbers, shape.columns, about)
 
 
 # The number of a row in its file, and the row; of JSON on lines the number is that of the line.

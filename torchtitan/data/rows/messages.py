@@ -33,24 +33,15 @@ def without_nulls(value: Any) -> Any:
 
 
 ASSISTANT = "assistant"
-SPEAKERS = {
-    "system": "system",
-    "developer": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "assistant": ASSISTANT,
-    "model": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "tool": "tool",
-    "tool_response": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "tool_call": ASSISTANT,
-    "function_call": ASSISTANT,
-}
 # These say nothing but a call, as JSON; the latter is a field of messages too.
 _CALLERS = ("tool_call", "function_call")
+SPEAKERS = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt"), ASSISTANT),
+    **dict.fromkeys(("tool", "tool_response", "function", "observation"), "tool"),
+    **dict.fromkeys(_CALLERS, ASSISTANT),
+}
 # By which other trainers say of a message whether it is learned, and what stands for yes.
 _SWITCHES = {"train": True, "training": True, "loss": True, "weight": True, "masked": False}
 # What messages and their example are read for, each by a template that has words for it.
@@ -175,24 +166,18 @@ def _message(entry: Any, place: str, keys: tuple[str, str]) -> Message:
 
 def _is_learned(others: dict[str, Any], place: str, role: str) -> bool:
     """Take the switches out of a message's fields; return whether all of them are on."""
-    is_learned = True
-    for name, yes in _SWITCHES.items():
-        if name not in others:
-            continue
-        value = others.pop(name)
+    values = {name: others.pop(name) for name in _SWITCHES if name in others}
+    on = {name for name, value in values.items() if value == _SWITCHES[name]}
+    for name, value in values.items():
+        field = f"{place}.{name}"
         if value not in (0, 1):  # which are False and True too
-            raise FieldError(
-                f"{place}.{name}", f"is {shown(value)}; expected true or false, 1 or 0"
-            )
-        if value == yes and role != ASSISTANT:
-            raise FieldError(
-                f"{place}.{name}", f"has the message of a {role} learned; only answers are"
-            )
-        is_learned &= value == yes
+            raise FieldError(field, f"is {shown(value)}; expected true or false, 1 or 0")
+        if name in on and role != ASSISTANT:
+            raise FieldError(field, f"has the message of a {role} learned; only answers are")
     if "train_detail" in others:
         problem = "has parts of a message learned; expected whole answers"
         raise FieldError(f"{place}.train_detail", problem)
-    return is_learned
+    return len(on) == len(values)
 
 
 def _joined(parts: Sequence[Any], place: str) -> str:

@@ -122,12 +122,5 @@ class _Worker:
 
 
 _worker = _Worker()
-
-
-def _begin_anew() -> None:
-    global _worker
-    _worker = _Worker()
-
-
-# A process that was forked must not use its parent's pipes.
-os.register_at_fork(after_in_child=_begin_anew)
+# A process that was forked must not use its parent's pipes, but begin anew.
+os.register_at_fork(after_in_child=_worker.__init__)
