@@ -16,6 +16,6 @@ from torchtitan.freezing.checks.pipeline import (
     partition_errors,
     pipeline_errors,
     schedule_errors,
-    size_errors,
 )
 from torchtitan.freezing.checks.requirements import feature_errors, feature_table
+from torchtitan.freezing.checks.upstream import size_errors

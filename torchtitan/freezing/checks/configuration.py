@@ -27,12 +27,7 @@ from torchtitan.freezing.checks.data import (
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.freezing import cache_folder_errors, freezing_errors, front_errors
 from torchtitan.freezing.checks.lora import lora_errors
-from torchtitan.freezing.checks.models import (
-    device_errors,
-    image_errors,
-    model_errors,
-    vision_errors,
-)
+from torchtitan.freezing.checks.models import device_errors, image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
     data_parallel_degree,
     parallel_errors,
@@ -41,7 +36,7 @@ from torchtitan.freezing.checks.pipeline import (
 )
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import (
-    range_errors,
+    rule_errors,
     text_errors,
     upstream_errors,
     with_defaults,
@@ -49,7 +44,7 @@ from torchtitan.freezing.checks.upstream import (
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
-from torchtitan.images.settings import training_place, validation_place
+from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace
 
 
@@ -59,7 +54,7 @@ class ConfigError(ValueError):
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
     """Raise ConfigError with all errors; if it ``trains``, its data and folders must be there."""
-    impossible = range_errors(job_config)
+    impossible = rule_errors(job_config)
     # What else is wrong is looked for with possible numbers, and nothing is told twice.
     others = _errors(with_defaults(job_config, impossible), trains=trains)
     errors = [
@@ -78,7 +73,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
             *([] if job_config.emulation.enable else parallel_errors(job_config)),
             *model_errors(job_config),
             *data_errors(job_config),
-            *vision_errors(job_config),
+            *color_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
             *lora_errors(job_config),

@@ -29,7 +29,7 @@ from torchtitan.data.sources import (
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
 from torchtitan.freezing.checks.models import reads_training_images
-from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
+from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
@@ -39,7 +39,6 @@ def data_errors(config: JobConfig) -> Iterator[str]:
     yield from _path_errors(config)
     yield from _source_errors(config)
     yield from _template_errors(config)
-    yield from too_small(config, "data.seed", lowest=0)
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
@@ -135,11 +134,9 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with held-out examples and validation: key, value and rule."""
     validation, training = config.validation, config.training
     fraction = config.data.validation_fraction
-    if not 0.0 <= fraction < 1.0:
-        yield f"data.validation_fraction is {fraction}; it must lie in [0, 1)"
     if not validation.enable:
         return
-    if 0.0 < fraction < 1.0 and has_rows(training.dataset) and not _reads_training(config):
+    if fraction > 0.0 and has_rows(training.dataset) and not _reads_training(config):
         yield (
             f"data.validation_fraction is {fraction}, and validation reads other data than "
             f"training (validation.dataset {validation.dataset!r}, dataset_path "

@@ -21,7 +21,7 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
+from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import Freezing, JobConfig, cache_folder, global_rows, preset_errors
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
@@ -123,7 +123,8 @@ def _warmup_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    yield from too_small(config, "freezing.discard_batches", lowest=0)
+    if (discarded := config.freezing.discard_batches) < 0:
+        yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    if config.lora.rank < 1:
-        yield f"lora.rank is {config.lora.rank}; it must be 1 or more"
-    for name in ("alpha", "learning_rate"):
-        value = getattr(config.lora, name)
-        if value is not None and not 0.0 < value < math.inf:
-            yield f"lora.{name} is {value}; it must be above 0 and finite"
     yield from seed_errors(config.freezing.seed)
     yield from _target_errors(config)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from math import prod
-from operator import attrgetter
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
@@ -25,7 +24,7 @@ def pipeline_errors(config: JobConfig) -> Iterator[str]:
     if parallelism.pipeline_parallel_degree <= 1:
         return
     yield from schedule_errors(config)
-    yield from _microbatch_errors(config)
+    yield from microbatch_errors(config)
     if parallelism.pipeline_parallel_schedule_csv:
         yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv))
 
@@ -38,25 +37,6 @@ def schedule_errors(config: JobConfig) -> Iterator[str]:
             f"parallelism.pipeline_parallel_schedule is {name!r}; "
             f"known: {', '.join(known_schedules())}"
         )
-
-
-def size_errors(config: JobConfig) -> Iterator[str]:
-    """Say which sizes of a configuration make no pipeline, or none that anyone could run."""
-    parallelism, training = config.parallelism, config.training
-    n_ranks = parallelism.pipeline_parallel_degree
-    yield from too_small(config, "parallelism.pipeline_parallel_degree")
-    yield from too_small(config, "training.seq_len", "training.local_batch_size")
-    if n_ranks <= 1 or training.local_batch_size < 1:
-        return
-    yield from _microbatch_errors(config)
-
-
-def too_small(config: JobConfig, *keys: str, lowest: int = 1) -> Iterator[str]:
-    """Say which of the keys, "section.name", have a number below the lowest allowed."""
-    for key in keys:
-        value = attrgetter(key)(config)
-        if value is not None and value < lowest:
-            yield f"{key} is {value}; it must be {lowest} or more"
 
 
 def n_microbatches(config: JobConfig) -> int | None:
@@ -85,18 +65,19 @@ def splits_backwards(config: JobConfig) -> bool:
     return any(action.kind is ActionKind.WEIGHT_BACKWARD for row in order.ranks for action in row)
 
 
-def _microbatch_errors(config: JobConfig) -> Iterator[str]:
+def microbatch_errors(config: JobConfig) -> Iterator[str]:
+    """Say that a batch cannot be split into microbatches, or into too many of them."""
     n, n_ranks = n_microbatches(config), config.parallelism.pipeline_parallel_degree
-    if n is not None and n_ranks * n > _MAX_CELLS:
-        yield (
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
-        )
     if n is None:
         yield (
             f"training.local_batch_size is {config.training.local_batch_size}, which "
             "parallelism.pipeline_parallel_microbatch_size "
             f"({config.parallelism.pipeline_parallel_microbatch_size}) must divide"
+        )
+    elif n_ranks * n > _MAX_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
         )
 
 
