@@ -214,41 +214,15 @@ FEATURES = (
     Feature(
         "optimizer.early_step_in_backward", "upstream has it without a pipeline only",
         (needs.NO_PIPELINE,)),
-    *(
-        Feature(f"checkpoint.{name}", "upstream wants both", (one_of(f"checkpoint.{other}", True),),
-                lambda run, name=name: run.checkpoint.enable and getattr(run.checkpoint, name))
-        for name, other in (
-            ("initial_load_in_hf_quantized", "initial_load_in_hf"),
-            ("initial_load_in_hf", "initial_load_model_only"),
-            ("last_save_in_hf", "last_save_model_only"),
-        )
-    ),
+    Feature(
+        "checkpoint.last_save_in_hf", "upstream wants both",
+        (one_of("checkpoint.last_save_model_only", True),),
+        lambda run: run.checkpoint.enable and run.checkpoint.last_save_in_hf),
     Feature(
         "checkpoint.initial_load_in_hf", "no weights would be loaded",
         (one_of("checkpoint.enable", True),)),
     Feature(
-        "activation_checkpoint.mode", "the compiler looks after it", (needs.COMPILED,),
-        lambda run: run.activation_checkpoint.mode == "memory_budget",
-        '`activation_checkpoint.mode` `"memory_budget"`'),
-    *(
-        Feature(f"{section}.dataloader.{name}", "it is for workers",
-                (needs.workers(f"{section}.dataloader.num_workers"),))
-        for section in ("training", "validation")
-        for name in ("persistent_workers", "prefetch_factor")
-    ),
-    *(
-        Feature(key, f"{what} needs a GPU", (needs.ACCELERATOR,))
-        for key, what in (
-            ("profiling.enable_profiling", "upstream's profiler"),
-            ("profiling.enable_memory_snapshot", "a snapshot of memory"),
-            ("training.enable_cpu_offload", "offloading to the CPU"),
-            ("training.gc_debug", "finding tensors in cycles"),
-        )
-    ),
-    Feature(
-        "checkpoint.async_mode", "memory is pinned for a GPU", (needs.ACCELERATOR,),
-        lambda run: run.checkpoint.async_mode == "async_with_pinned_mem",
-        '`checkpoint.async_mode` `"async_with_pinned_mem"`'),
+        "profiling.enable_profiling", "upstream's profiler needs a GPU", (needs.ACCELERATOR,)),
 )
 
 # What commands do with the configuration of a run.

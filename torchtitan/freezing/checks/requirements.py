@@ -160,9 +160,6 @@ ONE_STAGE = (
 EAGER = Requirement(
     "compiled blocks", 'compile.components has "model"',
     lambda run: not compiles_blocks(run), 'set compile.enable = false or components = ["loss"]')
-COMPILED = Requirement(
-    "blocks that are not compiled", "blocks of the model are not compiled", compiles_blocks,
-    'set compile.enable = true and components with "model"')
 NO_EMULATION = one_of("emulation.enable", False)
 ONE_PROCESS = Requirement(
     "several processes", "several processes were started",
@@ -233,8 +230,3 @@ VISION = (
     package("PIL", "pillow", _EXTRA.format("vision")),
     package("torchvision", "torchvision", _EXTRA.format("vision")),
 )
-
-
-def workers(key: str) -> Requirement:
-    """Return the requirement that a loader has workers."""
-    return Requirement(f"`{key}` 0", key, attrgetter(key), "it must be 1 or more")
