@@ -32,12 +32,14 @@ def kept_bytes(
     module: nn.Module,
     casting: AbstractContextManager[Any],
     *inputs: Any,
-    buffers: list[Tensor] | None = None,
     loss: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, Tensor]:
-    """Return the bytes that stay alive after a forward, weights left out, and its output."""
+    """Return the bytes that stay alive after a forward, and its output.
+
+    Weights are left out, and so are all inputs but the first, which microbatches share.
+    """
     _stand_in_for_kernels(module)
-    known = {_key(p) for p in [*module.parameters(), *(buffers or [])]}
+    known = {_key(p) for p in [*module.parameters(), *filter(torch.is_tensor, inputs[1:])]}
     alive: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> int:
@@ -59,8 +61,7 @@ def kept_bytes(
             keep(out)  # a stage holds on to its output until the backward
             loss(out)
     # What both microbatches keep is the input, which each has its own of, and casts of weights.
-    own = {_key(t) for t in inputs if isinstance(t, Tensor)}
-    casts = (of_first.keys() & alive.keys()) - own
+    casts = (of_first.keys() & alive.keys()) - {_key(inputs[0])}
     del first
     return sum(kept.nbytes() for key, kept in alive.items() if key not in casts), out
 

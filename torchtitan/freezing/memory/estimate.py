@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,7 +54,7 @@ from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
 from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
 
 # What upstream calls the ends of the model.
@@ -171,7 +171,6 @@ def decoder_bytes(
     prepare: Callable[[nn.Module], nn.Module] | None = None,
 ) -> ModelBytes:
     """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch."""
-    n_tokens = how.n_rows * seq_len
     # Other kinds of attention keep what fused attention keeps, and need masks to run.
     one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
@@ -179,32 +178,14 @@ def decoder_bytes(
         model = model if prepare is None else prepare(model)
     with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
         put_on_fakes(model)
-        x = torch.empty(how.n_rows, seq_len, args.dim, requires_grad=True)
+        x = torch.empty(how.n_rows, seq_len, args.dim)
         frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
-        block = model.layers["0"]
-        of_block, between = _part(block, how), _OutputBytes(block)
-        kept, out = kept_bytes(block, how.casting(), x, frequencies, None, buffers=[frequencies])
         labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
-        norm, of_head = _part(model.norm, how), _part(model.output, how)
-        between_head = _OutputBytes(model.output)
-        kept_by_head, _ = kept_bytes(
-            nn.Sequential(model.norm, model.output),
-            how.casting(),
-            torch.empty_like(out, requires_grad=True),
-            loss=lambda out: cross_entropy_loss(out, labels),
-        )
-    return ModelBytes(
-        embedding=replace(_part(model.tok_embeddings, how), kept=8 * n_tokens),
-        layer=replace(
-            of_block, kept=x.nbytes if how.recompute else kept, kept_between_halves=between.total
-        ),
-        norm=norm,
-        head=replace(of_head, kept=kept_by_head, kept_between_halves=between_head.total),
-        message=out.nbytes,
-        logits=4 * n_tokens * args.vocab_size,
-        recomputed=kept if how.recompute else 0,
-        update_copies=how.update_copies,
-    )
+        embedding = _part(model.tok_embeddings, how, 8 * x[..., 0].numel())
+        head = nn.Sequential(model.norm, model.output)
+        loss = partial(cross_entropy_loss, labels=labels)
+        counted = _count(model, how, embedding, x, head, loss, frequencies, None)
+    return ModelBytes(**{field.name: getattr(counted, field.name) for field in fields(ModelBytes)})
 
 
 class _Head(nn.Module):
@@ -229,33 +210,44 @@ def block_bytes(args: VisionArgs, *, how: How) -> BlockBytes:
         pictures = torch.empty(how.n_rows, channels, args.image_size, args.image_size)
         kept, hidden = kept_bytes(model.tok_embeddings, how.casting(), pictures)
         embedding = _part(model.tok_embeddings, how, max(kept, pictures.nbytes))
-        blocks, outputs, recomputed = [], [hidden.nbytes], 0
-        for block in model.layers.values():
-            enters = torch.empty_like(hidden, requires_grad=True)
-            between = _OutputBytes(block)
-            kept, hidden = kept_bytes(block, how.casting(), enters)
-            if how.recompute:
-                recomputed, kept = max(recomputed, kept), enters.nbytes
-            blocks.append(_part(block, how, kept, between.total))
-            outputs.append(hidden.nbytes)
         labels = torch.empty(how.n_rows, dtype=torch.int64)
-        head, enters = _Head(model), torch.empty_like(hidden, requires_grad=True)
-        between = _OutputBytes(head)
-        kept, logits = kept_bytes(
-            head, how.casting(), enters, loss=lambda out: F.cross_entropy(out.float(), labels)
-        )
-        return BlockBytes(
-            embedding=embedding,
-            layer=blocks[0],
-            norm=_part(model.norm, how),
-            head=_part(model.output, how, kept, between.total),
-            message=outputs[0],
-            logits=4 * logits.numel(),
-            recomputed=recomputed,
-            update_copies=how.update_copies,
-            blocks=tuple(blocks),
-            outputs=tuple(outputs),
-        )
+        loss = partial(image_loss, labels=labels, label_smoothing=0.0)
+        return _count(model, how, embedding, hidden, _Head(model), loss)
+
+
+def _count(
+    model: Any,
+    how: How,
+    embedding: PartBytes,
+    hidden: Tensor,
+    head: nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    *shared: Any,
+) -> BlockBytes:
+    """Count a model's parts; blocks get what the embedding puts out, and what all batches share."""
+    blocks, outputs, recomputed = [], [hidden.nbytes], 0
+    for block in model.layers.values():
+        enters = torch.empty_like(hidden, requires_grad=True)
+        between = _OutputBytes(block)
+        kept, hidden = kept_bytes(block, how.casting(), enters, *shared)
+        if how.recompute:
+            recomputed, kept = max(recomputed, kept), enters.nbytes
+        blocks.append(_part(block, how, kept, between.total))
+        outputs.append(hidden.nbytes)
+    enters, between = torch.empty_like(hidden, requires_grad=True), _OutputBytes(head)
+    kept, logits = kept_bytes(head, how.casting(), enters, loss=loss)
+    return BlockBytes(
+        embedding=embedding,
+        layer=blocks[0],
+        norm=_part(model.norm, how),
+        head=_part(model.output, how, kept, between.total),
+        message=outputs[0],
+        logits=4 * logits.numel(),
+        recomputed=recomputed,
+        update_copies=how.update_copies,
+        blocks=tuple(blocks),
+        outputs=tuple(outputs),
+    )
 
 
 # Whose weights autocast casts; an embedding is looked up as it is, and norms stay in float32.
