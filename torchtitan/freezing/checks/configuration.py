@@ -25,7 +25,7 @@ from torchtitan.freezing.checks.data import (
     validation_split,
 )
 from torchtitan.freezing.checks.features import FEATURES
-from torchtitan.freezing.checks.freezing import cache_folder_errors, freezing_errors, front_errors
+from torchtitan.freezing.checks.freezing import freezing_errors, front_errors
 from torchtitan.freezing.checks.lora import lora_errors
 from torchtitan.freezing.checks.models import device_errors, image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
@@ -88,7 +88,6 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
                 *tokenizer_errors(job_config),
                 *checkpoint_errors(job_config),
                 *output_errors(job_config),
-                *cache_folder_errors(job_config),
             ]
     return list(dict.fromkeys(errors))  # several may meet the same
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
-from timelyfreeze.files import write_obstacle
-from timelyfreeze.front.caching import in_use
 from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
@@ -22,7 +18,7 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.pipeline import n_microbatches
-from torchtitan.freezing.config import Freezing, JobConfig, cache_folder, global_rows, preset_errors
+from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -187,21 +183,6 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
 def caches(config: JobConfig) -> bool:
     """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
     return config.freezing.cache.enable and freezes_by_turns(config.freezing.method)
-
-
-def cache_folder_errors(config: JobConfig) -> Iterator[str]:
-    """Say why this process can keep no rows in the folder of the cache."""
-    settings = config.freezing.cache
-    if not (caches(config) and settings.disk_gib > 0.0):
-        return
-    folder = Path(cache_folder(config))
-    if obstacle := write_obstacle(folder):
-        yield f"freezing.cache.folder is {settings.folder!r}, and {obstacle}; name another folder"
-    elif in_use(folder, int(os.environ.get("RANK", "0"))):
-        yield (
-            f"freezing.cache.folder is {settings.folder!r}, which another run uses; name another "
-            "folder"
-        )
 
 
 def front_errors(config: JobConfig) -> Iterator[str]:
