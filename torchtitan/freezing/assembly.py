@@ -27,8 +27,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import GIB, FreezeSettings
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import JobConfig, cache_folder, model_family
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import JobConfig, cache_folder, model_family, pipeline_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition.cut import model_sizes
 
@@ -46,7 +45,7 @@ class Assembly:
         self._optimizers: OptimizerClock | None = None
         if self._emulates:
             # That of the ranks, of which an emulation runs a merged one.
-            self._order = emulated_order(self._config, trainer.model_args.n_layers)
+            self._order = pipeline_order(self._config, trainer.model_args.n_layers)
             held = zip(trainer.model_parts, self._order.stage_to_rank, strict=True)
             ranks = {id(part): rank for part, rank in held}
             # A stage that learns nothing has no optimizer.

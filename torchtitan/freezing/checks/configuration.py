@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
 
@@ -39,9 +40,8 @@ from torchtitan.freezing.checks.upstream import (
     rule_errors,
     text_errors,
     upstream_errors,
-    with_defaults,
 )
-from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.freezing.config import JobConfig, toml_key, with_values
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import color_errors, training_place, validation_place
@@ -56,7 +56,8 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
     """Raise ConfigError with all errors; if it ``trains``, its data and folders must be there."""
     impossible = rule_errors(job_config)
     # What else is wrong is looked for with possible numbers, and nothing is told twice.
-    others = _errors(with_defaults(job_config, impossible), trains=trains)
+    usual = {key: attrgetter(key)(JobConfig()) for key in impossible}
+    others = _errors(with_values(job_config, usual), trains=trains)
     errors = [
         *impossible.values(),
         *(error for error in others if not any(key in error for key in impossible)),

@@ -12,8 +12,7 @@ from torch import nn
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
-from torchtitan.freezing.config import JobConfig, stage_modules
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.folder import some_of
@@ -52,7 +51,7 @@ def _target_errors(config: JobConfig) -> Iterator[str]:
         return
     try:
         stages = stage_modules(config, len(model.layers))
-        ranks = emulated_order(config, len(model.layers)).stage_to_rank
+        ranks = pipeline_order(config, len(model.layers)).stage_to_rank
     except (ValueError, OSError):
         return  # told by those that check models and pipelines
     yield from _place_errors(stages, ranks, chosen_layers(layers, targets))

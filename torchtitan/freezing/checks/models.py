@@ -19,8 +19,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
 from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
@@ -204,7 +203,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
             yield str(error)
             return
         try:
-            emulated_order(config, n_layers)
+            pipeline_order(config, n_layers)
         except ValueError as error:
             yield (
                 f"parallelism.pipeline_parallel_schedule is "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from copy import deepcopy
 from operator import attrgetter
 from typing import Any
 
@@ -201,13 +200,3 @@ def size_errors(config: JobConfig) -> Iterator[str]:
     yield from (impossible := rule_errors(config)).values()
     if not impossible and config.parallelism.pipeline_parallel_degree > 1:
         yield from microbatch_errors(config)
-
-
-def with_defaults(config: JobConfig, keys: Collection[str]) -> JobConfig:
-    """Return a copy in which keys have the values that they have where nobody sets them."""
-    changed = deepcopy(config)
-    for key in keys:
-        place, _, name = key.rpartition(".")
-        section = attrgetter(place)(changed)
-        setattr(section, name, getattr(type(section)(), name))
-    return changed

@@ -24,4 +24,4 @@ from torchtitan.freezing.config.layout import (
     pipeline_title,
     stage_modules,
 )
-from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
+from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset, with_values

@@ -48,7 +48,6 @@ from torchtitan.freezing.config import (
     pipeline_order,
     stage_modules,
 )
-from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
@@ -66,7 +65,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     model = model_bytes(job_config)
     n_layers = _args(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
 
     def part_of(module: str) -> str:
         return _PARTS.get(module) or model.layer_name(int(module.removeprefix("layers.")))

@@ -36,8 +36,13 @@ from timelyfreeze.whatif.partition import (
     time_load,
 )
 from torchtitan.freezing.checks import pipeline_errors, size_errors
-from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import (
+    JobConfig,
+    count_layers,
+    modules_of_split,
+    pipeline_order,
+    stage_modules,
+)
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.library import VisionArgs
@@ -59,7 +64,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     if reasons := [*size_errors(job_config), *pipeline_errors(job_config)]:
         raise ValueError("; ".join(dict.fromkeys(reasons)))
     n_layers = count_model_layers(job_config)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
     least = fewest_layers(order.n_stages)
     if parallelism.partition == TIME:
         least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
@@ -95,7 +100,7 @@ def partition_line(job_config: JobConfig) -> str | None:
     if not parallelism.partition:
         return None
     n_layers = count_model_layers(job_config)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
     split = count_layers(stage_modules(job_config, n_layers))
     told = [f"parallelism.partition = {parallelism.partition!r}: layers {render_split(split)}"]
     for partition in (TIME, PARAMETERS, MEMORY):

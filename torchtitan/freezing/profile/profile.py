@@ -30,10 +30,10 @@ from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
     pipeline_notes,
+    pipeline_order,
     stage_modules,
     toml_key,
 )
-from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
 from torchtitan.freezing.spec import build_train_spec
@@ -71,7 +71,7 @@ def profile_stages(
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
-    order = emulated_order(job_config, model_args.n_layers)
+    order = pipeline_order(job_config, model_args.n_layers)
     # Full, and split where that works.
     splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
     with _quiet_process(job_config):
