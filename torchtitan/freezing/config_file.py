@@ -21,7 +21,7 @@ from torchtitan.config import ConfigManager
 
 from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import shown
-from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors
+from torchtitan.freezing.checks import ConfigError, partition_errors
 from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
@@ -45,11 +45,11 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
         errors += _argument_errors(config_class, args)
         if errors:
-            raise ConfigError(join_errors(errors))
+            raise ConfigError(*errors)
     try:
         job_config = _Manager(config_class, table).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
     _find_home(job_config)
     in_arguments = set(_argument_keys(args))
     given = {*_keys_of(table), *in_arguments}
@@ -61,13 +61,13 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         *partition_errors(job_config, cuts),
     ]
     if errors:
-        raise ConfigError(join_errors(errors))
+        raise ConfigError(*errors)
     try:
         _fetch_model(job_config, weights=weights)
         job_config = with_partition(with_preset(job_config, given))
         check_live_times(job_config)
     except ValueError as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
     return job_config
 
 
@@ -151,7 +151,7 @@ def read_toml(path: str) -> dict[str, Any]:
         why = "is no TOML: it is nested too deeply"
     except ValueError as error:
         why = f"is no TOML: {error}"
-    raise ConfigError(join_errors([f"job.config_file is {path!r}, which {why}"]))
+    raise ConfigError(f"job.config_file is {path!r}, which {why}")
 
 
 def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -6,7 +6,6 @@ from torchtitan.freezing.checks.configuration import (
     check,
     check_examples,
     check_readers,
-    join_errors,
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT

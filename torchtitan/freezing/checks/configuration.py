@@ -47,9 +47,21 @@ from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace
 
+# A value that nobody would read to its end; a path may be long.
+_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
+
 
 class ConfigError(ValueError):
     """The configuration has errors; the message lists each with key, value and rule."""
+
+    def __init__(self, *errors: str) -> None:
+        number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
+        lines = [
+            _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
+            for error in errors
+        ]
+        told = "\n".join(f"  - {line}" for line in lines)
+        super().__init__(f"The configuration has {number}:\n{told}")
 
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
@@ -63,7 +75,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
         *(error for error in others if not any(key in error for key in impossible)),
     ]
     if errors:
-        raise ConfigError(join_errors(errors))
+        raise ConfigError(*errors)
 
 
 def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
@@ -96,21 +108,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
 def check_examples(job_config: JobConfig) -> None:
     """Raise ConfigError if data on this disk cannot be used; all instruction examples are read."""
     if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
-        raise ConfigError(join_errors(errors))
-
-
-# A value that nobody would read to its end; a path may be long.
-_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
-
-
-def join_errors(errors: Sequence[str]) -> str:
-    """Return the message of an error that tells of ``errors``, a line for each."""
-    number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
-    lines = [
-        _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
-        for error in errors
-    ]
-    return f"The configuration has {number}:\n" + "\n".join(f"  - {line}" for line in lines)
+        raise ConfigError(*errors)
 
 
 def check_readers(job_config: JobConfig) -> None:
@@ -118,7 +116,7 @@ def check_readers(job_config: JobConfig) -> None:
     try:
         _build_readers(job_config)
     except ValueError as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
 
 
 def _build_readers(config: JobConfig) -> None:

@@ -62,7 +62,12 @@ def profile_stages(
 ) -> Profile:
     """Measure every stage, and what a layer adds to one; ``report`` gets each response at once."""
     with arguments_named(toml_key):
-        reasons = list(_not_covered(job_config))
+        reasons = [
+            *size_errors(job_config),
+            *schedule_errors(job_config),
+            *feature_errors(job_config, (PROFILE, SPLIT)),
+            *unknown_words(first_stage=job_config.freezing.first_stage),
+        ]
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(base_spec(job_config), job_config)
@@ -98,16 +103,8 @@ def profile_stages(
     )
 
 
-def _not_covered(config: JobConfig) -> Iterator[str]:
-    """Say what about a configuration keeps its stages from being profiled."""
-    yield from size_errors(config)
-    yield from schedule_errors(config)
-    yield from feature_errors(config, (PROFILE, SPLIT))
-    yield from unknown_words(first_stage=config.freezing.first_stage)
-
-
 def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
-    """Say the same about the model that it asks for."""
+    """Say what about a model keeps its stages from being profiled."""
     for name in ("n_layers", "dim", "vocab_size"):
         if not hasattr(model_args, name):
             yield (
