@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
@@ -135,7 +134,7 @@ def _build_readers(config: JobConfig) -> None:
             build_validation_dataloader(job_config=config, split=split, **reader)
             return
         # Endless, so that only the run itself looks at the length of each example.
-        endless = replace(config, validation=replace(config.validation, steps=1))
+        endless = with_values(config, {"validation.steps": 1})
         template = build_chat_template(
             config.data.chat_template, tokenizer, config.model.hf_assets_path
         )

@@ -48,7 +48,7 @@ def build_emulated_pipeline(
     """
     order = pipeline_order(config, model_args.n_layers)
     asked = config.parallelism
-    parallelism = replace(
+    of_one = replace(
         asked,
         pipeline_parallel_degree=1,
         pipeline_parallel_schedule=_VEHICLE,
@@ -57,8 +57,8 @@ def build_emulated_pipeline(
         pipeline_parallel_expert_parallel_overlap=False,
         module_fqns_per_model_part=stage_modules(config, model_args.n_layers),
     )
-    of_one = replace(config, parallelism=parallelism)
-    built = build(model, parallel_dims, of_one, device, model_args, *others)
+    config = replace(config, parallelism=of_one)
+    built = build(model, parallel_dims, config, device, model_args, *others)
     schedule, model_parts, *_ = built
     actions = merge_ranks(order)
     run_in_order(schedule, actions)

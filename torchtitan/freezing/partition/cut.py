@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from torchtitan.freezing.config import (
     modules_of_split,
     pipeline_order,
     stage_modules,
+    with_values,
 )
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
@@ -70,8 +70,8 @@ def with_partition(job_config: JobConfig) -> JobConfig:
         least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
     load = _load(job_config, parallelism.partition, order, n_layers)
     split = min_max_split(n_layers, order.stage_to_rank, load, least)
-    cut = replace(parallelism, module_fqns_per_model_part=modules_of_split(split))
-    return replace(job_config, parallelism=cut)
+    cut = {"parallelism.module_fqns_per_model_part": modules_of_split(split)}
+    return with_values(job_config, cut)
 
 
 def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
