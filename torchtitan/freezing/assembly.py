@@ -78,7 +78,11 @@ class Assembly:
         """Return the controller of the configured method."""
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
-        stages, outside = stages_of(trainer.pp_schedule), None
+        stages, outside, store = stages_of(trainer.pp_schedule), None, None
+        if caches(self._config):
+            cache, place = freezing.cache, Path(cache_folder(self._config))
+            folder = folder_for(place, dist.get_rank(), cache.disk_gib)
+            store = ActivationStore(int(cache.memory_gib * GIB), folder)
         if self._optimizers is not None:
             outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
             for stage in stages:
@@ -103,7 +107,7 @@ class Assembly:
             measures_energy=True,
             outside=outside,
             optimizers=trainer.optimizers.optimizers,
-            store=front_store(self._config, dist.get_rank()) if caches(self._config) else None,
+            store=store,
             front_identity=front_identity(
                 self._config,
                 trainer.model_args,
@@ -128,13 +132,6 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
     policy = policy.in_epochs_of(n_steps)
     logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
     return policy
-
-
-def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
-    """Return the store of a process, as ``[freezing.cache]`` wants it."""
-    cache = job_config.freezing.cache
-    folder = folder_for(Path(cache_folder(job_config)), rank, cache.disk_gib)
-    return ActivationStore(int(cache.memory_gib * GIB), folder)
 
 
 def front_identity(

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchtitan.models.llama3 import llama3_args
-
 from timelyfreeze.files import shown
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
@@ -30,8 +28,10 @@ from torchtitan.data.sources import (
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
 from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.upstream import data_sections
 from torchtitan.freezing.config import JobConfig, model_family
-from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.flavors import chosen_args
+from torchtitan.vision.spec import base_spec
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
@@ -67,10 +67,7 @@ def example_errors(config: JobConfig) -> Iterator[str]:
 
 def _path_errors(config: JobConfig) -> Iterator[str]:
     """Refuse an empty path, such as that of a variable that is not set, which upstream ignores."""
-    sections = [("training", config.training)]
-    if config.validation.enable:
-        sections.append(("validation", config.validation))
-    for name, section in sections:
+    for name, section in data_sections(config):
         if section.dataset_path == "" and not is_image_dataset(section.dataset):
             yield (
                 f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
@@ -212,10 +209,11 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
         yield f"{key}, whose {TOKENIZER_FILE} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_embeddings = None  # of other models, and where it is not known, that is told elsewhere
-    with suppress(ValueError):
-        if config.model.name == LLAMA:
-            n_embeddings = chosen_args(config, llama3_args).vocab_size
+    n_embeddings = None  # where it is not known, that is told elsewhere
+    with suppress(ImportError, ValueError):
+        args = chosen_args(config, base_spec(config).model_args)
+        # transformers' models learn later how many tokens they have, from a folder of their own.
+        n_embeddings = getattr(args, "vocab_size", None)
     if n_embeddings is not None and largest >= n_embeddings:
         token = next((token for token, i in tokens.items() if i == largest), "")
         yield (

@@ -51,7 +51,7 @@ def upstream_errors(config: JobConfig) -> Iterator[str]:
             f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
             f"so it must be training.steps ({training.steps}) or more"
         )
-    for name, section in _sections(config) if _reads_texts(config) else ():
+    for name, section in data_sections(config) if _reads_texts(config) else ():
         if not (has_rows(section.dataset) or section.dataset in DATASETS):
             known = ", ".join([*INSTRUCT_DATASETS, IMAGES, *DATASETS])
             yield f"{name}.dataset is {section.dataset!r}; known: {known}"
@@ -63,7 +63,8 @@ def upstream_errors(config: JobConfig) -> Iterator[str]:
         yield "fault_tolerance.enable is true; this trainer has no TorchFT, so it must be false"
 
 
-def _sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
+def data_sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the sections that name data which a run reads, with their names."""
     yield "training", config.training
     if config.validation.enable:
         yield "validation", config.validation
@@ -79,7 +80,7 @@ def _reads_texts(config: JobConfig) -> bool:
 
 def text_errors(config: JobConfig) -> Iterator[str]:
     """Say why upstream cannot read the texts that lie on this disk; a first one is read."""
-    for name, section in _sections(config):
+    for name, section in data_sections(config):
         if section.dataset not in DATASETS:
             continue
         texts = DATASETS[section.dataset]

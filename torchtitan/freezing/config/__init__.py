@@ -16,6 +16,7 @@ from torchtitan.freezing.config.layout import (
     count_layers,
     examples_of_microbatch,
     global_rows,
+    layers_of_split,
     model_family,
     modules_of_split,
     padding_note,

@@ -140,12 +140,14 @@ def pipeline_notes(
     )
 
 
+def layers_of_split(split: Sequence[int]) -> list[range]:
+    """Return the layers of each stage, given how many each has."""
+    return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
+
+
 def modules_of_split(split: Sequence[int]) -> list[list[str]]:
     """Return the modules of stages with so many layers; embedding, norm and head lie at ends."""
-    ends = list(accumulate(split))
-    stages = [
-        [f"layers.{i}" for i in range(end - n, end)] for n, end in zip(split, ends, strict=True)
-    ]
+    stages = [[f"layers.{i}" for i in layers] for layers in layers_of_split(split)]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "output"]
     return stages

@@ -16,6 +16,7 @@ from torchtitan.freezing.config import (
     count_layers,
     examples_of_microbatch,
     global_rows,
+    layers_of_split,
     modules_of_split,
     stage_modules,
     with_values,
@@ -128,7 +129,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
                 n_frozen,
                 n_ranks,
                 settings.frozen_cost,
-                _largest(sizes, start.split),
+                max(sum(sizes[i] for i in layers) for layers in layers_of_split(start.split)),
                 n_microbatches=n_microbatches,
                 min_ranks=least,
                 partition=settings.partition,
@@ -163,11 +164,6 @@ def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
         return memory(n_ranks).of_rank(rank, first, stop, n_frozen).total <= limit
 
     return fits
-
-
-def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
-    ends = [sum(split[: stage + 1]) for stage in range(len(split))]
-    return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))
 
 
 @dataclass(frozen=True)

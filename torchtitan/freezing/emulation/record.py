@@ -123,16 +123,13 @@ class EmulationRecord:
             self._optimizers.clock.wait(ended)
             real_ms = self._optimizers.clock.elapsed_ms(began, ended)
             outside_ms = real_ms - sum(b.real_ms for b in mine) - self._optimizers.waited_ms(marks)
-            virtual_ms = outside_ms + self._slowest_ms(mine)
+            # The slowest replica's; they take turns.
+            replicas = [mine[i :: self.n_replicas] for i in range(self.n_replicas)]
+            virtual_ms = outside_ms + max(sum(b.virtual_ms for b in turn) for turn in replicas)
             step = EmulatedStep(phase, virtual_ms, n_tokens, batches=mine)
             for steps in (self._not_shown, self._not_taken):
                 steps.append(step)
             self.steps.add(step)
-
-    def _slowest_ms(self, batches: Sequence[EmulatedBatch]) -> float:
-        """Return how long the slowest replica takes for its batches; they take turns."""
-        n = self.n_replicas
-        return max(sum(batch.virtual_ms for batch in batches[i::n]) for i in range(n))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the steps completed since the last call."""

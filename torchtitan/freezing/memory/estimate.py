@@ -45,6 +45,7 @@ from torchtitan.freezing.config import (
     IMAGE_MODELS,
     JobConfig,
     examples_of_microbatch,
+    layers_of_split,
     pipeline_order,
     stage_modules,
 )
@@ -141,10 +142,9 @@ class CutMemory:
 
     def of_fullest(self, split: tuple[int, ...], n_frozen: int = 0) -> int:
         """Return the bytes of the rank that holds most, of a cut given by layers of each rank."""
-        ends = [sum(split[: rank + 1]) for rank in range(len(split))]
         return max(
-            self.of_rank(rank, end - n, end, n_frozen).total
-            for rank, (n, end) in enumerate(zip(split, ends, strict=True))
+            self.of_rank(rank, layers.start, layers.stop, n_frozen).total
+            for rank, layers in enumerate(layers_of_split(split))
         )
 
 
