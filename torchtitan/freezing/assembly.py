@@ -84,7 +84,7 @@ class Assembly:
             folder = folder_for(place, dist.get_rank(), cache.disk_gib)
             store = ActivationStore(int(cache.memory_gib * GIB), folder)
         if self._optimizers is not None:
-            outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
+            outside = OutsideClock(self._clock, self._optimizers.waited_ms)
             for stage in stages:
                 if stage.low_rank is not None:
                     rank = self._order.stage_to_rank[stage.stage_index]

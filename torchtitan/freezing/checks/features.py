@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +12,6 @@ from torchtitan.tools.utils import has_cuda_capability
 from timelyfreeze.policies import (
     LORA,
     ComparesOutputs,
-    Method,
     freezes_by_turns,
     freezes_whole_layers,
     makes_plan,
@@ -31,25 +31,15 @@ def _freezes(run: JobConfig) -> bool:
     return freezes_by_turns(run.freezing.method)
 
 
-def _method(run: JobConfig) -> Method | None:
-    try:
-        return parse_method(run.freezing.method)
-    except ValueError:
-        return None  # reported as an error of its own
+def _policy_name(run: JobConfig) -> str | None:
+    with suppress(ValueError):  # reported as an error of its own
+        if method := parse_method(run.freezing.method):
+            return method.policy
+    return None
 
 
 def _policy(run: JobConfig) -> Any:
-    method = _method(run)
-    return getattr(run.freezing, method.policy) if method and method.policy else None
-
-
-def _freezes_tensors(run: JobConfig) -> bool:
-    method = _method(run)
-    return bool(method and method.policy and not freezes_whole_layers(method.policy))
-
-
-def _has_subspaces(run: JobConfig) -> bool:
-    return makes_plan(run.freezing.method) and run.freezing.gradient_rank > 0
+    return getattr(run.freezing, _policy_name(run) or "", None)
 
 
 def _if_frozen(
@@ -146,13 +136,15 @@ FEATURES = (
         lambda run: 0.0 < run.data.validation_fraction < 1.0),
     # -- methods
     Feature(
-        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _method,
+        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _freezes,
         'any `freezing.method` but `"none"` and `"lora"`'),
     Feature(SPLIT.key, SPLIT.why, SPLIT.needs,
-            lambda run: _method(run) and splits_backwards(run), SPLIT.title),
+            lambda run: _freezes(run) and splits_backwards(run), SPLIT.title),
     Feature(
         _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
-        (needs.EAGER,), _freezes_tensors, "`apf` or another policy that chooses single tensors"),
+        (needs.EAGER,),
+        lambda run: (name := _policy_name(run)) is not None and not freezes_whole_layers(name),
+        "`apf` or another policy that chooses single tensors"),
     Feature(
         'compile.components has "model"',
         "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),
@@ -170,7 +162,8 @@ FEATURES = (
     _if_frozen(
         "freezing.gradient_rank",
         "subspaces belong to whole eager layers that stay where they are",
-        (needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)), _has_subspaces),
+        (needs.EAGER, *needs.WHOLE_LAYERS, without(ELASTIC)),
+        lambda run: makes_plan(run.freezing.method) and run.freezing.gradient_rank > 0),
     Feature(
         _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
         (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
@@ -97,7 +96,10 @@ _BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
 def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
     """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
     saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
-    wanted = _wanted(config)
+    wanted: dict[str, tuple[int, ...]] = {}
+    if config.freezing.method == LORA and (model := plain_model(config)) is not None:
+        chosen = chosen_layers(linear_layers(model), config.lora.targets)
+        wanted = adapter_shapes(model, chosen, config.lora.rank)
     is_new = begins_anew and not saved
     changes = changed_settings(folder, config.to_dict())
     keys = [key for key in _BOUND if key in changes] if saved else []
@@ -110,11 +112,3 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
         f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
         "saved under, or begin anew from what timelyfreeze export makes of it"
     )
-
-
-def _wanted(config: JobConfig) -> dict[str, tuple[int, ...]]:
-    model: nn.Module | None = plain_model(config) if config.freezing.method == LORA else None
-    if model is None:
-        return {}
-    chosen = chosen_layers(linear_layers(model), config.lora.targets)
-    return adapter_shapes(model, chosen, config.lora.rank)

@@ -161,16 +161,25 @@ _SHARD = "data_parallel_shard_degree"
 
 def parallel_errors(config: JobConfig) -> Iterator[str]:
     """Yield which degrees of ``[parallelism]`` do not go together: key, value and rule."""
-    parallelism = config.parallelism
-    degrees = {name: getattr(parallelism, name) for name in _DEGREES}
-    shard = parallelism.data_parallel_shard_degree
-    n_processes = _n_processes(config)
-    if n_processes is not None:
-        yield from _count_errors(degrees, shard, n_processes)
-        shard = n_processes // prod(degrees.values()) if shard == -1 else shard
+    degrees = {name: getattr(config.parallelism, name) for name in (*_DEGREES, _SHARD)}
+    takes_rest, n_processes = degrees[_SHARD] == -1, _n_processes(config)
+    if takes_rest:
+        del degrees[_SHARD]
+    product = prod(degrees.values())
+    if n_processes is not None and (
+        n_processes % product if takes_rest else n_processes != product
+    ):
+        names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"
+        yield (
+            f"{n_processes} processes were started; parallelism needs "
+            f"{'a multiple of ' if takes_rest else ''}{names} = {product}; set NGPU (or nodes) or "
+            "these degrees"
+        )
     replicas = degrees["data_parallel_replicate_degree"]
-    is_pipeline = degrees["pipeline_parallel_degree"] > 1
-    if is_pipeline and replicas > 1 and shard == 1 and degrees["context_parallel_degree"] == 1:
+    is_pipeline = (
+        degrees["pipeline_parallel_degree"] > 1 and degrees["context_parallel_degree"] == 1
+    )
+    if is_pipeline and replicas > 1 and data_parallel_degree(config) == replicas:
         yield (
             f"parallelism.data_parallel_replicate_degree is {replicas} and {_SHARD} is 1; upstream "
             "replicates a pipeline's stages only where they are sharded too: shard them over "
@@ -189,21 +198,6 @@ def data_parallel_degree(config: JobConfig) -> int | None:
         n_processes = _n_processes(config)
         shard = None if n_processes is None else n_processes // others
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
-
-
-def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
-    product = prod(degrees.values())
-    names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"
-    if shard == -1 and (n_processes % product or n_processes < product):
-        yield (
-            f"{n_processes} processes were started; they must be a multiple of parallelism's "
-            f"{names} = {product}; set NGPU (or nodes) or these degrees"
-        )
-    elif shard != -1 and n_processes != product * shard:
-        yield (
-            f"{n_processes} processes were started; parallelism needs {names} x {_SHARD} ({shard}) "
-            f"= {product * shard}; set NGPU (or nodes) or these degrees"
-        )
 
 
 def _n_processes(config: JobConfig) -> int | None:

@@ -48,14 +48,13 @@ class OptimizerClock:
         marks, self._marks = self._marks, []
         return marks
 
-    def waited_in_step_ms(self) -> float:
-        """Return ``waited_ms`` of the step at hand, whose marks have not been taken yet."""
-        return self.waited_ms(self._marks)
+    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]] | None = None) -> float:
+        """Return how much longer the optimizers took one by one than the slowest rank's alone.
 
-    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]]) -> float:
-        """Return how much longer the optimizers took one by one than the slowest rank's alone."""
+        Without ``marks`` in the step at hand, whose marks have not been taken yet.
+        """
         by_rank: dict[int, float] = {}
-        for rank, start, end in marks:
+        for rank, start, end in self._marks if marks is None else marks:
             self.clock.wait(end)
             by_rank[rank] = by_rank.get(rank, 0.0) + self.clock.elapsed_ms(start, end)
         return sum(by_rank.values()) - max(by_rank.values(), default=0.0)

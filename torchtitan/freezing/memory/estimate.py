@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.llama3 import llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
@@ -42,7 +41,6 @@ from timelyfreeze.whatif.rank_memory import (
 )
 from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
 from torchtitan.freezing.config import (
-    IMAGE_MODELS,
     JobConfig,
     examples_of_microbatch,
     layers_of_split,
@@ -64,7 +62,7 @@ _PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "output": HEAD}
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     """Return what each pipeline rank of a run needs, or the one device that emulates them all."""
     model = model_bytes(job_config)
-    n_layers = _args(job_config).n_layers
+    n_layers = described(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
     order = pipeline_order(job_config, n_layers)
 
@@ -85,7 +83,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     """Return what the parts of a run's model take; a ValueError has all reasons why not."""
     if reasons := [*feature_errors(job_config, (MEMORY,)), *size_errors(job_config)]:
         raise ValueError("; ".join(reasons))
-    args = _args(job_config)
+    args = described(job_config)
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     how = How(
         n_rows=examples_of_microbatch(job_config),
@@ -106,12 +104,11 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     return decoder_bytes(args, how=how, seq_len=job_config.training.seq_len, prepare=prepare)
 
 
-def _args(job_config: JobConfig) -> Any:
+def described(job_config: JobConfig) -> Any:
     """Return the description of a run's model; of pictures with its classes and their size."""
-    if job_config.model.name not in IMAGE_MODELS:
-        return chosen_args(job_config, llama3_args)
     args = chosen_args(job_config, base_spec(job_config).model_args)
-    args = with_classes(args, job_config)
+    if isinstance(args, VisionArgs):
+        args = with_classes(args, job_config)
     args.update_from_config(job_config)
     return args
 

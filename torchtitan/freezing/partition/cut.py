@@ -43,10 +43,8 @@ from torchtitan.freezing.config import (
     stage_modules,
     with_values,
 )
-from torchtitan.freezing.memory.estimate import model_bytes
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.spec import base_spec, with_classes
+from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.vision.spec import base_spec
 
 # How loads are told: what they are, in which unit, and how much of it one is.
 _UNITS = {
@@ -167,15 +165,13 @@ def model_sizes(job_config: JobConfig) -> ModelSizes:
 
 def count_model_layers(job_config: JobConfig) -> int:
     """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
-    _, args = _described(job_config)
-    n_layers: int = args.n_layers
+    n_layers: int = _described(job_config)[1].n_layers
     return n_layers
 
 
 def part_parameters(job_config: JobConfig) -> PartParameters:
     """Count the parameters of a run's model on the meta device."""
     spec, args = _described(job_config)
-    args.update_from_config(job_config)
     with torch.device("meta"):
         model = spec.model_cls(args)
     layers = tuple(sum(p.numel() for p in layer.parameters()) for layer in model.layers.values())
@@ -196,5 +192,4 @@ def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
             f"model.name is {name!r}, whose layers cannot be counted; a partition needs a model "
             "that upstream cuts by layers"
         )
-    args = chosen_args(job_config, spec.model_args)
-    return spec, with_classes(args, job_config) if isinstance(args, VisionArgs) else args
+    return spec, described(job_config)
