@@ -89,26 +89,23 @@ class _FusedNorm(nn.Module):
         self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return _KeepForNorm.apply(x, self.weight)
-
-
-class _KeepForNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x)
+        return _Keep.apply(torch.empty_like(x), x, self.weight, _number_a_row(x))
 
 
 class _FusedAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-        return _KeepForAttention.apply(q, k, v)
-
-
-class _KeepForAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, length, width = q.shape
         # Laid out as the kernels do, so that putting the heads side by side copies nothing.
         out = v.new_empty(batch, length, heads, width).transpose(1, 2)
-        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return _Keep.apply(out, q, k, v, out, _number_a_row(q))
+
+
+def _number_a_row(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *kept: Tensor) -> Tensor:
+        ctx.save_for_backward(*kept)
         return out
