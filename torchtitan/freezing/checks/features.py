@@ -63,9 +63,11 @@ ELASTIC = _if_frozen(
      needs.INSTRUCTIONS, needs.LLAMA3))
 PACKING = _if_frozen(
     "freezing.packing.mode",
-    "batches grow where a rank frees all memory of its only stage, in a pipeline that stays",
+    "batches grow where a rank frees all memory of its only stage, in a pipeline of llama3 that "
+    "stays and whose memory can be estimated",
     (needs.NO_PLAN, *needs.FREES, needs.EAGER, *needs.ONE_STAGE, without(ELASTIC), without(CACHE),
-     needs.NO_EMULATION, needs.INSTRUCTIONS),
+     needs.NO_EMULATION, needs.INSTRUCTIONS, *_LONE, needs.LLAMA3,
+     one_of("activation_checkpoint.mode", "none", "full")),
     lambda run: run.freezing.packing.is_on)
 # Also of a profile, whatever the method.
 SPLIT = Feature(
@@ -186,17 +188,11 @@ FEATURES = (
         (needs.NO_EMULATION, needs.NO_PLAN), lambda run: run.freezing.elastic.searches),
     PACKING,
     _if_frozen(
-        "freezing.packing.mode", "memory is estimated for a pipeline of llama3 alone",
-        (*_LONE, needs.LLAMA3, one_of("activation_checkpoint.mode", "none", "full")),
-        PACKING.when),
-    _if_frozen(
-        "freezing.packing.mode", "fewer processes go on from all of the last checkpoint",
+        "freezing.packing.mode",
+        "somebody has to start fewer processes, on the same host and from all of a checkpoint",
         (one_of("checkpoint.enable", True), one_of("checkpoint.load_only", False),
-         one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", [])),
-        lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
-    _if_frozen(
-        "freezing.packing.mode", "somebody has to start fewer processes, on the same host",
-        (needs.ONE_NODE, needs.LAUNCHER),
+         one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", []),
+         needs.ONE_NODE, needs.LAUNCHER),
         lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
     _if_frozen(
         "freezing.run_ahead",
