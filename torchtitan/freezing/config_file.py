@@ -63,7 +63,10 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     if errors:
         raise ConfigError(*errors)
     try:
-        _fetch_model(job_config, weights=weights)
+        model, checkpoint = job_config.model, job_config.checkpoint
+        if is_hub_id(model.hf_assets_path):
+            weights &= checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
+            model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights)
         job_config = with_partition(with_preset(job_config, given))
         check_live_times(job_config)
     except ValueError as error:
@@ -105,13 +108,6 @@ def _find_home(config: JobConfig) -> None:
         value = getattr(section, name)
         if (path := found(value)) != value:
             setattr(section, name, path)
-
-
-def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
-    model, checkpoint = job_config.model, job_config.checkpoint
-    if is_hub_id(model.hf_assets_path):
-        reads = checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
-        model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights and reads)
 
 
 def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:

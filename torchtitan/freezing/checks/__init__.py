@@ -14,7 +14,6 @@ from torchtitan.freezing.checks.pipeline import (
     n_microbatches,
     partition_errors,
     pipeline_errors,
-    schedule_errors,
 )
 from torchtitan.freezing.checks.requirements import feature_errors, feature_table
 from torchtitan.freezing.checks.upstream import size_errors

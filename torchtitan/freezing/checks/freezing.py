@@ -70,7 +70,14 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
         yield from _solver_errors(config)
     else:
-        yield from _warmup_errors(config)
+        last, discarded = freezing.last_warmup_step, freezing.discard_batches
+        if not 0 <= last < config.training.steps:
+            yield (
+                f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
+                f"training.steps ({config.training.steps}), or nothing is ever frozen"
+            )
+        if discarded < 0:
+            yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
         policy = getattr(freezing, method.policy)
         yield from policy.errors()
@@ -110,17 +117,6 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
             "cannot be handed to a copy of a block, and freezing.method "
             f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
         )
-
-
-def _warmup_errors(config: JobConfig) -> Iterator[str]:
-    last = config.freezing.last_warmup_step
-    if not 0 <= last < config.training.steps:
-        yield (
-            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
-            f"training.steps ({config.training.steps}), or nothing is ever frozen"
-        )
-    if (discarded := config.freezing.discard_batches) < 0:
-        yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:

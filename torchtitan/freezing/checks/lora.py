@@ -30,11 +30,6 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     if config.freezing.method != LORA:
         return
     yield from seed_errors(config.freezing.seed)
-    yield from _target_errors(config)
-
-
-def _target_errors(config: JobConfig) -> Iterator[str]:
-    """Say which targets the model does not have, or which ranks none of them."""
     model = plain_model(config)
     if model is None:
         return  # told by model_errors

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -25,16 +26,13 @@ class OptimizerClock:
         self._began: Any = None
         for optimizer, rank in zip(optimizers, ranks, strict=True):
             optimizer.register_step_pre_hook(self._begin)
-            optimizer.register_step_post_hook(self._end_of(rank))
+            optimizer.register_step_post_hook(partial(self._end, rank))
 
     def _begin(self, *_: Any) -> None:
         self._began = self.clock.mark()
 
-    def _end_of(self, rank: int) -> Callable[..., None]:
-        def end(*_: Any) -> None:
-            self._marks.append((rank, self._began, self.clock.mark()))
-
-        return end
+    def _end(self, rank: int, *_: Any) -> None:
+        self._marks.append((rank, self._began, self.clock.mark()))
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:

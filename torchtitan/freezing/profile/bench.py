@@ -331,17 +331,15 @@ class Bench:
             part.init_weights(buffer_device=None)
         part.train()
         titan_tools.device_module.reset_peak_memory_stats(self._device)
-        return LoneStage(
-            part, self._microbatch(), self._loss_fn,
-            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
-        )  # fmt: skip
-
-    def _microbatch(self) -> Microbatch:
-        shape = (examples_of_microbatch(self.config), self.config.training.seq_len)
+        shape = (examples_of_microbatch(config), config.training.seq_len)
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        return Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        microbatch = Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        return LoneStage(
+            part, microbatch, self._loss_fn,
+            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
+        )  # fmt: skip
 
     def _respond(
         self, lone: LoneStage, stage: int | None, n_layers: int, mode: str | None

@@ -25,7 +25,7 @@ from timelyfreeze.timing import DurationBounds, bounds_from_samples, shared_core
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
-from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, schedule_errors, size_errors
+from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -64,7 +64,6 @@ def profile_stages(
     with arguments_named(toml_key):
         reasons = [
             *size_errors(job_config),
-            *schedule_errors(job_config),
             *feature_errors(job_config, (PROFILE, SPLIT)),
             *unknown_words(first_stage=job_config.freezing.first_stage),
         ]
