@@ -36,7 +36,13 @@ from torchtitan.vision.spec import base_spec
 
 def data_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
-    yield from _path_errors(config)
+    for name, section in data_sections(config):
+        # Such as that of a variable that is not set; upstream ignores it.
+        if section.dataset_path == "" and not is_image_dataset(section.dataset):
+            yield (
+                f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
+                f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
+            )
     yield from _source_errors(config)
     yield from _template_errors(config)
 
@@ -63,16 +69,6 @@ def example_errors(config: JobConfig) -> Iterator[str]:
                 examples.read(index, lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
-
-
-def _path_errors(config: JobConfig) -> Iterator[str]:
-    """Refuse an empty path, such as that of a variable that is not set, which upstream ignores."""
-    for name, section in data_sections(config):
-        if section.dataset_path == "" and not is_image_dataset(section.dataset):
-            yield (
-                f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
-                f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
-            )
 
 
 def _source_errors(config: JobConfig) -> Iterator[str]:

@@ -97,10 +97,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     prepare = None
     if job_config.freezing.method == LORA:
         lora, seed = job_config.lora, job_config.freezing.seed
-
-        def prepare(model: nn.Module) -> nn.Module:
-            return add_adapters(model, lora, seed, how.autocast)
-
+        prepare = partial(add_adapters, settings=lora, seed=seed, autocast=how.autocast)
     return decoder_bytes(args, how=how, seq_len=job_config.training.seq_len, prepare=prepare)
 
 
