@@ -85,14 +85,14 @@ class _Manager(ConfigManager):
         return self._table
 
 
-def _values(section: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
-    """Yield section, name and whole key of each value of a configuration."""
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key of each value of a configuration, the value, and the section that has it."""
     for field in fields(section):
         value, key = getattr(section, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
             yield from _values(value, f"{key}.")
         else:
-            yield section, field.name, key
+            yield key, value, section
 
 
 def _find_home(config: JobConfig) -> None:
@@ -104,10 +104,9 @@ def _find_home(config: JobConfig) -> None:
         is_path = isinstance(value, str) and value.startswith("~")
         return os.path.expanduser(value) if is_path else value
 
-    for section, name, _ in _values(config):
-        value = getattr(section, name)
+    for key, value, section in _values(config):
         if (path := found(value)) != value:
-            setattr(section, name, path)
+            setattr(section, key.rpartition(".")[2], path)
 
 
 def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -214,8 +213,7 @@ def _words(kind: Any) -> str:
 
 def _not_numbers(config: JobConfig) -> Iterator[str]:
     """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
-    for section, name, key in _values(config):
-        value = getattr(section, name)
+    for key, value, _ in _values(config):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, float) and math.isnan(one):
                 yield f"{key} is {shown(value)}; it must be a number"

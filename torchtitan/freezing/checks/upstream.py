@@ -1,4 +1,4 @@
-"""Finds what upstream refuses by itself, with a stack trace and once processes have started."""
+"""Finds values that break the rule of their key, and what upstream refuses with a stack trace."""
 
 from __future__ import annotations
 
