@@ -15,5 +15,5 @@ from torchtitan.freezing.checks.pipeline import (
     partition_errors,
     pipeline_errors,
 )
-from torchtitan.freezing.checks.requirements import feature_errors, feature_table
+from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import size_errors

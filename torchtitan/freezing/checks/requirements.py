@@ -71,15 +71,6 @@ def feature_errors(config: JobConfig, features: Sequence[Feature]) -> Iterator[s
                     yield f"{found}; {feature.why}, so {need.rule}"
 
 
-def feature_table(features: Sequence[Feature]) -> str:
-    """Return the features and what each cannot be with, as a table of Markdown."""
-    rows = ["| setting | refused with | why |", "|---|---|---|"]
-    for feature in features:
-        needs = "; ".join(need.without for need in feature.needs)
-        rows.append(f"| {feature.title or f'`{feature.key}`'} | {needs} | {feature.why} |")
-    return "\n".join(rows) + "\n"
-
-
 def one_of(key: str, *allowed: Any, without: str = "") -> Requirement:
     """Return the requirement that a key has one of some values, told as ``without`` if given."""
     values, value_of = " or ".join(map(_shown, allowed)), attrgetter(key)
