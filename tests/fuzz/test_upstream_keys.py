@@ -124,17 +124,9 @@ def test_all_are_told_at_once_and_nothing_twice(
         ({"optimizer__name": "Lion"}, "optimizer.name is 'Lion'; known: Adam, AdamW, SGD"),
         ({"model__converters": ["x"]}, "model.converters has 'x'; known: quantize.linear"),
         ({"checkpoint__exclude_from_loading": ["x"]}, "checkpoint.exclude_from_loading has 'x'"),
-        ({"experimental__custom_import": "no.such"}, "experimental.custom_import is 'no.such', of"),
-        ({"experimental__custom_import": "."}, "experimental.custom_import is '.', of which"),
-        ({"job__save_config_file": ""}, 'job.save_config_file is ""; it must be the name'),
         ({"lr_scheduler__total_steps": 7}, "so it must be training.steps (1000) or more"),
         ({"parallelism__pipeline_parallel_degree": 4, "training__local_batch_size": 2}, "at least"),
         ({"training__local_batch_size": 2**20}, "(1048576, from training.local_batch_size)"),
-        (
-            {"activation_checkpoint__mode": "selective",
-             "activation_checkpoint__selective_ac_option": "x"},
-            "activation_checkpoint.selective_ac_option is 'x'",
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip

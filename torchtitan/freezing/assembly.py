@@ -27,8 +27,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import GIB, FreezeSettings
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import JobConfig, cache_folder, model_family
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import JobConfig, cache_folder, model_family, pipeline_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition.cut import model_sizes
 
@@ -46,7 +45,7 @@ class Assembly:
         self._optimizers: OptimizerClock | None = None
         if self._emulates:
             # That of the ranks, of which an emulation runs a merged one.
-            self._order = emulated_order(self._config, trainer.model_args.n_layers)
+            self._order = pipeline_order(self._config, trainer.model_args.n_layers)
             held = zip(trainer.model_parts, self._order.stage_to_rank, strict=True)
             ranks = {id(part): rank for part, rank in held}
             # A stage that learns nothing has no optimizer.
@@ -79,9 +78,13 @@ class Assembly:
         """Return the controller of the configured method."""
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
-        stages, outside = stages_of(trainer.pp_schedule), None
+        stages, outside, store = stages_of(trainer.pp_schedule), None, None
+        if caches(self._config):
+            cache, place = freezing.cache, Path(cache_folder(self._config))
+            folder = folder_for(place, dist.get_rank(), cache.disk_gib)
+            store = ActivationStore(int(cache.memory_gib * GIB), folder)
         if self._optimizers is not None:
-            outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
+            outside = OutsideClock(self._clock, self._optimizers.waited_ms)
             for stage in stages:
                 if stage.low_rank is not None:
                     rank = self._order.stage_to_rank[stage.stage_index]
@@ -104,7 +107,7 @@ class Assembly:
             measures_energy=True,
             outside=outside,
             optimizers=trainer.optimizers.optimizers,
-            store=front_store(self._config, dist.get_rank()) if caches(self._config) else None,
+            store=store,
             front_identity=front_identity(
                 self._config,
                 trainer.model_args,
@@ -129,13 +132,6 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
     policy = policy.in_epochs_of(n_steps)
     logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
     return policy
-
-
-def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
-    """Return the store of a process, as ``[freezing.cache]`` wants it."""
-    cache = job_config.freezing.cache
-    folder = folder_for(Path(cache_folder(job_config)), rank, cache.disk_gib)
-    return ActivationStore(int(cache.memory_gib * GIB), folder)
 
 
 def front_identity(

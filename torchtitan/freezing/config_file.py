@@ -21,7 +21,7 @@ from torchtitan.config import ConfigManager
 
 from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import shown
-from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors, with_rank
+from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
 from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
@@ -45,11 +45,11 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
         errors += _argument_errors(config_class, args)
         if errors:
-            raise ConfigError(join_errors(errors))
+            raise ConfigError(*errors)
     try:
         job_config = _Manager(config_class, table).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
     _find_home(job_config)
     in_arguments = set(_argument_keys(args))
     given = {*_keys_of(table), *in_arguments}
@@ -61,13 +61,16 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         *partition_errors(job_config, cuts),
     ]
     if errors:
-        raise ConfigError(join_errors(errors))
+        raise ConfigError(*errors)
     try:
-        _fetch_model(job_config, weights=weights)
+        model, checkpoint = job_config.model, job_config.checkpoint
+        if is_hub_id(model.hf_assets_path):
+            weights &= checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
+            model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights)
         job_config = with_rank(with_partition(with_preset(job_config, given)))
         check_live_times(job_config)
     except ValueError as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
     return job_config
 
 
@@ -82,14 +85,14 @@ class _Manager(ConfigManager):
         return self._table
 
 
-def _values(section: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
-    """Yield section, name and whole key of each value of a configuration."""
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key of each value of a configuration, the value, and the section that has it."""
     for field in fields(section):
         value, key = getattr(section, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
             yield from _values(value, f"{key}.")
         else:
-            yield section, field.name, key
+            yield key, value, section
 
 
 def _find_home(config: JobConfig) -> None:
@@ -101,17 +104,9 @@ def _find_home(config: JobConfig) -> None:
         is_path = isinstance(value, str) and value.startswith("~")
         return os.path.expanduser(value) if is_path else value
 
-    for section, name, _ in _values(config):
-        value = getattr(section, name)
+    for key, value, section in _values(config):
         if (path := found(value)) != value:
-            setattr(section, name, path)
-
-
-def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
-    model, checkpoint = job_config.model, job_config.checkpoint
-    if is_hub_id(model.hf_assets_path):
-        reads = checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
-        model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights and reads)
+            setattr(section, key.rpartition(".")[2], path)
 
 
 def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -151,7 +146,7 @@ def read_toml(path: str) -> dict[str, Any]:
         why = "is no TOML: it is nested too deeply"
     except ValueError as error:
         why = f"is no TOML: {error}"
-    raise ConfigError(join_errors([f"job.config_file is {path!r}, which {why}"]))
+    raise ConfigError(f"job.config_file is {path!r}, which {why}")
 
 
 def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -218,8 +213,7 @@ def _words(kind: Any) -> str:
 
 def _not_numbers(config: JobConfig) -> Iterator[str]:
     """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
-    for section, name, key in _values(config):
-        value = getattr(section, name)
+    for key, value, _ in _values(config):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, float) and math.isnan(one):
                 yield f"{key} is {shown(value)}; it must be a number"

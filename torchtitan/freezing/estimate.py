@@ -9,8 +9,7 @@ from pathlib import Path
 
 from timelyfreeze.files import markdown_table
 from timelyfreeze.files.options import number, parse_with_keys, status_of
-
-GIB = 1024**3
+from timelyfreeze.settings import GIB
 
 
 def main(arguments: Sequence[str]) -> int:

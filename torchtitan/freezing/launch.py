@@ -31,7 +31,6 @@ from torchtitan.freezing.checks import (
     check_examples,
     check_readers,
     is_done,
-    join_errors,
     start_of,
 )
 from torchtitan.freezing.config import JobConfig
@@ -108,12 +107,8 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
         return contextlib.closing(FileLock(place.with_name(f"{place.name}.lock")))
     except BlockingIOError:
         raise ConfigError(
-            join_errors(
-                [
-                    f"job.dump_folder is {folder!r}, where another run is saving its checkpoints; "
-                    "wait for its end to go on with it, or name another folder"
-                ]
-            )
+            f"job.dump_folder is {folder!r}, where another run is saving its checkpoints; wait for "
+            "its end to go on with it, or name another folder"
         ) from None
     except OSError as error:
         logger.warning(
@@ -189,6 +184,6 @@ def prepare(args: Sequence[str]) -> JobConfig:
     try:
         train_spec = build_train_spec(base_spec(job_config), job_config)
     except ValueError as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
     titan_spec.register_train_spec(name, train_spec)
     return job_config

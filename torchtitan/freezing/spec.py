@@ -62,10 +62,11 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     turns = has_turns(job_config.training.dataset)
     if turns and not packing and (error := conversation_error(flavor, model_args)):
         raise ValueError(error)
-    ours = _Builders(upstream, flavor, model_args)
+    model_cls = DocumentTransformer if packing else upstream.model_cls
+    ours = _Builders(upstream)
     spec = replace(
         upstream,
-        model_cls=_model_class(upstream, model_args, packing=packing),
+        model_cls=Decoder if isinstance(model_args, DecoderArgs) else model_cls,
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=ours.tokenizer if upstream.build_tokenizer_fn else None,
         state_dict_adapter=LlamaAdapter
@@ -111,8 +112,6 @@ class _Builders:
     """What stands in place of upstream's builders, by the same arguments."""
 
     upstream: TrainSpec  # has those that are called where nothing of ours is wanted
-    flavor: str  # of the model
-    model_args: Any  # likewise
 
     def parallelized(self, *args: Any) -> nn.Module:
         return reduce_by_sum_on_cpu(self.upstream.parallelize_fn(*args))
@@ -128,16 +127,7 @@ class _Builders:
         return build(model_parts, config, *args, **kwargs)
 
     def tokenizer(self, config: JobConfig) -> Any:
-        tokenizer = FolderTokenizer(config.model.hf_assets_path)
-        # transformers' models learn later how many tokens they have, from a folder of their own.
-        n_tokens = getattr(self.model_args, "vocab_size", None)
-        if n_tokens is not None and tokenizer.get_vocab_size() > n_tokens:
-            raise ValueError(
-                f"the tokenizer in model.hf_assets_path ({config.model.hf_assets_path!r}) has "
-                f"{tokenizer.get_vocab_size()} tokens, model.flavor {self.flavor!r} has "
-                f"{n_tokens}; set model.vocab_size to at least the former"
-            )
-        return tokenizer
+        return FolderTokenizer(config.model.hf_assets_path)
 
     def dataloader(self, *, job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
         dataset = job_config.training.dataset
@@ -185,9 +175,3 @@ def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -
         **kwargs,
     )
     return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))
-
-
-def _model_class(upstream: TrainSpec, model_args: Any, *, packing: bool) -> type[nn.Module]:
-    if isinstance(model_args, DecoderArgs):
-        return Decoder
-    return DocumentTransformer if packing else upstream.model_cls

@@ -6,7 +6,6 @@ from torchtitan.freezing.checks.configuration import (
     check,
     check_examples,
     check_readers,
-    join_errors,
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT, with_rank
@@ -15,7 +14,6 @@ from torchtitan.freezing.checks.pipeline import (
     n_microbatches,
     partition_errors,
     pipeline_errors,
-    schedule_errors,
-    size_errors,
 )
-from torchtitan.freezing.checks.requirements import feature_errors, feature_table
+from torchtitan.freezing.checks.requirements import feature_errors
+from torchtitan.freezing.checks.upstream import size_errors

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import shown, write_obstacle
+from timelyfreeze.front.caching import in_use
 from timelyfreeze.policies import freezes_by_turns, makes_plan, parse_method
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import (
@@ -33,9 +35,10 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
+from torchtitan.freezing.checks.freezing import caches
 from torchtitan.freezing.checks.lora import adapter_errors
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
 from torchtitan.hf.flavors import chosen_args
 
 _FREEZING, _DATA = "freezing", "dataloader"
@@ -72,14 +75,12 @@ def is_done(config: JobConfig) -> bool:
 
 
 def checkpoint_errors(config: JobConfig) -> Iterator[str]:
-    """Say what is wrong with the checkpoint that a run would begin from, and with its place."""
+    """Say what is wrong with the checkpoint that a run would begin from."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         return
     folder, start = _folder(config), start_of(config)
-    if (obstacle := write_obstacle(folder)) and not checkpoint.load_only:
-        yield f"checkpoint.folder is {checkpoint.folder!r}, and {obstacle}; name another folder"
-    elif start is not None:
+    if start is not None:
         yield from _start_errors(config, start)
     elif checkpoint.load_step != -1 and folder.is_dir():
         known = ", ".join(map(str, sorted(finished_steps(folder)))) or "none"
@@ -88,7 +89,13 @@ def checkpoint_errors(config: JobConfig) -> Iterator[str]:
             f"finished checkpoint; finished are: {known}"
         )
     elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
-        yield from _initial_errors(config, Path(checkpoint.initial_load_path))
+        initial = Path(checkpoint.initial_load_path)
+        problem = damage(initial) if initial.is_dir() else "it is no folder"
+        if problem is None:
+            model_only = checkpoint.initial_load_model_only
+            yield from _content_errors(config, initial, model_only=model_only)
+        else:
+            yield f"checkpoint.initial_load_path is {str(initial)!r}, and {problem}"
 
 
 def _folder(config: JobConfig) -> Path:
@@ -112,15 +119,6 @@ def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
     yield from _content_errors(config, start.folder, **how)
 
 
-def _initial_errors(config: JobConfig, folder: Path) -> Iterator[str]:
-    problem = damage(folder) if folder.is_dir() else "it is no folder"
-    if problem is not None:
-        yield f"checkpoint.initial_load_path is {str(folder)!r}, and {problem}"
-        return
-    model_only = config.checkpoint.initial_load_model_only
-    yield from _content_errors(config, folder, model_only=model_only)
-
-
 def _content_errors(
     config: JobConfig, folder: Path, *, model_only: bool, is_needed: bool = True
 ) -> Iterator[str]:
@@ -129,25 +127,29 @@ def _content_errors(
         *weights_errors(config, folder),
         *adapter_errors(config, folder, begins_anew=model_only),
     ]
+    if not (wrong or model_only):
+        if is_whole(folder, config.checkpoint.exclude_from_loading):
+            wrong = list(resuming_errors(config, folder) or _resize_errors(config, folder))
+        elif is_needed:
+            wrong = [model_only_error(folder)]
     yield from wrong
-    if wrong or model_only:
-        return
-    if not is_whole(folder, config.checkpoint.exclude_from_loading):
-        if is_needed:
-            yield model_only_error(folder)
-        return
-    wrong = list(resuming_errors(config, folder))
-    yield from wrong
-    if not wrong:
-        yield from _resize_errors(config, folder)
 
 
 def output_errors(config: JobConfig) -> Iterator[str]:
-    """Say why nothing can be written where the run's files go."""
-    folder = Path(config.job.dump_folder)
-    obstacle = write_obstacle(folder)
-    if obstacle is not None:
-        yield f"job.dump_folder is {str(folder)!r}, and {obstacle}; name another folder"
+    """Say why this process can write nothing where a run's files, checkpoints and rows go."""
+    folders = {"job.dump_folder": config.job.dump_folder}
+    if config.checkpoint.enable and not config.checkpoint.load_only:
+        folders["checkpoint.folder"] = str(_folder(config))
+    if caches(config) and config.freezing.cache.disk_gib > 0.0:
+        folders["freezing.cache.folder"] = cache_folder(config)
+    rank = int(os.environ.get("RANK", "0"))
+    for key, folder in folders.items():
+        obstacle = write_obstacle(Path(folder))
+        if obstacle is None and key == "freezing.cache.folder" and in_use(Path(folder), rank):
+            obstacle = f"another run uses {folder!r}"
+        if obstacle is not None:
+            yield f"{key} is {attrgetter(key)(config)!r}, and {obstacle}; name another folder"
+            return
 
 
 def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
@@ -228,20 +230,19 @@ _PLAN = (
 _Changes = Mapping[str, tuple[Any, Any]]
 
 
-def resuming_errors(config: JobConfig, folder: Path) -> Iterator[str]:
+def resuming_errors(config: JobConfig, folder: Path) -> list[str]:
     """Say which keys a whole checkpoint's states do not go together with, each with both values."""
-    changes = changed_settings(folder, config.to_dict())
-    if not changes:
-        return
+    found, changes = [], changed_settings(folder, config.to_dict())
     excluded = config.checkpoint.exclude_from_loading
-    for states, keys in _bound_keys(config, folder, changes):
+    for states, keys in _bound_keys(config, folder, changes) if changes else ():
         wrong = [_told(key, *changes[key]) for key in keys if key in changes]
         if wrong and not set(states) <= set(excluded):
             names = ", ".join(f'"{name}"' for name in sorted({*excluded, *states}))
-            yield (
+            found.append(
                 f"{'; '.join(wrong)}: the checkpoint {str(folder)!r} goes on with the same only; "
                 f"keep it, or begin that anew with checkpoint.exclude_from_loading = [{names}]"
             )
+    return found
 
 
 def _bound_keys(
@@ -251,7 +252,8 @@ def _bound_keys(
     yield ("optimizer", "lr_scheduler"), ["optimizer.lr", "lora.learning_rate"]
     yield ("optimizer",), [f"optimizer.{name}" for name in _OPTIMIZER]
     data = ["training.dataset"]
-    if _is_elsewhere(*changes.get(_PATH, (None, None))):
+    then, now = changes.get(_PATH, ("", ""))
+    if None in (then, now) or os.path.realpath(then) != os.path.realpath(now):
         data.append(_PATH)
     if is_instruct_dataset(config.training.dataset):
         data += _ORDER
@@ -275,10 +277,6 @@ def _measured(config: JobConfig, folder: Path, changes: _Changes) -> bool:
     then, now = changes.get(key, (config.freezing.last_warmup_step,) * 2)
     step = saved_values(folder, [_STEP]).get(_STEP, 0)
     return bool(step > min(then, now))
-
-
-def _is_elsewhere(then: str | None, now: str | None) -> bool:
-    return None in (then, now) or os.path.realpath(str(then)) != os.path.realpath(str(now))
 
 
 def _told(key: str, then: Any, now: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
 
@@ -25,14 +25,9 @@ from torchtitan.freezing.checks.data import (
     validation_split,
 )
 from torchtitan.freezing.checks.features import FEATURES
-from torchtitan.freezing.checks.freezing import cache_folder_errors, freezing_errors, front_errors
+from torchtitan.freezing.checks.freezing import freezing_errors, front_errors
 from torchtitan.freezing.checks.lora import lora_errors
-from torchtitan.freezing.checks.models import (
-    device_errors,
-    image_errors,
-    model_errors,
-    vision_errors,
-)
+from torchtitan.freezing.checks.models import device_errors, image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
     data_parallel_degree,
     parallel_errors,
@@ -41,33 +36,45 @@ from torchtitan.freezing.checks.pipeline import (
 )
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import (
-    range_errors,
+    rule_errors,
     text_errors,
     upstream_errors,
-    with_defaults,
 )
-from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.freezing.config import JobConfig, toml_key, with_values
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
-from torchtitan.images.settings import training_place, validation_place
+from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace
+
+# A value that nobody would read to its end; a path may be long.
+_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
 
 
 class ConfigError(ValueError):
     """The configuration has errors; the message lists each with key, value and rule."""
 
+    def __init__(self, *errors: str) -> None:
+        number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
+        lines = [
+            _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
+            for error in errors
+        ]
+        told = "\n".join(f"  - {line}" for line in lines)
+        super().__init__(f"The configuration has {number}:\n{told}")
+
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
     """Raise ConfigError with all errors; if it ``trains``, its data and folders must be there."""
-    impossible = range_errors(job_config)
+    impossible = rule_errors(job_config)
     # What else is wrong is looked for with possible numbers, and nothing is told twice.
-    others = _errors(with_defaults(job_config, impossible), trains=trains)
+    usual = {key: attrgetter(key)(JobConfig()) for key in impossible}
+    others = _errors(with_values(job_config, usual), trains=trains)
     errors = [
         *impossible.values(),
         *(error for error in others if not any(key in error for key in impossible)),
     ]
     if errors:
-        raise ConfigError(join_errors(errors))
+        raise ConfigError(*errors)
 
 
 def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
@@ -78,7 +85,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
             *([] if job_config.emulation.enable else parallel_errors(job_config)),
             *model_errors(job_config),
             *data_errors(job_config),
-            *vision_errors(job_config),
+            *color_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
             *lora_errors(job_config),
@@ -93,7 +100,6 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
                 *tokenizer_errors(job_config),
                 *checkpoint_errors(job_config),
                 *output_errors(job_config),
-                *cache_folder_errors(job_config),
             ]
     return list(dict.fromkeys(errors))  # several may meet the same
 
@@ -101,21 +107,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
 def check_examples(job_config: JobConfig) -> None:
     """Raise ConfigError if data on this disk cannot be used; all instruction examples are read."""
     if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
-        raise ConfigError(join_errors(errors))
-
-
-# A value that nobody would read to its end; a path may be long.
-_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
-
-
-def join_errors(errors: Sequence[str]) -> str:
-    """Return the message of an error that tells of ``errors``, a line for each."""
-    number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
-    lines = [
-        _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
-        for error in errors
-    ]
-    return f"The configuration has {number}:\n" + "\n".join(f"  - {line}" for line in lines)
+        raise ConfigError(*errors)
 
 
 def check_readers(job_config: JobConfig) -> None:
@@ -123,7 +115,7 @@ def check_readers(job_config: JobConfig) -> None:
     try:
         _build_readers(job_config)
     except ValueError as error:
-        raise ConfigError(join_errors([str(error)])) from error
+        raise ConfigError(str(error)) from error
 
 
 def _build_readers(config: JobConfig) -> None:
@@ -142,7 +134,7 @@ def _build_readers(config: JobConfig) -> None:
             build_validation_dataloader(job_config=config, split=split, **reader)
             return
         # Endless, so that only the run itself looks at the length of each example.
-        endless = replace(config, validation=replace(config.validation, steps=1))
+        endless = with_values(config, {"validation.steps": 1})
         template = build_chat_template(
             config.data.chat_template, tokenizer, config.model.hf_assets_path
         )

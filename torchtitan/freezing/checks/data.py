@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchtitan.models.llama3 import llama3_args
-
 from timelyfreeze.files import shown
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
@@ -29,17 +27,24 @@ from torchtitan.data.sources import (
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
 from torchtitan.freezing.checks.models import reads_training_images
-from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
+from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.upstream import data_sections
 from torchtitan.freezing.config import JobConfig, model_family
-from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.flavors import chosen_args
+from torchtitan.vision.spec import base_spec
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
-    yield from _path_errors(config)
+    for name, section in data_sections(config):
+        # Such as that of a variable that is not set; upstream ignores it.
+        if section.dataset_path == "" and not is_image_dataset(section.dataset):
+            yield (
+                f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
+                f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
+            )
     yield from _source_errors(config)
     yield from _template_errors(config)
-    yield from too_small(config, "data.seed", lowest=0)
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
@@ -64,19 +69,6 @@ def example_errors(config: JobConfig) -> Iterator[str]:
                 examples.read(index, lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
-
-
-def _path_errors(config: JobConfig) -> Iterator[str]:
-    """Refuse an empty path, such as that of a variable that is not set, which upstream ignores."""
-    sections = [("training", config.training)]
-    if config.validation.enable:
-        sections.append(("validation", config.validation))
-    for name, section in sections:
-        if section.dataset_path == "" and not is_image_dataset(section.dataset):
-            yield (
-                f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
-                f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
-            )
 
 
 def _source_errors(config: JobConfig) -> Iterator[str]:
@@ -135,11 +127,9 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with held-out examples and validation: key, value and rule."""
     validation, training = config.validation, config.training
     fraction = config.data.validation_fraction
-    if not 0.0 <= fraction < 1.0:
-        yield f"data.validation_fraction is {fraction}; it must lie in [0, 1)"
     if not validation.enable:
         return
-    if 0.0 < fraction < 1.0 and has_rows(training.dataset) and not _reads_training(config):
+    if fraction > 0.0 and has_rows(training.dataset) and not _reads_training(config):
         yield (
             f"data.validation_fraction is {fraction}, and validation reads other data than "
             f"training (validation.dataset {validation.dataset!r}, dataset_path "
@@ -215,10 +205,11 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
         yield f"{key}, whose {TOKENIZER_FILE} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_embeddings = None  # of other models, and where it is not known, that is told elsewhere
-    with suppress(ValueError):
-        if config.model.name == LLAMA:
-            n_embeddings = chosen_args(config, llama3_args).vocab_size
+    n_embeddings = None  # where it is not known, that is told elsewhere
+    with suppress(ImportError, ValueError):
+        args = chosen_args(config, base_spec(config).model_args)
+        # transformers' models learn later how many tokens they have, from a folder of their own.
+        n_embeddings = getattr(args, "vocab_size", None)
     if n_embeddings is not None and largest >= n_embeddings:
         token = next((token for token, i in tokens.items() if i == largest), "")
         yield (

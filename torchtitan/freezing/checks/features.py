@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -12,7 +12,6 @@ from torchtitan.tools.utils import has_cuda_capability
 from timelyfreeze.policies import (
     LORA,
     ComparesOutputs,
-    Method,
     freezes_by_turns,
     freezes_whole_layers,
     makes_plan,
@@ -23,7 +22,7 @@ from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -36,21 +35,15 @@ def _freezes(run: JobConfig) -> bool:
     return freezes_by_turns(run.freezing.method)
 
 
-def _method(run: JobConfig) -> Method | None:
-    try:
-        return parse_method(run.freezing.method)
-    except ValueError:
-        return None  # reported as an error of its own
+def _policy_name(run: JobConfig) -> str | None:
+    with suppress(ValueError):  # reported as an error of its own
+        if method := parse_method(run.freezing.method):
+            return method.policy
+    return None
 
 
 def _policy(run: JobConfig) -> Any:
-    method = _method(run)
-    return getattr(run.freezing, method.policy) if method and method.policy else None
-
-
-def _freezes_tensors(run: JobConfig) -> bool:
-    method = _method(run)
-    return bool(method and method.policy and not freezes_whole_layers(method.policy))
+    return getattr(run.freezing, _policy_name(run) or "", None)
 
 
 def _has_subspaces(run: JobConfig) -> bool:
@@ -79,9 +72,11 @@ ELASTIC = _if_frozen(
      needs.INSTRUCTIONS, needs.LLAMA3))
 PACKING = _if_frozen(
     "freezing.packing.mode",
-    "batches grow where a rank frees all memory of its only stage, in a pipeline that stays",
+    "batches grow where a rank frees all memory of its only stage, in a pipeline of llama3 that "
+    "stays and whose memory can be estimated",
     (needs.NO_PLAN, *needs.FREES, needs.EAGER, *needs.ONE_STAGE, without(ELASTIC), without(CACHE),
-     needs.NO_EMULATION, needs.INSTRUCTIONS),
+     needs.NO_EMULATION, needs.INSTRUCTIONS, *_LONE, needs.LLAMA3,
+     one_of("activation_checkpoint.mode", "none", "full")),
     lambda run: run.freezing.packing.is_on)
 SUBSPACES = _if_frozen(
     "freezing.gradient_rank", "subspaces belong to whole eager layers that stay where they are",
@@ -156,13 +151,15 @@ FEATURES = (
         lambda run: 0.0 < run.data.validation_fraction < 1.0),
     # -- methods
     Feature(
-        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _method,
+        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _freezes,
         'any `freezing.method` but `"none"` and `"lora"`'),
     Feature(SPLIT.key, SPLIT.why, SPLIT.needs,
-            lambda run: _method(run) and splits_backwards(run), SPLIT.title),
+            lambda run: _freezes(run) and splits_backwards(run), SPLIT.title),
     Feature(
         _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
-        (needs.EAGER,), _freezes_tensors, "`apf` or another policy that chooses single tensors"),
+        (needs.EAGER,),
+        lambda run: (name := _policy_name(run)) is not None and not freezes_whole_layers(name),
+        "`apf` or another policy that chooses single tensors"),
     Feature(
         'compile.components has "model"',
         "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),
@@ -200,17 +197,11 @@ FEATURES = (
         (needs.NO_EMULATION, needs.NO_PLAN), lambda run: run.freezing.elastic.searches),
     PACKING,
     _if_frozen(
-        "freezing.packing.mode", "memory is estimated for a pipeline of llama3 alone",
-        (*_LONE, needs.LLAMA3, one_of("activation_checkpoint.mode", "none", "full")),
-        PACKING.when),
-    _if_frozen(
-        "freezing.packing.mode", "fewer processes go on from all of the last checkpoint",
+        "freezing.packing.mode",
+        "somebody has to start fewer processes, on the same host and from all of a checkpoint",
         (one_of("checkpoint.enable", True), one_of("checkpoint.load_only", False),
-         one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", [])),
-        lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
-    _if_frozen(
-        "freezing.packing.mode", "somebody has to start fewer processes, on the same host",
-        (needs.ONE_NODE, needs.LAUNCHER),
+         one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", []),
+         needs.ONE_NODE, needs.LAUNCHER),
         lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
     _if_frozen(
         "freezing.run_ahead",
@@ -221,41 +212,15 @@ FEATURES = (
     Feature(
         "optimizer.early_step_in_backward", "upstream has it without a pipeline only",
         (needs.NO_PIPELINE,)),
-    *(
-        Feature(f"checkpoint.{name}", "upstream wants both", (one_of(f"checkpoint.{other}", True),),
-                lambda run, name=name: run.checkpoint.enable and getattr(run.checkpoint, name))
-        for name, other in (
-            ("initial_load_in_hf_quantized", "initial_load_in_hf"),
-            ("initial_load_in_hf", "initial_load_model_only"),
-            ("last_save_in_hf", "last_save_model_only"),
-        )
-    ),
+    Feature(
+        "checkpoint.last_save_in_hf", "upstream wants both",
+        (one_of("checkpoint.last_save_model_only", True),),
+        lambda run: run.checkpoint.enable and run.checkpoint.last_save_in_hf),
     Feature(
         "checkpoint.initial_load_in_hf", "no weights would be loaded",
         (one_of("checkpoint.enable", True),)),
     Feature(
-        "activation_checkpoint.mode", "the compiler looks after it", (needs.COMPILED,),
-        lambda run: run.activation_checkpoint.mode == "memory_budget",
-        '`activation_checkpoint.mode` `"memory_budget"`'),
-    *(
-        Feature(f"{section}.dataloader.{name}", "it is for workers",
-                (needs.workers(f"{section}.dataloader.num_workers"),))
-        for section in ("training", "validation")
-        for name in ("persistent_workers", "prefetch_factor")
-    ),
-    *(
-        Feature(key, f"{what} needs a GPU", (needs.ACCELERATOR,))
-        for key, what in (
-            ("profiling.enable_profiling", "upstream's profiler"),
-            ("profiling.enable_memory_snapshot", "a snapshot of memory"),
-            ("training.enable_cpu_offload", "offloading to the CPU"),
-            ("training.gc_debug", "finding tensors in cycles"),
-        )
-    ),
-    Feature(
-        "checkpoint.async_mode", "memory is pinned for a GPU", (needs.ACCELERATOR,),
-        lambda run: run.checkpoint.async_mode == "async_with_pinned_mem",
-        '`checkpoint.async_mode` `"async_with_pinned_mem"`'),
+        "profiling.enable_profiling", "upstream's profiler needs a GPU", (needs.ACCELERATOR,)),
 )
 
 # What commands do with the configuration of a run.
@@ -287,7 +252,7 @@ def with_rank(config: JobConfig) -> JobConfig:
         need.is_met(config) for need in SUBSPACES.needs
     )
     rank = RANK_OF_WIDE if works and _width(config) >= WIDE else 0
-    return replace(config, freezing=replace(config.freezing, gradient_rank=rank))
+    return with_values(config, {"freezing.gradient_rank": rank})
 
 
 def _width(config: JobConfig) -> int:

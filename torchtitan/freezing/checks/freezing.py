@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
-from timelyfreeze.files import write_obstacle
-from timelyfreeze.front.caching import in_use
 from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
@@ -22,8 +18,8 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
-from torchtitan.freezing.config import Freezing, JobConfig, cache_folder, global_rows, preset_errors
+from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -75,7 +71,14 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
         yield from _solver_errors(config)
     else:
-        yield from _warmup_errors(config)
+        last, discarded = freezing.last_warmup_step, freezing.discard_batches
+        if not 0 <= last < config.training.steps:
+            yield (
+                f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
+                f"training.steps ({config.training.steps}), or nothing is ever frozen"
+            )
+        if discarded < 0:
+            yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
         policy = getattr(freezing, method.policy)
         yield from policy.errors()
@@ -116,16 +119,6 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
             "cannot be handed to a copy of a block, and freezing.method "
             f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
         )
-
-
-def _warmup_errors(config: JobConfig) -> Iterator[str]:
-    last = config.freezing.last_warmup_step
-    if not 0 <= last < config.training.steps:
-        yield (
-            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
-            f"training.steps ({config.training.steps}), or nothing is ever frozen"
-        )
-    yield from too_small(config, "freezing.discard_batches", lowest=0)
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:
@@ -188,21 +181,6 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
 def caches(config: JobConfig) -> bool:
     """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
     return config.freezing.cache.enable and freezes_by_turns(config.freezing.method)
-
-
-def cache_folder_errors(config: JobConfig) -> Iterator[str]:
-    """Say why this process can keep no rows in the folder of the cache."""
-    settings = config.freezing.cache
-    if not (caches(config) and settings.disk_gib > 0.0):
-        return
-    folder = Path(cache_folder(config))
-    if obstacle := write_obstacle(folder):
-        yield f"freezing.cache.folder is {settings.folder!r}, and {obstacle}; name another folder"
-    elif in_use(folder, int(os.environ.get("RANK", "0"))):
-        yield (
-            f"freezing.cache.folder is {settings.folder!r}, which another run uses; name another "
-            "folder"
-        )
 
 
 def front_errors(config: JobConfig) -> Iterator[str]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
-from torchtitan.freezing.config import JobConfig, stage_modules
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.folder import some_of
@@ -32,18 +29,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    if config.lora.rank < 1:
-        yield f"lora.rank is {config.lora.rank}; it must be 1 or more"
-    for name in ("alpha", "learning_rate"):
-        value = getattr(config.lora, name)
-        if value is not None and not 0.0 < value < math.inf:
-            yield f"lora.{name} is {value}; it must be above 0 and finite"
     yield from seed_errors(config.freezing.seed)
-    yield from _target_errors(config)
-
-
-def _target_errors(config: JobConfig) -> Iterator[str]:
-    """Say which targets the model does not have, or which ranks none of them."""
     model = plain_model(config)
     if model is None:
         return  # told by model_errors
@@ -59,7 +45,7 @@ def _target_errors(config: JobConfig) -> Iterator[str]:
         return
     try:
         stages = stage_modules(config, len(model.layers))
-        ranks = emulated_order(config, len(model.layers)).stage_to_rank
+        ranks = pipeline_order(config, len(model.layers)).stage_to_rank
     except (ValueError, OSError):
         return  # told by those that check models and pipelines
     yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
@@ -105,7 +91,10 @@ _BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
 def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
     """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
     saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
-    wanted = _wanted(config)
+    wanted: dict[str, tuple[int, ...]] = {}
+    if config.freezing.method == LORA and (model := plain_model(config)) is not None:
+        chosen = chosen_layers(linear_layers(model), config.lora.targets)
+        wanted = adapter_shapes(model, chosen, config.lora.rank)
     is_new = begins_anew and not saved
     changes = changed_settings(folder, config.to_dict())
     keys = [key for key in _BOUND if key in changes] if saved else []
@@ -118,11 +107,3 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
         f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
         "saved under, or begin anew from what timelyfreeze export makes of it"
     )
-
-
-def _wanted(config: JobConfig) -> dict[str, tuple[int, ...]]:
-    model: nn.Module | None = plain_model(config) if config.freezing.method == LORA else None
-    if model is None:
-        return {}
-    chosen = chosen_layers(linear_layers(model), config.lora.targets)
-    return adapter_shapes(model, chosen, config.lora.rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
@@ -19,16 +18,14 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
-from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
-from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.checks.pipeline import pipeline_errors
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
 from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
 from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
 from torchtitan.images.settings import (
     class_count,
-    color_errors,
     read_validation_images,
     training_place,
     validation_place,
@@ -40,7 +37,6 @@ from torchtitan.images.sources import (
     check_labels,
     read_images,
 )
-from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
 from torchtitan.vision.library import folder_settings
 from torchtitan.vision.spec import base_spec
@@ -52,21 +48,6 @@ _MEANING = (
 )  # fmt: skip
 # How a folder's model is unlike the one that is asked for, and what its tensors lack.
 Compared = tuple[list[str], list[str]]
-
-
-def vision_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[vision]``: key, value and rule."""
-    vision = config.vision
-    yield from too_small(config, "vision.image_size")
-    yield from too_small(config, "vision.classes", lowest=0)
-    if vision.augmentation not in AUGMENTATIONS:
-        known = ", ".join(f'"{name}"' for name in AUGMENTATIONS)
-        yield f"vision.augmentation is {vision.augmentation!r}; it must be one of {known}"
-    if not 0.0 <= vision.mixup < math.inf:
-        yield f"vision.mixup is {vision.mixup}; it must be a number of 0 or more"
-    if not 0.0 <= vision.label_smoothing < 1.0:
-        yield f"vision.label_smoothing is {vision.label_smoothing}; it must lie in [0, 1)"
-    yield from color_errors(config)
 
 
 def image_errors(config: JobConfig) -> Iterator[str]:
@@ -134,7 +115,12 @@ _TRANSFORMERS = "transformers_modeling_backend"
 
 def model_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
-    yield from _number_errors(config)
+    low, high = config.model.rope_low_freq_factor, config.model.rope_high_freq_factor
+    if low is not None and high is not None and low >= high:
+        yield (
+            f"model.rope_low_freq_factor is {low}; it must be below model.rope_high_freq_factor "
+            f"({high}), or no wavelength lies in between"
+        )
     name = config.model.name
     if config.model.flavor == FROM_FOLDER and name == LLAMA:
         try:
@@ -217,7 +203,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
             yield str(error)
             return
         try:
-            emulated_order(config, n_layers)
+            pipeline_order(config, n_layers)
         except ValueError as error:
             yield (
                 f"parallelism.pipeline_parallel_schedule is "
@@ -261,22 +247,6 @@ def device_errors(config: JobConfig) -> Iterator[str]:
         yield (
             f"model.flavor {config.model.flavor!r} of {config.model.name!r} has experts; torch "
             "counts the tokens of each on accelerators only, so it needs one"
-        )
-
-
-def _number_errors(config: JobConfig) -> Iterator[str]:
-    model = config.model
-    yield from too_small(config, "model.vocab_size")
-    for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
-        value = getattr(model, name)
-        if value is not None and not 0.0 < value < math.inf:
-            yield f"model.{name} is {value}; it must be above 0 and finite"
-    yield from too_small(config, "model.rope_original_max_position_embeddings")
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    if low is not None and high is not None and low >= high:
-        yield (
-            f"model.rope_low_freq_factor is {low}; it must be below model.rope_high_freq_factor "
-            f"({high}), or no wavelength lies in between"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from math import prod
-from operator import attrgetter
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
@@ -25,7 +24,7 @@ def pipeline_errors(config: JobConfig) -> Iterator[str]:
     if parallelism.pipeline_parallel_degree <= 1:
         return
     yield from schedule_errors(config)
-    yield from _microbatch_errors(config)
+    yield from microbatch_errors(config)
     if parallelism.pipeline_parallel_schedule_csv:
         yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv))
 
@@ -38,25 +37,6 @@ def schedule_errors(config: JobConfig) -> Iterator[str]:
             f"parallelism.pipeline_parallel_schedule is {name!r}; "
             f"known: {', '.join(known_schedules())}"
         )
-
-
-def size_errors(config: JobConfig) -> Iterator[str]:
-    """Say which sizes of a configuration make no pipeline, or none that anyone could run."""
-    parallelism, training = config.parallelism, config.training
-    n_ranks = parallelism.pipeline_parallel_degree
-    yield from too_small(config, "parallelism.pipeline_parallel_degree")
-    yield from too_small(config, "training.seq_len", "training.local_batch_size")
-    if n_ranks <= 1 or training.local_batch_size < 1:
-        return
-    yield from _microbatch_errors(config)
-
-
-def too_small(config: JobConfig, *keys: str, lowest: int = 1) -> Iterator[str]:
-    """Say which of the keys, "section.name", have a number below the lowest allowed."""
-    for key in keys:
-        value = attrgetter(key)(config)
-        if value is not None and value < lowest:
-            yield f"{key} is {value}; it must be {lowest} or more"
 
 
 def n_microbatches(config: JobConfig) -> int | None:
@@ -85,18 +65,19 @@ def splits_backwards(config: JobConfig) -> bool:
     return any(action.kind is ActionKind.WEIGHT_BACKWARD for row in order.ranks for action in row)
 
 
-def _microbatch_errors(config: JobConfig) -> Iterator[str]:
+def microbatch_errors(config: JobConfig) -> Iterator[str]:
+    """Say that a batch cannot be split into microbatches, or into too many of them."""
     n, n_ranks = n_microbatches(config), config.parallelism.pipeline_parallel_degree
-    if n is not None and n_ranks * n > _MAX_CELLS:
-        yield (
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
-        )
     if n is None:
         yield (
             f"training.local_batch_size is {config.training.local_batch_size}, which "
             "parallelism.pipeline_parallel_microbatch_size "
             f"({config.parallelism.pipeline_parallel_microbatch_size}) must divide"
+        )
+    elif n_ranks * n > _MAX_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
         )
 
 
@@ -180,16 +161,25 @@ _SHARD = "data_parallel_shard_degree"
 
 def parallel_errors(config: JobConfig) -> Iterator[str]:
     """Yield which degrees of ``[parallelism]`` do not go together: key, value and rule."""
-    parallelism = config.parallelism
-    degrees = {name: getattr(parallelism, name) for name in _DEGREES}
-    shard = parallelism.data_parallel_shard_degree
-    n_processes = _n_processes(config)
-    if n_processes is not None:
-        yield from _count_errors(degrees, shard, n_processes)
-        shard = n_processes // prod(degrees.values()) if shard == -1 else shard
+    degrees = {name: getattr(config.parallelism, name) for name in (*_DEGREES, _SHARD)}
+    takes_rest, n_processes = degrees[_SHARD] == -1, _n_processes(config)
+    if takes_rest:
+        del degrees[_SHARD]
+    product = prod(degrees.values())
+    if n_processes is not None and (
+        n_processes % product if takes_rest else n_processes != product
+    ):
+        names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"
+        yield (
+            f"{n_processes} processes were started; parallelism needs "
+            f"{'a multiple of ' if takes_rest else ''}{names} = {product}; set NGPU (or nodes) or "
+            "these degrees"
+        )
     replicas = degrees["data_parallel_replicate_degree"]
-    is_pipeline = degrees["pipeline_parallel_degree"] > 1
-    if is_pipeline and replicas > 1 and shard == 1 and degrees["context_parallel_degree"] == 1:
+    is_pipeline = (
+        degrees["pipeline_parallel_degree"] > 1 and degrees["context_parallel_degree"] == 1
+    )
+    if is_pipeline and replicas > 1 and data_parallel_degree(config) == replicas:
         yield (
             f"parallelism.data_parallel_replicate_degree is {replicas} and {_SHARD} is 1; upstream "
             "replicates a pipeline's stages only where they are sharded too: shard them over "
@@ -208,21 +198,6 @@ def data_parallel_degree(config: JobConfig) -> int | None:
         n_processes = _n_processes(config)
         shard = None if n_processes is None else n_processes // others
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
-
-
-def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
-    product = prod(degrees.values())
-    names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"
-    if shard == -1 and (n_processes % product or n_processes < product):
-        yield (
-            f"{n_processes} processes were started; they must be a multiple of parallelism's "
-            f"{names} = {product}; set NGPU (or nodes) or these degrees"
-        )
-    elif shard != -1 and n_processes != product * shard:
-        yield (
-            f"{n_processes} processes were started; parallelism needs {names} x {_SHARD} ({shard}) "
-            f"= {product * shard}; set NGPU (or nodes) or these degrees"
-        )
 
 
 def _n_processes(config: JobConfig) -> int | None:

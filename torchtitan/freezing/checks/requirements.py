@@ -71,15 +71,6 @@ def feature_errors(config: JobConfig, features: Sequence[Feature]) -> Iterator[s
                     yield f"{found}; {feature.why}, so {need.rule}"
 
 
-def feature_table(features: Sequence[Feature]) -> str:
-    """Return the features and what each cannot be with, as a table of Markdown."""
-    rows = ["| setting | refused with | why |", "|---|---|---|"]
-    for feature in features:
-        needs = "; ".join(need.without for need in feature.needs)
-        rows.append(f"| {feature.title or f'`{feature.key}`'} | {needs} | {feature.why} |")
-    return "\n".join(rows) + "\n"
-
-
 def one_of(key: str, *allowed: Any, without: str = "") -> Requirement:
     """Return the requirement that a key has one of some values, told as ``without`` if given."""
     values, value_of = " or ".join(map(_shown, allowed)), attrgetter(key)
@@ -160,9 +151,6 @@ ONE_STAGE = (
 EAGER = Requirement(
     "compiled blocks", 'compile.components has "model"',
     lambda run: not compiles_blocks(run), 'set compile.enable = false or components = ["loss"]')
-COMPILED = Requirement(
-    "blocks that are not compiled", "blocks of the model are not compiled", compiles_blocks,
-    'set compile.enable = true and components with "model"')
 NO_EMULATION = one_of("emulation.enable", False)
 ONE_PROCESS = Requirement(
     "several processes", "several processes were started",
@@ -233,8 +221,3 @@ VISION = (
     package("PIL", "pillow", _EXTRA.format("vision")),
     package("torchvision", "torchvision", _EXTRA.format("vision")),
 )
-
-
-def workers(key: str) -> Requirement:
-    """Return the requirement that a loader has workers."""
-    return Requirement(f"`{key}` 0", key, attrgetter(key), "it must be 1 or more")

@@ -1,12 +1,8 @@
-"""Finds what upstream refuses by itself, with a stack trace and once processes have started."""
+"""Finds values that break the rule of their key, and what upstream refuses with a stack trace."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
 from collections.abc import Collection, Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -15,31 +11,30 @@ from torchtitan.hf_datasets.text_datasets import DATASETS, build_text_dataloader
 from torchtitan.protocols.model_converter import _registry_model_converter_cls
 from torchtitan.protocols.train_spec import get_train_spec
 
+from timelyfreeze.files import MOST, OneOf, Within
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
-from torchtitan.freezing.checks.pipeline import data_parallel_degree
+from torchtitan.freezing.checks.pipeline import (
+    data_parallel_degree,
+    microbatch_errors,
+    schedule_errors,
+)
 from torchtitan.freezing.config import JobConfig
+from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.upstream.fixes import SGD
 
-_OPTIMIZERS = ("Adam", "AdamW", SGD)
 _STATES = ("optimizer", "lr_scheduler", "dataloader", "train_state", "freezing")
+# What lists may have.
+_WORDS: Mapping[str, Collection[str]] = {
+    "model.converters": _registry_model_converter_cls,
+    "checkpoint.exclude_from_loading": _STATES,
+}
 _MAX_CHARACTERS = 300
 
 
 def upstream_errors(config: JobConfig) -> Iterator[str]:
     """Yield which of upstream's keys do not go together, or with this machine."""
-    yield from _number_errors(config)
-    yield from _name_errors(config)
-
-
-def _number_errors(config: JobConfig) -> Iterator[str]:
-    training, parallelism, profiling = config.training, config.parallelism, config.profiling
-    steps = profiling.profiler_warmup + profiling.profiler_active
-    if profiling.enable_profiling and profiling.profile_freq < steps:
-        yield (
-            f"profiling.profile_freq is {profiling.profile_freq}; it must be at least "
-            f"profiling.profiler_warmup + profiler_active ({steps})"
-        )
+    training, parallelism = config.training, config.parallelism
     degree = data_parallel_degree(config)
     rows = training.local_batch_size * (degree or 1)
     if training.global_batch_size > 0 and training.global_batch_size % rows:
@@ -60,49 +55,20 @@ def _number_errors(config: JobConfig) -> Iterator[str]:
             f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
             f"so it must be training.steps ({training.steps}) or more"
         )
-
-
-def _name_errors(config: JobConfig) -> Iterator[str]:
-    if config.optimizer.name not in _OPTIMIZERS:
-        yield f"optimizer.name is {config.optimizer.name!r}; known: {', '.join(_OPTIMIZERS)}"
-    for name, section in _sections(config) if _reads_texts(config) else ():
+    for name, section in data_sections(config) if _reads_texts(config) else ():
         if not (has_rows(section.dataset) or section.dataset in DATASETS):
             known = ", ".join([*INSTRUCT_DATASETS, IMAGES, *DATASETS])
             yield f"{name}.dataset is {section.dataset!r}; known: {known}"
-    for name in config.model.converters:
-        if name not in _registry_model_converter_cls:
-            known = ", ".join(_registry_model_converter_cls)
-            yield f"model.converters has {name!r}; known: {known}"
-    if unknown := set(config.checkpoint.exclude_from_loading) - set(_STATES):
-        yield (
-            f"checkpoint.exclude_from_loading has {', '.join(map(repr, sorted(unknown)))}; "
-            f"known: {', '.join(_STATES)}"
-        )
-    if config.job.save_config_file == "":
-        yield 'job.save_config_file is ""; it must be the name of a file'
-    name = config.experimental.custom_import
-    if name and not _is_module(name):
-        yield f"experimental.custom_import is {name!r}, of which there is no module"
-    settings = config.activation_checkpoint
-    option = settings.selective_ac_option
-    is_count = option.isdecimal() and int(option) > 0
-    if settings.mode == "selective" and not (option == "op" or is_count):
-        yield (
-            f'activation_checkpoint.selective_ac_option is {option!r}; it must be "op" or '
-            "a whole number above 0"
-        )
+    for key, words in _WORDS.items():
+        for word in attrgetter(key)(config):
+            if word not in words:
+                yield f"{key} has {word!r}; known: {', '.join(words)}"
     if config.fault_tolerance.enable:
         yield "fault_tolerance.enable is true; this trainer has no TorchFT, so it must be false"
 
 
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # of a part of its name, or a name that is none
-        return False
-
-
-def _sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
+def data_sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the sections that name data which a run reads, with their names."""
     yield "training", config.training
     if config.validation.enable:
         yield "validation", config.validation
@@ -118,7 +84,7 @@ def _reads_texts(config: JobConfig) -> bool:
 
 def text_errors(config: JobConfig) -> Iterator[str]:
     """Say why upstream cannot read the texts that lie on this disk; a first one is read."""
-    for name, section in _sections(config):
+    for name, section in data_sections(config):
         if section.dataset not in DATASETS:
             continue
         texts = DATASETS[section.dataset]
@@ -135,114 +101,108 @@ def text_errors(config: JobConfig) -> Iterator[str]:
             )
 
 
-_WORD = 2**63 - 1  # torch's whole numbers
-_SECONDS = 10**9  # waits are counted in nanoseconds, in 64 bits
-_SIZE = 2**31 - 1  # of a batch and its sequences: more than any device holds
+_COUNT, _FROM_ZERO = Within(1, MOST), Within(0, MOST)
+_TIME = Within(1, 10**9)  # seconds, which are counted in nanoseconds, in 64 bits
+_WORKERS = Within(0, 1024)
+_SHARE, _PART = Within(0.0, 1.0), Within(0.0, 1.0, below=True)
+_FINITE, _POSITIVE = Within(0.0), Within(0.0, above=True)
 
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``least`` to ``most``, both of them or not, and others that stand for a word."""
-
-    least: float
-    most: float
-    without: tuple[float, ...] = ()
-    others: tuple[float, ...] = ()
-
-    def error(self, value: float) -> str | None:
-        """Return the rule that a value breaks; None if it keeps to it."""
-        if value in self.others:
-            return None
-        others = "".join(f", or {other}" for other in self.others)
-        if value < self.least or (value == self.least and value in self.without):
-            bound = f"above {self.least}" if self.least in self.without else f"{self.least} or more"
-            return f"it must be {bound}{others}"
-        if value > self.most or (value == self.most and value in self.without):
-            bound = "below" if self.most in self.without else "at most"
-            return f"it must be {bound} {self.most}{others}"
-        return f"it must not be {value}" if value in self.without else None
-
-
-def _at_least(least: int, *others: int, most: int = _WORD) -> Range:
-    return Range(least, most, (), others)
-
-
-_COUNT, _FROM_ZERO = _at_least(1), _at_least(0)
-_TIME, _ROWS = _at_least(1, most=_SECONDS), _at_least(1, most=_SIZE)
-_SHARE = Range(0.0, 1.0)
-_BETA = Range(0.0, 1.0, without=(1.0,))
-_FINITE = Range(0.0, math.inf, without=(math.inf,))
-
-RANGES: Mapping[str, Range] = {
+RULES: Mapping[str, Within | OneOf] = {
     "profiling.profile_freq": _COUNT,
     "profiling.profiler_active": _COUNT,
     "profiling.profiler_warmup": _FROM_ZERO,
     "metrics.log_freq": _COUNT,
     "optimizer.lr": _FINITE,
-    "optimizer.beta1": _BETA,
-    "optimizer.beta2": _BETA,
+    "optimizer.beta1": _PART,
+    "optimizer.beta2": _PART,
     "optimizer.eps": _FINITE,
     "optimizer.weight_decay": _FINITE,
     "lr_scheduler.warmup_steps": _FROM_ZERO,
     "lr_scheduler.total_steps": _COUNT,
     "lr_scheduler.decay_ratio": _SHARE,
     "lr_scheduler.min_lr_factor": _SHARE,
-    "training.local_batch_size": _ROWS,
-    "training.global_batch_size": _at_least(1, -1, most=_SIZE),
-    "training.seq_len": _ROWS,
-    "training.max_norm": Range(0.0, math.inf, without=(0.0,)),
+    "training.local_batch_size": _COUNT,
+    "training.global_batch_size": Within(-1, MOST),
+    "training.seq_len": _COUNT,
+    "training.max_norm": Within(0.0, above=True, or_odd=True),
     "training.steps": _COUNT,
     "training.gc_freq": _COUNT,
-    "training.dataloader.num_workers": _at_least(0, most=1024),
+    "training.dataloader.num_workers": _WORKERS,
     "training.dataloader.prefetch_factor": _COUNT,
     "parallelism.data_parallel_replicate_degree": _COUNT,
-    "parallelism.data_parallel_shard_degree": _at_least(1, -1),
+    "parallelism.data_parallel_shard_degree": Within(-1, MOST),
     "parallelism.tensor_parallel_degree": _COUNT,
     "parallelism.pipeline_parallel_degree": _COUNT,
     "parallelism.pipeline_parallel_first_stage_less_layers": _FROM_ZERO,
     "parallelism.pipeline_parallel_last_stage_less_layers": _FROM_ZERO,
     "parallelism.pipeline_parallel_layers_per_stage": _COUNT,
-    "parallelism.pipeline_parallel_microbatch_size": _ROWS,
+    "parallelism.pipeline_parallel_microbatch_size": _COUNT,
     "parallelism.context_parallel_degree": _COUNT,
     "parallelism.expert_parallel_degree": _COUNT,
     "parallelism.expert_tensor_parallel_degree": _COUNT,
     "checkpoint.interval": _COUNT,
-    "checkpoint.keep_latest_k": Range(0, _WORD, without=(1,)),
-    "checkpoint.load_step": _at_least(0, -1),
+    "checkpoint.keep_latest_k": _FROM_ZERO,
+    "checkpoint.load_step": Within(-1, MOST),
     "activation_checkpoint.memory_budget": _SHARE,
     "comm.init_timeout_seconds": _TIME,
     "comm.train_timeout_seconds": _TIME,
-    "comm.trace_buf_size": _at_least(0, most=10**7),
-    "fault_tolerance.process_group_timeout_ms": _at_least(1, most=1000 * _SECONDS),
+    "comm.trace_buf_size": Within(0, 10**7),
+    "fault_tolerance.process_group_timeout_ms": Within(1, 10**12),
     "fault_tolerance.replica_id": _FROM_ZERO,
     "fault_tolerance.group_size": _FROM_ZERO,
     "fault_tolerance.min_replica_size": _COUNT,
-    "validation.local_batch_size": _ROWS,
-    "validation.seq_len": _ROWS,
+    "validation.local_batch_size": _COUNT,
+    "validation.seq_len": _COUNT,
     "validation.freq": _COUNT,
-    "validation.steps": _at_least(1, -1),
-    "validation.dataloader.num_workers": _at_least(0, most=1024),
+    "validation.steps": Within(-1, MOST),
+    "validation.dataloader.num_workers": _WORKERS,
     "validation.dataloader.prefetch_factor": _COUNT,
     "debug.seed": _FROM_ZERO,
-    "report.device_hour_price": _FINITE,  # ours
+    "optimizer.name": OneOf("Adam", "AdamW", SGD),
+    # -- ours
+    "report.device_hour_price": _FINITE,
+    "vision.image_size": Within(1),
+    "vision.classes": Within(0),
+    "vision.augmentation": OneOf(*AUGMENTATIONS),
+    "vision.mixup": _FINITE,
+    "vision.label_smoothing": _PART,
+    "model.vocab_size": Within(1),
+    "model.rope_scaling_factor": _POSITIVE,
+    "model.rope_low_freq_factor": _POSITIVE,
+    "model.rope_high_freq_factor": _POSITIVE,
+    "model.rope_original_max_position_embeddings": Within(1),
+    "data.seed": Within(0),
+    "data.validation_fraction": _PART,
+    "lora.rank": Within(1),
+    "lora.alpha": _POSITIVE,
+    "lora.learning_rate": _POSITIVE,
+}
+# Upstream wants two at least, or all; elsewhere -1 stands for a word.
+_NEVER = {
+    "checkpoint.keep_latest_k": 1,
+    "training.global_batch_size": 0,
+    "parallelism.data_parallel_shard_degree": 0,
+    "validation.steps": 0,
 }
 
 
-def range_errors(config: JobConfig) -> dict[str, str]:
-    """Return what is wrong with the numbers of upstream's keys, by key."""
+def rule_errors(config: JobConfig) -> dict[str, str]:
+    """Return which numbers and words break the rule of their key alone, by key."""
     found = {}
-    for key, allowed in RANGES.items():
-        value = attrgetter(key)(config)
-        if value is not None and (rule := allowed.error(value)):
-            found[key] = f"{key} is {value}; {rule}"
+    for key, allowed in RULES.items():
+        if (value := attrgetter(key)(config)) is None:
+            continue
+        rule = allowed.error(value)
+        if value == _NEVER.get(key):
+            rule = f"it must not be {value}"
+        if rule:
+            found[key] = f"{key} is {value!r}; {rule}"
     return found
 
 
-def with_defaults(config: JobConfig, keys: Collection[str]) -> JobConfig:
-    """Return a copy in which keys have the values that they have where nobody sets them."""
-    changed = deepcopy(config)
-    for key in keys:
-        place, _, name = key.rpartition(".")
-        section = attrgetter(place)(changed)
-        setattr(section, name, getattr(type(section)(), name))
-    return changed
+def size_errors(config: JobConfig) -> Iterator[str]:
+    """Yield which values are impossible, or make no pipeline that anyone could run."""
+    yield from (impossible := rule_errors(config)).values()
+    if not impossible and config.parallelism.pipeline_parallel_degree > 1:
+        yield from schedule_errors(config)
+        yield from microbatch_errors(config)

@@ -16,6 +16,7 @@ from torchtitan.freezing.config.layout import (
     count_layers,
     examples_of_microbatch,
     global_rows,
+    layers_of_split,
     model_family,
     modules_of_split,
     padding_note,
@@ -24,4 +25,4 @@ from torchtitan.freezing.config.layout import (
     pipeline_title,
     stage_modules,
 )
-from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
+from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset, with_values

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
@@ -48,22 +48,36 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
 
 
 def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
-    """Return the order in which the ranks work; without a pipeline, forward and backward."""
+    """Return the order in which the ranks work; without a pipeline, forward and backward.
+
+    A ValueError if its stages are not those of the model.
+    """
     parallelism = config.parallelism
-    n_ranks = parallelism.pipeline_parallel_degree
+    n_ranks, csv = parallelism.pipeline_parallel_degree, parallelism.pipeline_parallel_schedule_csv
+    name = parallelism.pipeline_parallel_schedule
+    n_stages = len(stage_modules(config, n_layers))
+    if n_stages % n_ranks:
+        raise ValueError(
+            f"the model is cut into {n_stages} stages, which "
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) must divide; change "
+            "parallelism.pipeline_parallel_layers_per_stage or module_fqns_per_model_part"
+        )
     if n_ranks == 1:
-        return build_order(
+        order = build_order(
             [[Action(0, kind, 0) for kind in (ActionKind.FORWARD, ActionKind.FULL_BACKWARD)]]
         )
-    if parallelism.pipeline_parallel_schedule_csv:
-        return order_from_csv(Path(parallelism.pipeline_parallel_schedule_csv).read_text())
-    n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
-    return named_order(
-        parallelism.pipeline_parallel_schedule,
-        n_ranks,
-        n_microbatches,
-        stages_per_rank=len(stage_modules(config, n_layers)) // n_ranks,
-    )
+    elif csv:
+        order = order_from_csv(Path(csv).read_text())
+    else:
+        n = config.training.local_batch_size // examples_of_microbatch(config)
+        order = named_order(name, n_ranks, n, stages_per_rank=n_stages // n_ranks)
+    if order.n_stages != n_stages:
+        raise ValueError(
+            f"the model is cut into {n_stages} stages and the schedule ({name}) has "
+            f"{order.n_stages}; change parallelism.pipeline_parallel_layers_per_stage or "
+            "module_fqns_per_model_part"
+        )
+    return order
 
 
 def examples_of_microbatch(config: JobConfig) -> int:
@@ -118,19 +132,22 @@ def pipeline_notes(
         first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
         skip_input_grads=freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
-        tokens_per_microbatch=examples_of_microbatch(job_config) * family.per_row(job_config),
+        tokens_per_microbatch=examples_of_microbatch(job_config)
+        * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
         parameters=sizes.parameters,
         memory=sizes.memory,
     )
 
 
+def layers_of_split(split: Sequence[int]) -> list[range]:
+    """Return the layers of each stage, given how many each has."""
+    return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
+
+
 def modules_of_split(split: Sequence[int]) -> list[list[str]]:
     """Return the modules of stages with so many layers; embedding, norm and head lie at ends."""
-    ends = list(accumulate(split))
-    stages = [
-        [f"layers.{i}" for i in range(end - n, end)] for n, end in zip(split, ends, strict=True)
-    ]
+    stages = [[f"layers.{i}" for i in layers] for layers in layers_of_split(split)]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "output"]
     return stages
@@ -141,20 +158,13 @@ def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
     return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)
 
 
-@dataclass(frozen=True)
-class ModelFamily:
+class ModelFamily(NamedTuple):
     """A kind of model: what throughput counts, and whether a row is text of ``seq_len`` tokens."""
 
     unit: str
     reads_text: bool
 
-    def per_row(self, config: JobConfig) -> int:
-        """Return how many units a row of a batch has."""
-        return config.training.seq_len if self.reads_text else 1
 
-
-TEXT = ModelFamily("tokens", reads_text=True)
-IMAGES = ModelFamily("images", reads_text=False)
 IMAGE_MODELS = ("vit", "convnextv2")
 
 
@@ -166,4 +176,5 @@ def padding_note(config: JobConfig) -> str:
 
 def model_family(config: JobConfig) -> ModelFamily:
     """Return the family of ``model.name``."""
-    return IMAGES if config.model.name in IMAGE_MODELS else TEXT
+    is_image = config.model.name in IMAGE_MODELS
+    return ModelFamily("images" if is_image else "tokens", reads_text=not is_image)

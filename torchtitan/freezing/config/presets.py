@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -64,9 +64,7 @@ def with_preset(job_config: JobConfig, given: Collection[str]) -> JobConfig:
     if preset is None:
         return job_config
     usual = {key: value for key, value in preset.usual.items() if key not in given}
-    for key, value in {**preset.fixed, **usual}.items():
-        job_config = _with(job_config, key.split("."), value)
-    return job_config
+    return with_values(job_config, {**preset.fixed, **usual})
 
 
 def preset_line(job_config: JobConfig) -> str | None:
@@ -79,7 +77,10 @@ def preset_line(job_config: JobConfig) -> str | None:
     return f"freezing.preset = {job_config.freezing.preset!r}: {told}"
 
 
-def _with(section: Any, names: Sequence[str], value: Any) -> Any:
-    """Return a copy of a section whose key has another value; policies' cannot be changed."""
-    name, *rest = names
-    return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
+def with_values(section: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of a section whose keys have other values; policies' cannot be changed."""
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        held = with_values(getattr(section, name), {rest: value}) if rest else value
+        section = replace(section, **{name: held})
+    return section

@@ -60,7 +60,9 @@ class RunningAhead(Trainer):
     ) -> torch.Tensor:
         """Run one pipeline batch; a front has forwarded it before, and then goes on."""
         self._n_batches_left -= 1
-        self._tell_front()
+        if self._ahead.n_front != self._n_told:
+            self._n_told = self._ahead.n_front
+            logger.info(f"From step {self.step} on {self._n_told} stages work a batch ahead")
         upcoming = self._lookahead.peek() if self._may_begin_next else None
         self._ahead.begin_batch(
             partial(self._microbatches, input_dict, labels),
@@ -71,12 +73,6 @@ class RunningAhead(Trainer):
         )
         self._ahead.end_batch(None if upcoming is None else partial(self._microbatches, *upcoming))
         return loss
-
-    def _tell_front(self) -> None:
-        """Log how many stages work ahead, where it is another number than before."""
-        if self._ahead.n_front != self._n_told:
-            self._n_told = self._ahead.n_front
-            logger.info(f"From step {self.step} on {self._n_told} stages work a batch ahead")
 
     @property
     def _may_begin_next(self) -> bool:

@@ -11,7 +11,7 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.cli.torchrun import Part, present_part
 from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
-from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
+from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split, with_values
 from torchtitan.freezing.elastic.pipeline import (
     Pace,
     Pipeline,
@@ -50,22 +50,14 @@ class PackedBatch:
 
         The number of microbatches stays, and so does the schedule of the learning rate.
         """
-        training, parallelism, factor = config.training, config.parallelism, self.packing.factor
-        moved = replace(
-            config,
-            parallelism=replace(
-                parallelism,
-                module_fqns_per_model_part=modules_of_split(self.split),
-                pipeline_parallel_microbatch_size=factor
-                * parallelism.pipeline_parallel_microbatch_size,
-            ),
-            training=replace(
-                training,
-                local_batch_size=factor * training.local_batch_size,
-                global_batch_size=self.rows,
-            ),
-        )
-        return ending_with(moved, self.last_step)
+        factor, size = self.packing.factor, config.parallelism.pipeline_parallel_microbatch_size
+        values = {
+            "parallelism.module_fqns_per_model_part": modules_of_split(self.split),
+            "parallelism.pipeline_parallel_microbatch_size": factor * size,
+            "training.local_batch_size": factor * config.training.local_batch_size,
+            "training.global_batch_size": self.rows,
+        }
+        return ending_with(with_values(config, values), self.last_step)
 
     def pace(self, config: JobConfig) -> Pace:
         """Return what its steps are, of a run that began with ``config``."""

@@ -16,8 +16,10 @@ from torchtitan.freezing.config import (
     count_layers,
     examples_of_microbatch,
     global_rows,
+    layers_of_split,
     modules_of_split,
     stage_modules,
+    with_values,
 )
 from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.partition.cut import count_model_layers, live_layer_times, part_parameters
@@ -55,8 +57,8 @@ class Pipeline:
         global batch grows. New replicas share the parameters (FSDP). In an emulation they take
         turns, a batch each, and their gradients add up.
         """
-        n, parallelism = self.n_replicas, config.parallelism
-        shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
+        n = self.n_replicas
+        shards = config.parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
         training, validation = config.training, config.validation
         rows, n_validated = training.global_batch_size, validation.steps
         if config.emulation.enable:
@@ -67,21 +69,18 @@ class Pipeline:
             batch //= n
         elif rows > 0:  # -1: a batch of each replica
             rows *= n
-        moved = replace(
-            config,
-            parallelism=replace(
-                parallelism,
-                pipeline_parallel_degree=self.n_ranks,
-                module_fqns_per_model_part=modules_of_split(self.split),
-                data_parallel_shard_degree=shards if shards < 0 else shards * n,
-                pipeline_parallel_microbatch_size=self.microbatch
-                or parallelism.pipeline_parallel_microbatch_size,
-            ),
-            training=replace(training, local_batch_size=batch, global_batch_size=rows),
-            validation=replace(
-                validation, local_batch_size=validation.local_batch_size // n, steps=n_validated
-            ),
-        )
+        values = {
+            "parallelism.pipeline_parallel_degree": self.n_ranks,
+            "parallelism.module_fqns_per_model_part": modules_of_split(self.split),
+            "parallelism.data_parallel_shard_degree": shards if shards < 0 else shards * n,
+            "training.local_batch_size": batch,
+            "training.global_batch_size": rows,
+            "validation.local_batch_size": validation.local_batch_size // n,
+            "validation.steps": n_validated,
+        }
+        if self.microbatch is not None:
+            values["parallelism.pipeline_parallel_microbatch_size"] = self.microbatch
+        moved = with_values(config, values)
         return moved if self.last_step is None else ending_with(moved, self.last_step)
 
     def pace(self, config: JobConfig) -> Pace:
@@ -130,7 +129,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
                 n_frozen,
                 n_ranks,
                 settings.frozen_cost,
-                _largest(sizes, start.split),
+                max(sum(sizes[i] for i in layers) for layers in layers_of_split(start.split)),
                 n_microbatches=n_microbatches,
                 min_ranks=least,
                 partition=settings.partition,
@@ -154,26 +153,17 @@ def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
         n_replicas = 1  # that share a batch
         if not config.freezing.elastic.rows_grow:
             n_replicas = replicas_of(len(start), n_ranks, n_microbatches)
-        of_one = replace(
-            config,
-            parallelism=replace(
-                config.parallelism,
-                pipeline_parallel_degree=n_ranks,
-                module_fqns_per_model_part=modules_of_split((1,) * n_ranks),
-            ),
-            training=replace(training, local_batch_size=training.local_batch_size // n_replicas),
-        )
-        return CutMemory(of_one, n_layers)
+        of_one = {
+            "parallelism.pipeline_parallel_degree": n_ranks,
+            "parallelism.module_fqns_per_model_part": modules_of_split((1,) * n_ranks),
+            "training.local_batch_size": training.local_batch_size // n_replicas,
+        }
+        return CutMemory(with_values(config, of_one), n_layers)
 
     def fits(n_ranks: int, rank: int, first: int, stop: int) -> bool:
         return memory(n_ranks).of_rank(rank, first, stop, n_frozen).total <= limit
 
     return fits
-
-
-def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
-    ends = [sum(split[: stage + 1]) for stage in range(len(split))]
-    return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))
 
 
 @dataclass(frozen=True)
@@ -196,13 +186,10 @@ class Pace:
 
 def ending_with(config: JobConfig, last_step: int) -> JobConfig:
     """Return a run that ends with another step; the schedule of its learning rate stays."""
-    training, scheduler = config.training, config.lr_scheduler
-    n_steps = training.steps if scheduler.total_steps is None else scheduler.total_steps
-    return replace(
-        config,
-        training=replace(training, steps=last_step),
-        lr_scheduler=replace(scheduler, total_steps=n_steps),
-    )
+    n_steps = config.lr_scheduler.total_steps
+    n_steps = config.training.steps if n_steps is None else n_steps
+    ends = {"training.steps": last_step, "lr_scheduler.total_steps": n_steps}
+    return with_values(config, ends)
 
 
 _N_CANDIDATES = 4

@@ -101,7 +101,7 @@ class ElasticRun:
             wanted = self._search.after_step(self._form, moment.seconds)
         self._next = self._form
         if wanted != self._form:
-            self._next = self._joined(self._possible(wanted))
+            self._next = self._possible(wanted)
         return None if self._next == self._form else self._next
 
     def _form_for(self, moment: RunState) -> Form:
@@ -111,19 +111,14 @@ class ElasticRun:
         return pipeline.ending(self._config, moment)
 
     def _possible(self, form: Form) -> Form:
-        """Return ``form``, or the present one if a run cannot have it."""
+        """Return ``form``, or the present one if a run cannot have it, or a rank is not ready."""
         try:
             check(form.moved(self._config))
         except ConfigError as error:
             logger.warning("The run does not go on %s: %s", form, error)
             return self._form
-        return form
-
-    def _joined(self, form: Form) -> Form:
-        """Return ``form``, or the present one if a rank is not ready to leave it in time."""
-        if form == self._form or not (absent := self._joining.absent()):
-            return form
-        if dist.get_rank() == 0:
+        absent = self._joining.absent()
+        if absent and dist.get_rank() == 0:
             logger.warning(
                 "The run does not go on %s, but as before: %s not ready within %g s "
                 "(freezing.elastic.join_limit_s); the next change of what is frozen tries again",
@@ -131,7 +126,7 @@ class ElasticRun:
                 ", ".join(absent),
                 self._config.freezing.elastic.join_limit_s,
             )
-        return self._form
+        return self._form if absent else form
 
     def _move(self, handed: Handover, started: float) -> None:
         """Go on with a trainer of the next form, which loads what the last has handed over."""

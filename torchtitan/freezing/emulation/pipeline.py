@@ -16,7 +16,6 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.runtime import run_in_order
-from timelyfreeze.schedule import ScheduleOrder
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 
 # Any multi-stage schedule of torch that takes all stages on one rank; its own order is replaced.
@@ -34,27 +33,6 @@ def as_one_process(config: JobConfig) -> Iterator[None]:
         config.parallelism = parallelism
 
 
-def emulated_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
-    """Return the emulated ranks' order; a ValueError if its stages are not those of the model."""
-    n_ranks = config.parallelism.pipeline_parallel_degree
-    n_stages = len(stage_modules(config, n_layers))
-    name = config.parallelism.pipeline_parallel_schedule
-    if n_stages % n_ranks:
-        raise ValueError(
-            f"the model is cut into {n_stages} stages, which "
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) must divide; change "
-            "parallelism.pipeline_parallel_layers_per_stage or module_fqns_per_model_part"
-        )
-    order = pipeline_order(config, n_layers)
-    if order.n_stages != n_stages:
-        raise ValueError(
-            f"the model is cut into {n_stages} stages and the schedule ({name}) has "
-            f"{order.n_stages}; change parallelism.pipeline_parallel_layers_per_stage or "
-            "module_fqns_per_model_part"
-        )
-    return order
-
-
 def build_emulated_pipeline(
     build: Callable[..., Any],
     model: nn.Module,
@@ -68,9 +46,9 @@ def build_emulated_pipeline(
 
     It is told of one rank, whose schedule then gets the order of the pipeline's ranks, merged.
     """
-    order = emulated_order(config, model_args.n_layers)
+    order = pipeline_order(config, model_args.n_layers)
     asked = config.parallelism
-    parallelism = replace(
+    of_one = replace(
         asked,
         pipeline_parallel_degree=1,
         pipeline_parallel_schedule=_VEHICLE,
@@ -79,8 +57,8 @@ def build_emulated_pipeline(
         pipeline_parallel_expert_parallel_overlap=False,
         module_fqns_per_model_part=stage_modules(config, model_args.n_layers),
     )
-    of_one = replace(config, parallelism=parallelism)
-    built = build(model, parallel_dims, of_one, device, model_args, *others)
+    config = replace(config, parallelism=of_one)
+    built = build(model, parallel_dims, config, device, model_args, *others)
     schedule, model_parts, *_ = built
     actions = merge_ranks(order)
     run_in_order(schedule, actions)

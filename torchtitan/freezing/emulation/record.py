@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -25,16 +26,13 @@ class OptimizerClock:
         self._began: Any = None
         for optimizer, rank in zip(optimizers, ranks, strict=True):
             optimizer.register_step_pre_hook(self._begin)
-            optimizer.register_step_post_hook(self._end_of(rank))
+            optimizer.register_step_post_hook(partial(self._end, rank))
 
     def _begin(self, *_: Any) -> None:
         self._began = self.clock.mark()
 
-    def _end_of(self, rank: int) -> Callable[..., None]:
-        def end(*_: Any) -> None:
-            self._marks.append((rank, self._began, self.clock.mark()))
-
-        return end
+    def _end(self, rank: int, *_: Any) -> None:
+        self._marks.append((rank, self._began, self.clock.mark()))
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
@@ -48,14 +46,13 @@ class OptimizerClock:
         marks, self._marks = self._marks, []
         return marks
 
-    def waited_in_step_ms(self) -> float:
-        """Return ``waited_ms`` of the step at hand, whose marks have not been taken yet."""
-        return self.waited_ms(self._marks)
+    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]] | None = None) -> float:
+        """Return how much longer the optimizers took one by one than the slowest rank's alone.
 
-    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]]) -> float:
-        """Return how much longer the optimizers took one by one than the slowest rank's alone."""
+        Without ``marks`` in the step at hand, whose marks have not been taken yet.
+        """
         by_rank: dict[int, float] = {}
-        for rank, start, end in marks:
+        for rank, start, end in self._marks if marks is None else marks:
             self.clock.wait(end)
             by_rank[rank] = by_rank.get(rank, 0.0) + self.clock.elapsed_ms(start, end)
         return sum(by_rank.values()) - max(by_rank.values(), default=0.0)
@@ -123,16 +120,13 @@ class EmulationRecord:
             self._optimizers.clock.wait(ended)
             real_ms = self._optimizers.clock.elapsed_ms(began, ended)
             outside_ms = real_ms - sum(b.real_ms for b in mine) - self._optimizers.waited_ms(marks)
-            virtual_ms = outside_ms + self._slowest_ms(mine)
+            # The slowest replica's; they take turns.
+            replicas = [mine[i :: self.n_replicas] for i in range(self.n_replicas)]
+            virtual_ms = outside_ms + max(sum(b.virtual_ms for b in turn) for turn in replicas)
             step = EmulatedStep(phase, virtual_ms, n_tokens, batches=mine)
             for steps in (self._not_shown, self._not_taken):
                 steps.append(step)
             self.steps.add(step)
-
-    def _slowest_ms(self, batches: Sequence[EmulatedBatch]) -> float:
-        """Return how long the slowest replica takes for its batches; they take turns."""
-        n = self.n_replicas
-        return max(sum(batch.virtual_ms for batch in batches[i::n]) for i in range(n))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the steps completed since the last call."""

@@ -32,12 +32,14 @@ def kept_bytes(
     module: nn.Module,
     casting: AbstractContextManager[Any],
     *inputs: Any,
-    buffers: list[Tensor] | None = None,
     loss: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, Tensor]:
-    """Return the bytes that stay alive after a forward, weights left out, and its output."""
+    """Return the bytes that stay alive after a forward, and its output.
+
+    Weights are left out, and so are all inputs but the first, which microbatches share.
+    """
     _stand_in_for_kernels(module)
-    known = {_key(p) for p in [*module.parameters(), *(buffers or [])]}
+    known = {_key(p) for p in [*module.parameters(), *filter(torch.is_tensor, inputs[1:])]}
     alive: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> int:
@@ -59,8 +61,7 @@ def kept_bytes(
             keep(out)  # a stage holds on to its output until the backward
             loss(out)
     # What both microbatches keep is the input, which each has its own of, and casts of weights.
-    own = {_key(t) for t in inputs if isinstance(t, Tensor)}
-    casts = (of_first.keys() & alive.keys()) - own
+    casts = (of_first.keys() & alive.keys()) - {_key(inputs[0])}
     del first
     return sum(kept.nbytes() for key, kept in alive.items() if key not in casts), out
 
@@ -88,26 +89,23 @@ class _FusedNorm(nn.Module):
         self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return _KeepForNorm.apply(x, self.weight)
-
-
-class _KeepForNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x)
+        return _Keep.apply(torch.empty_like(x), x, self.weight, _number_a_row(x))
 
 
 class _FusedAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-        return _KeepForAttention.apply(q, k, v)
-
-
-class _KeepForAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, length, width = q.shape
         # Laid out as the kernels do, so that putting the heads side by side copies nothing.
         out = v.new_empty(batch, length, heads, width).transpose(1, 2)
-        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return _Keep.apply(out, q, k, v, out, _number_a_row(q))
+
+
+def _number_a_row(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *kept: Tensor) -> Tensor:
+        ctx.save_for_backward(*kept)
         return out

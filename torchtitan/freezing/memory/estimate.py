@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.llama3 import llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
@@ -42,19 +41,18 @@ from timelyfreeze.whatif.rank_memory import (
 )
 from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
 from torchtitan.freezing.config import (
-    IMAGE_MODELS,
     JobConfig,
     examples_of_microbatch,
+    layers_of_split,
     pipeline_order,
     stage_modules,
 )
-from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.hf.adapter import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
 from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
 
 # What upstream calls the ends of the model.
@@ -64,9 +62,9 @@ _PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "output": HEAD}
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     """Return what each pipeline rank of a run needs, or the one device that emulates them all."""
     model = model_bytes(job_config)
-    n_layers = _args(job_config).n_layers
+    n_layers = described(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
 
     def part_of(module: str) -> str:
         return _PARTS.get(module) or model.layer_name(int(module.removeprefix("layers.")))
@@ -85,7 +83,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     """Return what the parts of a run's model take; a ValueError has all reasons why not."""
     if reasons := [*feature_errors(job_config, (MEMORY,)), *size_errors(job_config)]:
         raise ValueError("; ".join(reasons))
-    args = _args(job_config)
+    args = described(job_config)
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     how = How(
         n_rows=examples_of_microbatch(job_config),
@@ -99,19 +97,15 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     prepare = None
     if job_config.freezing.method == LORA:
         lora, seed = job_config.lora, job_config.freezing.seed
-
-        def prepare(model: nn.Module) -> nn.Module:
-            return add_adapters(model, lora, seed, how.autocast)
-
+        prepare = partial(add_adapters, settings=lora, seed=seed, autocast=how.autocast)
     return decoder_bytes(args, how=how, seq_len=job_config.training.seq_len, prepare=prepare)
 
 
-def _args(job_config: JobConfig) -> Any:
+def described(job_config: JobConfig) -> Any:
     """Return the description of a run's model; of pictures with its classes and their size."""
-    if job_config.model.name not in IMAGE_MODELS:
-        return chosen_args(job_config, llama3_args)
     args = chosen_args(job_config, base_spec(job_config).model_args)
-    args = with_classes(args, job_config)
+    if isinstance(args, VisionArgs):
+        args = with_classes(args, job_config)
     args.update_from_config(job_config)
     return args
 
@@ -142,10 +136,9 @@ class CutMemory:
 
     def of_fullest(self, split: tuple[int, ...], n_frozen: int = 0) -> int:
         """Return the bytes of the rank that holds most, of a cut given by layers of each rank."""
-        ends = [sum(split[: rank + 1]) for rank in range(len(split))]
         return max(
-            self.of_rank(rank, end - n, end, n_frozen).total
-            for rank, (n, end) in enumerate(zip(split, ends, strict=True))
+            self.of_rank(rank, layers.start, layers.stop, n_frozen).total
+            for rank, layers in enumerate(layers_of_split(split))
         )
 
 
@@ -171,7 +164,6 @@ def decoder_bytes(
     prepare: Callable[[nn.Module], nn.Module] | None = None,
 ) -> ModelBytes:
     """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch."""
-    n_tokens = how.n_rows * seq_len
     # Other kinds of attention keep what fused attention keeps, and need masks to run.
     one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
@@ -179,32 +171,14 @@ def decoder_bytes(
         model = model if prepare is None else prepare(model)
     with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
         put_on_fakes(model)
-        x = torch.empty(how.n_rows, seq_len, args.dim, requires_grad=True)
+        x = torch.empty(how.n_rows, seq_len, args.dim)
         frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
-        block = model.layers["0"]
-        of_block, between = _part(block, how), _OutputBytes(block)
-        kept, out = kept_bytes(block, how.casting(), x, frequencies, None, buffers=[frequencies])
         labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
-        norm, of_head = _part(model.norm, how), _part(model.output, how)
-        between_head = _OutputBytes(model.output)
-        kept_by_head, _ = kept_bytes(
-            nn.Sequential(model.norm, model.output),
-            how.casting(),
-            torch.empty_like(out, requires_grad=True),
-            loss=lambda out: cross_entropy_loss(out, labels),
-        )
-    return ModelBytes(
-        embedding=replace(_part(model.tok_embeddings, how), kept=8 * n_tokens),
-        layer=replace(
-            of_block, kept=x.nbytes if how.recompute else kept, kept_between_halves=between.total
-        ),
-        norm=norm,
-        head=replace(of_head, kept=kept_by_head, kept_between_halves=between_head.total),
-        message=out.nbytes,
-        logits=4 * n_tokens * args.vocab_size,
-        recomputed=kept if how.recompute else 0,
-        update_copies=how.update_copies,
-    )
+        embedding = _part(model.tok_embeddings, how, 8 * x[..., 0].numel())
+        head = nn.Sequential(model.norm, model.output)
+        loss = partial(cross_entropy_loss, labels=labels)
+        counted = _count(model, how, embedding, x, head, loss, frequencies, None)
+    return ModelBytes(**{field.name: getattr(counted, field.name) for field in fields(ModelBytes)})
 
 
 class _Head(nn.Module):
@@ -229,33 +203,44 @@ def block_bytes(args: VisionArgs, *, how: How) -> BlockBytes:
         pictures = torch.empty(how.n_rows, channels, args.image_size, args.image_size)
         kept, hidden = kept_bytes(model.tok_embeddings, how.casting(), pictures)
         embedding = _part(model.tok_embeddings, how, max(kept, pictures.nbytes))
-        blocks, outputs, recomputed = [], [hidden.nbytes], 0
-        for block in model.layers.values():
-            enters = torch.empty_like(hidden, requires_grad=True)
-            between = _OutputBytes(block)
-            kept, hidden = kept_bytes(block, how.casting(), enters)
-            if how.recompute:
-                recomputed, kept = max(recomputed, kept), enters.nbytes
-            blocks.append(_part(block, how, kept, between.total))
-            outputs.append(hidden.nbytes)
         labels = torch.empty(how.n_rows, dtype=torch.int64)
-        head, enters = _Head(model), torch.empty_like(hidden, requires_grad=True)
-        between = _OutputBytes(head)
-        kept, logits = kept_bytes(
-            head, how.casting(), enters, loss=lambda out: F.cross_entropy(out.float(), labels)
-        )
-        return BlockBytes(
-            embedding=embedding,
-            layer=blocks[0],
-            norm=_part(model.norm, how),
-            head=_part(model.output, how, kept, between.total),
-            message=outputs[0],
-            logits=4 * logits.numel(),
-            recomputed=recomputed,
-            update_copies=how.update_copies,
-            blocks=tuple(blocks),
-            outputs=tuple(outputs),
-        )
+        loss = partial(image_loss, labels=labels, label_smoothing=0.0)
+        return _count(model, how, embedding, hidden, _Head(model), loss)
+
+
+def _count(
+    model: Any,
+    how: How,
+    embedding: PartBytes,
+    hidden: Tensor,
+    head: nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    *shared: Any,
+) -> BlockBytes:
+    """Count a model's parts; blocks get what the embedding puts out, and what all batches share."""
+    blocks, outputs, recomputed = [], [hidden.nbytes], 0
+    for block in model.layers.values():
+        enters = torch.empty_like(hidden, requires_grad=True)
+        between = _OutputBytes(block)
+        kept, hidden = kept_bytes(block, how.casting(), enters, *shared)
+        if how.recompute:
+            recomputed, kept = max(recomputed, kept), enters.nbytes
+        blocks.append(_part(block, how, kept, between.total))
+        outputs.append(hidden.nbytes)
+    enters, between = torch.empty_like(hidden, requires_grad=True), _OutputBytes(head)
+    kept, logits = kept_bytes(head, how.casting(), enters, loss=loss)
+    return BlockBytes(
+        embedding=embedding,
+        layer=blocks[0],
+        norm=_part(model.norm, how),
+        head=_part(model.output, how, kept, between.total),
+        message=outputs[0],
+        logits=4 * logits.numel(),
+        recomputed=recomputed,
+        update_copies=how.update_copies,
+        blocks=tuple(blocks),
+        outputs=tuple(outputs),
+    )
 
 
 # Whose weights autocast casts; an embedding is looked up as it is, and norms stay in float32.

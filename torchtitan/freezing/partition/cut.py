@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,16 @@ from timelyfreeze.whatif.partition import (
     time_load,
 )
 from torchtitan.freezing.checks import pipeline_errors, size_errors
-from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
-from torchtitan.freezing.emulation.pipeline import emulated_order
-from torchtitan.freezing.memory.estimate import model_bytes
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.spec import base_spec, with_classes
+from torchtitan.freezing.config import (
+    JobConfig,
+    count_layers,
+    modules_of_split,
+    pipeline_order,
+    stage_modules,
+    with_values,
+)
+from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.vision.spec import base_spec
 
 # How loads are told: what they are, in which unit, and how much of it one is.
 _UNITS = {
@@ -59,21 +62,17 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     if reasons := [*size_errors(job_config), *pipeline_errors(job_config)]:
         raise ValueError("; ".join(dict.fromkeys(reasons)))
     # A file's cut that the command line puts aside need not suit this many stages.
-    parallelism = replace(
-        parallelism,
-        pipeline_parallel_first_stage_less_layers=0,
-        pipeline_parallel_last_stage_less_layers=0,
-    )
-    job_config = replace(job_config, parallelism=parallelism)
+    less = "parallelism.pipeline_parallel_{}_stage_less_layers"
+    job_config = with_values(job_config, {less.format("first"): 0, less.format("last"): 0})
     n_layers = count_model_layers(job_config)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
     least = fewest_layers(order.n_stages)
     if parallelism.partition == TIME:
         least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
     load = _load(job_config, parallelism.partition, order, n_layers)
     split = min_max_split(n_layers, order.stage_to_rank, load, least)
-    cut = replace(parallelism, module_fqns_per_model_part=modules_of_split(split))
-    return replace(job_config, parallelism=cut)
+    cut = {"parallelism.module_fqns_per_model_part": modules_of_split(split)}
+    return with_values(job_config, cut)
 
 
 def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
@@ -102,7 +101,7 @@ def partition_line(job_config: JobConfig) -> str | None:
     if not parallelism.partition:
         return None
     n_layers = count_model_layers(job_config)
-    order = emulated_order(job_config, n_layers)
+    order = pipeline_order(job_config, n_layers)
     split = count_layers(stage_modules(job_config, n_layers))
     told = [f"parallelism.partition = {parallelism.partition!r}: layers {render_split(split)}"]
     for partition in (TIME, PARAMETERS, MEMORY):
@@ -169,15 +168,13 @@ def model_sizes(job_config: JobConfig) -> ModelSizes:
 
 def count_model_layers(job_config: JobConfig) -> int:
     """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
-    _, args = _described(job_config)
-    n_layers: int = args.n_layers
+    n_layers: int = _described(job_config)[1].n_layers
     return n_layers
 
 
 def part_parameters(job_config: JobConfig) -> PartParameters:
     """Count the parameters of a run's model on the meta device."""
     spec, args = _described(job_config)
-    args.update_from_config(job_config)
     with torch.device("meta"):
         model = spec.model_cls(args)
     layers = tuple(sum(p.numel() for p in layer.parameters()) for layer in model.layers.values())
@@ -198,5 +195,4 @@ def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
             f"model.name is {name!r}, whose layers cannot be counted; a partition needs a model "
             "that upstream cuts by layers"
         )
-    args = chosen_args(job_config, spec.model_args)
-    return spec, with_classes(args, job_config) if isinstance(args, VisionArgs) else args
+    return spec, described(job_config)

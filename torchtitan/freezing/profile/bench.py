@@ -89,23 +89,17 @@ class Line:
 
 def fit_line(points: Sequence[Point]) -> Line:
     """Compare a response, ratios 0 and 1 included, with a plan's line and with the best line."""
-    by_ratio = {point.ratio: statistics.median(point.times_ms) for point in points}
-    if 0.0 not in by_ratio or 1.0 not in by_ratio:
-        raise ValueError(
-            f"the ratios {sorted(by_ratio)} do not tell the line; it needs 0 and 1 among them"
-        )
-    unfrozen_ms, frozen_ms = by_ratio[0.0], by_ratio[1.0]
     fractions = np.array([point.fraction for point in points])
     medians_ms = np.array([statistics.median(point.times_ms) for point in points])
+    by_ratio = {p.ratio: ms for p, ms in zip(points, medians_ms.tolist(), strict=True)}
+    unfrozen_ms, frozen_ms = by_ratio[0.0], by_ratio[1.0]
     misses_ms = medians_ms - (unfrozen_ms - fractions * (unfrozen_ms - frozen_ms))
-    between = np.array([0.0 < point.ratio < 1.0 for point in points])
-    miss_ms = 0.0
-    if between.any():
-        miss_ms = float(max(misses_ms[between].tolist(), key=abs))
+    between = [0.0 < point.ratio < 1.0 for point in points]
+    miss_ms = max(misses_ms[between].tolist(), key=abs, default=0.0)
     design = np.stack([np.ones_like(fractions), fractions], axis=1)
     (start_ms, slope_ms), *_ = np.linalg.lstsq(design, medians_ms, rcond=None)
     residuals_ms = medians_ms - (start_ms + slope_ms * fractions)
-    variance = float(((medians_ms - medians_ms.mean()) ** 2).sum())
+    variance = medians_ms.var()
     return Line(
         unfrozen_ms=unfrozen_ms,
         frozen_ms=frozen_ms,
@@ -114,7 +108,7 @@ def fit_line(points: Sequence[Point]) -> Line:
         fit_unfrozen_ms=float(start_ms),
         fit_frozen_ms=float(start_ms + slope_ms),
         fit_residual_ms=float(np.abs(residuals_ms).max()),
-        r_squared=1.0 - float((residuals_ms**2).sum()) / variance if variance > 0.0 else 1.0,
+        r_squared=float(1.0 - (residuals_ms**2).mean() / variance) if variance > 0.0 else 1.0,
     )
 
 
@@ -197,7 +191,7 @@ class LoneStage:
             self.stage if other is module else PipelineStage(other, i, len(modules), device)
             for i, other in enumerate(modules)
         ]
-        self._loss = PipelineLoss(loss_fn if is_last else _sum)
+        self._loss = PipelineLoss(loss_fn if is_last else lambda output, labels: output.sum())
         self._schedules: dict[bool, Any] = {}
         self._rank = gradient_rank
         self.table = self.attach(per_tensor=gradient_rank > 0)
@@ -255,10 +249,6 @@ class _Neighbour(nn.Module):
     def forward(self, received: Tensor) -> Tensor:
         # Whatever the tokens are, they are not looked at.
         return self.noise * self.scale if self._is_first else received * self.noise * self.scale
-
-
-def _sum(output: Tensor, labels: Tensor) -> Tensor:
-    return output.sum()
 
 
 @dataclass
@@ -341,17 +331,15 @@ class Bench:
             part.init_weights(buffer_device=None)
         part.train()
         titan_tools.device_module.reset_peak_memory_stats(self._device)
-        return LoneStage(
-            part, self._microbatch(), self._loss_fn,
-            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
-        )  # fmt: skip
-
-    def _microbatch(self) -> Microbatch:
-        shape = (examples_of_microbatch(self.config), self.config.training.seq_len)
+        shape = (examples_of_microbatch(config), config.training.seq_len)
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        return Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        microbatch = Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        return LoneStage(
+            part, microbatch, self._loss_fn,
+            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
+        )  # fmt: skip
 
     def _respond(
         self, lone: LoneStage, stage: int | None, n_layers: int, mode: str | None

@@ -25,15 +25,15 @@ from timelyfreeze.timing import DurationBounds, bounds_from_samples, shared_core
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
-from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, schedule_errors, size_errors
+from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
     pipeline_notes,
+    pipeline_order,
     stage_modules,
     toml_key,
 )
-from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
 from torchtitan.freezing.spec import build_train_spec
@@ -62,7 +62,11 @@ def profile_stages(
 ) -> Profile:
     """Measure every stage, and what a layer adds to one; ``report`` gets each response at once."""
     with arguments_named(toml_key):
-        reasons = list(_not_covered(job_config))
+        reasons = [
+            *size_errors(job_config),
+            *feature_errors(job_config, (PROFILE, SPLIT)),
+            *unknown_words(first_stage=job_config.freezing.first_stage),
+        ]
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(base_spec(job_config), job_config)
@@ -71,7 +75,7 @@ def profile_stages(
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
-    order = emulated_order(job_config, model_args.n_layers)
+    order = pipeline_order(job_config, model_args.n_layers)
     # Full, and split where that works.
     splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
     with _quiet_process(job_config):
@@ -98,16 +102,8 @@ def profile_stages(
     )
 
 
-def _not_covered(config: JobConfig) -> Iterator[str]:
-    """Say what about a configuration keeps its stages from being profiled."""
-    yield from size_errors(config)
-    yield from schedule_errors(config)
-    yield from feature_errors(config, (PROFILE, SPLIT))
-    yield from unknown_words(first_stage=config.freezing.first_stage)
-
-
 def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
-    """Say the same about the model that it asks for."""
+    """Say what about a model keeps its stages from being profiled."""
     for name in ("n_layers", "dim", "vocab_size"):
         if not hasattr(model_args, name):
             yield (

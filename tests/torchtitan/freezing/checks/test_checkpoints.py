@@ -165,7 +165,7 @@ def test_names_that_only_look_like_a_checkpoint_are_none(
 def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "checkpoint").write_text("")
-    error = the_error(checkpoint_errors(saving_config(tmp_path)))
+    error = the_error(output_errors(saving_config(tmp_path)))
     assert error.startswith("checkpoint.folder is 'checkpoint', and ")
     assert "is no folder" in error
 

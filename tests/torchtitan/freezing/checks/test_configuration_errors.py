@@ -124,8 +124,13 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"report__device_hour_price": -0.5},
-        ["report.device_hour_price is -0.5; it must be 0.0 or more"],
+        ["report.device_hour_price is -0.5; it must be 0 or more"],
     ),
+    (
+        {"data__validation_fraction": 1.0},
+        ["data.validation_fraction is 1.0; it must be 0 or more and below 1"],
+    ),
+    ({"data__validation_fraction": -0.5}, ["data.validation_fraction is -0.5", "0 or more"]),
     ({"freezing__seed": -1}, ["freezing.seed is -1", "must be 0 or more"]),
     (
         {"freezing__solver_time_limit_s": 0.0},

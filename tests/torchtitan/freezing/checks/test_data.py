@@ -159,14 +159,6 @@ def test_upstreams_defaults_have_no_errors() -> None:
     ("changes", "parts"),
     [
         (
-            {"data__validation_fraction": 1.0},
-            ["data.validation_fraction is 1.0", "must lie in [0, 1)"],
-        ),
-        (
-            {"data__validation_fraction": -0.5, "validation__enable": False},
-            ["data.validation_fraction is -0.5", "must lie in [0, 1)"],
-        ),
-        (
             {"validation__dataset_path": "other/examples"},
             [
                 "data.validation_fraction is 0.1",

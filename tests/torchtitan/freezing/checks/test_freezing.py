@@ -19,8 +19,8 @@ from timelyfreeze.policies.policy import registered_policies
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from timelyfreeze.settings.phases import PhaseSchedule
 from torchtitan.freezing.checks import caches, check, freeze_settings, with_rank
+from torchtitan.freezing.checks.checkpoints import output_errors
 from torchtitan.freezing.checks.features import CACHE
-from torchtitan.freezing.checks.freezing import cache_folder_errors
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config.job_config import job_config_class
@@ -220,19 +220,20 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_config = cached(CacheSettings(enable=True, disk_gib=1.0), job__dump_folder=str(tmp_path))
-    assert list(cache_folder_errors(job_config)) == []
+    assert list(output_errors(job_config)) == []
     held = EntryFolder(tmp_path / "activation_cache", 1, 1)
-    assert list(cache_folder_errors(job_config)) == []
+    assert list(output_errors(job_config)) == []
     monkeypatch.setenv("RANK", "1")
-    [line] = cache_folder_errors(job_config)
+    [line] = output_errors(job_config)
     assert line == (
-        "freezing.cache.folder is 'activation_cache', which another run uses; name another folder"
+        "freezing.cache.folder is 'activation_cache', and another run uses "
+        f"{str(tmp_path / 'activation_cache')!r}; name another folder"
     )
     held.close()
-    assert list(cache_folder_errors(job_config)) == []
+    assert list(output_errors(job_config)) == []
     (tmp_path / "file").touch()
     job_config.freezing.cache = CacheSettings(enable=True, disk_gib=1.0, folder="file")
-    [line] = cache_folder_errors(job_config)
+    [line] = output_errors(job_config)
     assert "is no folder" in line
 
 

@@ -19,9 +19,9 @@ from torchtitan.freezing.checks import (
     validation_split,
 )
 from torchtitan.freezing.checks.data import validation_errors
-from torchtitan.freezing.checks.models import image_errors, vision_errors
+from torchtitan.freezing.checks.models import image_errors
 from torchtitan.freezing.config import JobConfig
-from torchtitan.images.settings import MEAN, configured_classes, transform_of
+from torchtitan.images.settings import MEAN, color_errors, configured_classes, transform_of
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_the_colors_of_the_models_folder_are_taken(tmp_path: Path) -> None:
     file.write_text(json.dumps({"image_mean": [0.5, 0.25, 1], "image_std": [1, 2, 0.5]}))
     made = transform_of(job_config, is_training=True)
     assert (made.mean, made.std) == ((0.5, 0.25, 1.0), (1.0, 2.0, 0.5))
-    assert list(vision_errors(job_config)) == []
+    assert list(color_errors(job_config)) == []
     job_config.vision.mean = [0.0, 0.0, 0.0]
     assert transform_of(job_config, is_training=True).mean == (0.0, 0.0, 0.0)
 
@@ -67,7 +67,7 @@ def test_the_colors_of_the_models_folder_are_taken(tmp_path: Path) -> None:
 )
 def test_colors_that_are_none_are_told(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "preprocessor_config.json").write_text(text)
-    (error, *_) = vision_errors(images(tmp_path, model__hf_assets_path=str(tmp_path)))
+    (error, *_) = color_errors(images(tmp_path, model__hf_assets_path=str(tmp_path)))
     assert why in error
 
 

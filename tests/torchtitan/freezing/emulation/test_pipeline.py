@@ -17,11 +17,11 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.emulation.controller import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
 from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
+from torchtitan.freezing.config import pipeline_order
 from torchtitan.freezing.emulation.pipeline import (
     EmulatedDims,
     as_one_process,
     build_emulated_pipeline,
-    emulated_order,
     parts_of_ranks,
 )
 
@@ -108,7 +108,7 @@ def test_weights_begin_as_those_of_seeded_ranks(name: str) -> None:
     }
     _, parts, _ = build(**settings, debug__seed=SEED)
     _, unseeded, _ = build(**settings)
-    order = emulated_order(config(**settings), ARGS.n_layers)
+    order = pipeline_order(config(**settings), ARGS.n_layers)
     wanted: dict[str, torch.Tensor] = {}
     for rank, mine in enumerate(parts_of_ranks(unseeded, order.stage_to_rank)):
         torch.manual_seed(SEED + rank)
@@ -162,7 +162,7 @@ def test_stages_that_do_not_fit_the_schedule_are_refused(
 ) -> None:
     job_config = config(**{f"parallelism__{key}": value for key, value in changes.items()})
     with pytest.raises(ValueError, match=message):
-        emulated_order(job_config, ARGS.n_layers)
+        pipeline_order(job_config, ARGS.n_layers)
 
 
 def test_layers_per_stage_are_heeded() -> None:
@@ -170,4 +170,4 @@ def test_layers_per_stage_are_heeded() -> None:
     job_config = config(
         parallelism__pipeline_parallel_layers_per_stage=2, parallelism__pipeline_parallel_degree=5
     )
-    assert emulated_order(job_config, ARGS.n_layers).n_stages == 5
+    assert pipeline_order(job_config, ARGS.n_layers).n_stages == 5

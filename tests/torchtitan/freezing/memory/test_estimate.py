@@ -296,7 +296,7 @@ def test_a_schedule_of_ones_own_is_gone_through(tmp_path: Path) -> None:
         ({"training__local_batch_size": 15}, "local_batch_size is 15"),
         ({"training__local_batch_size": 4}, "number of microbatches is 2"),
         ({"model__flavor": "9B"}, "model.flavor is '9B'"),
-        ({"parallelism__pipeline_parallel_schedule": "2F2B"}, "'2F2B', which is unknown"),
+        ({"parallelism__pipeline_parallel_schedule": "2F2B"}, "'2F2B'; known: GPipe"),
     ],
 )
 def test_what_is_not_covered_is_refused(changes: dict[str, Any], words: str) -> None:
