@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms
+from timelyfreeze.compare.metrics import Metric, Terms, row_of
 from timelyfreeze.compare.runs.run import FINISHED, Run
 from timelyfreeze.compare.runs.variants import concerning, split_peer, variants, work_differs
 
@@ -113,8 +113,7 @@ def compare(runs: Sequence[Run], terms: Terms) -> list[Line]:
         line = Line(run, told[run.folder], place(run))
         if line.is_finished:
             none = _baseline(run, runs)
-            metrics = {column.key: column.of(run, none, terms) for column in COLUMNS}
-            line = replace(line, baseline=none, metrics=metrics)
+            line = replace(line, baseline=none, metrics=row_of(run, none, terms))
         lines.append(line)
     return sorted(lines, key=_position)
 

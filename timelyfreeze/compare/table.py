@@ -109,7 +109,7 @@ def _plain(value: Any) -> str | None:
 def cell(group: Group, column: Column) -> str:
     """Return mean and spread of one metric over the runs of a line."""
     finished = group.finished
-    if column.over_none is not None and finished and not any(one.baseline for one in finished):
+    if column.over_none and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
     never = sum(line.metrics[column.key] == NEVER for line in finished)
     spread = group.spread(column.key)

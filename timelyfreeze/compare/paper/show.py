@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import COLUMN_OF, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, Terms, accuracies
 from timelyfreeze.compare.paper import items
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
 from timelyfreeze.files import Within, markdown_table, parse_json, read_dataclass, write_whole
 from timelyfreeze.plots import gallery, style
-from timelyfreeze.records import BENCHMARKS, Scores, read_scores
+from timelyfreeze.records import Scores, read_scores
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 UNKNOWN = "-"
@@ -115,7 +115,7 @@ def _runs_beside(
     for key in keys:
         heads += [f"{COLUMN_OF[key].title}: ours", "paper", "difference"]
     if "accuracy" in keys:
-        cells = _cells(_accuracies(base), (study.model, "", items.BASE), keys)
+        cells = _cells(accuracies(base), (study.model, "", items.BASE), keys)
         rows.append(["", "before training", *cells])
     for schedule, method in product(study.schedules, study.methods):
         one = found.get((schedule, method))
@@ -123,16 +123,6 @@ def _runs_beside(
         ours = {key: spread.mean for key, spread in spreads.items() if spread}
         rows.append([schedule, method, *_cells(ours, (study.model, schedule, method), keys)])
     return markdown_table(heads, rows)
-
-
-def _accuracies(scores: Scores | None) -> dict[str, float]:
-    """Return percents under the keys of a comparison's columns."""
-    known: Mapping[str, float | None] = {} if scores is None else {
-        "accuracy": scores.average,
-        **{f"accuracy_{one.key}": scores.benchmarks[one.key].accuracy
-           for one in BENCHMARKS if one.key in scores.benchmarks},
-    }  # fmt: skip
-    return {key: 100.0 * value for key, value in known.items() if value is not None}
 
 
 def _cells(ours: items.Values, names: tuple[str, str, str], keys: Sequence[str]) -> list[str]:
