@@ -142,22 +142,21 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     found = errors(asked, settings)
     if options.nproc is not None and options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
+    scoring = None
     if options.evaluate is not None:
         found += scoring_errors(settings)
         scoring = Scoring(parse_questions(options.evaluate), output, starter)
     if found:
         raise ValueError("\n       ".join(found))
-    if options.evaluate is not None:
+    if scoring is not None:
         jobs.require_scorable(scoring.questions.arguments(output, output))
     jobs.require_startable(asked, settings, output)
-    if options.evaluate is None:
-        is_well = not jobs.run_jobs(asked, settings, output, starter=starter)
-    else:
-        failed = jobs.run_jobs(asked, settings, output, starter=starter, then=scoring.score)
-        is_well = scoring.score_base_model() and not failed
+    then = None if scoring is None else scoring.score
+    failed = jobs.run_jobs(asked, settings, output, starter=starter, then=then)
+    is_scored = scoring is None or scoring.score_base_model()
     print()
     _table(find_any([output]), output, Terms(options.window))
-    return 0 if is_well else 1
+    return 0 if is_scored and not failed else 1
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -221,13 +221,16 @@ def _position(line: Line) -> tuple[Any, ...]:
     run = line.run
     # Peers stand below the method whose time they are given.
     peer, method = split_peer(run.method) or ("", run.method)
+    # Settings with numbers in them go by their size, 8 before 16.
+    parts = re.split(r"(\d+(?:\.\d+)?)", line.variant)
+    settings = [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+    seed = -1 if run.seed is None else run.seed
     return (
-        schedule_rank(run.schedule), method != "none", method, peer,
-        _by_numbers(line.variant), -1 if run.seed is None else run.seed, str(run.folder),
-    )  # fmt: skip
-
-
-def _by_numbers(text: str) -> list[tuple[float, str]]:
-    """Return what sorts texts with numbers in them by their size, 8 before 16."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+        schedule_rank(run.schedule),
+        method != "none",
+        method,
+        peer,
+        settings,
+        seed,
+        str(run.folder),
+    )

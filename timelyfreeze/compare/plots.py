@@ -233,13 +233,15 @@ def _stages(place: _Place) -> Plot:
 
 
 def _histograms(place: _Place) -> Iterator[Plot]:
-    by_one = by_schedule([(group, group) for group in place.freezing]).values()
-
     def tell(counts: Sequence[FrozenCount]) -> str:
         mean = f"{mean_frequency(counts):.0%} of backwards"
         return f": {len(counts)} tensors of rank {counts[0].rank}, left out of {mean}"
 
-    looked = [shown.frozen_counts(of_one) for of_one in by_one]
+    candidates = [(group, run, shown.last_rank) for group in place.freezing for run in group.runs]
+    looked = [
+        shown.first_examples(of_one)
+        for of_one in by_schedule([(one[0], one) for one in candidates]).values()
+    ]
     return _of_schedules(place, HISTOGRAM, looked, drawing.draw_counts, tell, place.freezing)
 
 
@@ -266,9 +268,9 @@ def _of_schedules(
 
     What is missing of ``groups`` stands beside the first.
     """
-    parts = [[(one.group, one, tell(one.value)) for one in found.known] for found in looked]
+    parts = [[(one.group, one, tell(one.value)) for one in known] for known, _ in looked]
     missing = place.lacking(kind, [one for part in parts for one in part], groups)
-    missing += tuple(reason for found in looked for reason in found.unread)
+    missing += tuple(reason for _, unread in looked for reason in unread)
     for i, part in enumerate([part for part in parts if part] or [[]]):
         schedule = part[0][0].schedule if part else ""
         yield place.plot(kind, part, draw, missing=() if i else missing, schedule=schedule)

@@ -162,7 +162,7 @@ def run_jobs(
     output: Path,
     *,
     starter: Starter = start,
-    then: Callable[[Job], bool] = lambda _: True,
+    then: Callable[[Job], bool] | None = None,
 ) -> list[Job]:
     """Make those of the runs that are not finished, print how it goes, return those that failed.
 
@@ -178,7 +178,7 @@ def run_jobs(
         print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
         if job.path in done:
             print("finished before", flush=True)
-            failed += [] if then(job) else [job]
+            failed += [] if then is None or then(job) else [job]
             continue
         try:
             job = job.fitted(output)
@@ -195,7 +195,7 @@ def run_jobs(
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
         if status == 0 and finished_run(output / job.path):
             print(f" {duration(seconds[-1])}, {to_go}", flush=True)
-            failed += [] if then(job) else [job]
+            failed += [] if then is None or then(job) else [job]
             seconds[-1] = time.monotonic() - started
             continue
         failed.append(job)
