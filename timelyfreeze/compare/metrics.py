@@ -6,17 +6,12 @@ An emulated pipeline is as fast as its virtual clock says.
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 
 from timelyfreeze.compare.runs.run import Points, Run
-from timelyfreeze.records import (
-    AVERAGED,
-    BENCHMARKS,
-    WINDOW,
-    Scores,
-    last_running_mean,
-    seconds_to_reach,
-)
+from timelyfreeze.records import AVERAGED, WINDOW, Scores, last_running_mean, seconds_to_reach
 
 NEVER = "never"
 # Points of accuracy by which means of equal scores may differ.
@@ -45,36 +40,8 @@ class Column:
     is_optional: bool = False  # the table leaves it out where no run has it
 
 
-COLUMNS = (
-    Column("device_tokens_per_second", "tokens/s per device", ",.0f"),
-    Column("mfu_percent", "MFU, %", ".2f", is_optional=True),
-    Column("gain_percent", "gain over none, %", "+.1f", over_none=True),
-    Column("batch_ms_predicted", "batch predicted, ms", ",.1f"),
-    Column("batch_ms", "measured, ms", ",.1f"),
-    Column("batch_error_percent", "error, %", "+.1f"),
-    Column("average_freeze_ratio", "mean freeze ratio", ".3f"),
-    Column("train_loss", "train loss", ".3f"),
-    Column("validation_loss", "validation loss", ".3f"),
-    Column("top1_percent", "top-1, %", ".2f", is_optional=True),
-    Column("top1_points", "top-1 over none, points", "+.2f", over_none=True, is_optional=True),
-    Column("seconds", "seconds", ",.1f"),
-    Column("time_saved_percent", "time saved, % of none's", "+.1f", over_none=True),
-    Column("time_ratio", "time to none's loss over none's", ".3f", over_none=True),
-    Column("learned_percent", "learned, % of none", ".1f", over_none=True),
-    Column("seconds_to_none_loss", "seconds to none's loss", ",.1f", over_none=True),
-    Column("seconds_to_reference_loss", "seconds to the reference's loss", ",.1f",
-           is_optional=True),
-    Column("peak_memory_gib", "peak memory, GiB", ".2f"),
-    Column("score_ms_per_step", "scores, ms a step", ".2f"),
-    Column("score_memory_mib", "scores, MiB", ".1f"),
-    *(Column(f"accuracy_{benchmark.key}", f"{benchmark.title}, %", ".2f", is_optional=True)
-      for benchmark in BENCHMARKS),
-    Column("accuracy", "average accuracy, %", ".2f", is_optional=True),
-    Column("accuracy_stderr", "its standard error", ".2f", is_optional=True),
-    Column("accuracy_points", "points over none", "+.2f", over_none=True, is_optional=True),
-    Column("accuracy_time_ratio", "time to none's accuracy over none's", ".3f", over_none=True,
-           is_optional=True),
-)  # fmt: skip
+_TOLD = tomllib.loads(resources.files(__package__).joinpath("metrics.toml").read_text())
+COLUMNS = tuple(Column(**told) for told in _TOLD["columns"])
 COLUMN_OF = {column.key: column for column in COLUMNS}
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import WHAT, write_record, write_run, write_scores
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, rendered, table
 from timelyfreeze.compare.groups import compare
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, Terms
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records import BENCHMARKS, RunSummary
 
 
 def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) -> None:
@@ -285,6 +285,11 @@ def test_the_time_to_the_accuracy_of_none_is_the_whole_time_of_a_run_that_has_it
         "none": "1.000", "apf": "0.700 (0.600..0.800)", "fixed": "0.500, never in 1 of 2",
         "linear": "-", "lisa": "-",
     }  # fmt: skip
+
+
+def test_every_benchmark_has_a_column_with_its_title() -> None:
+    titles = {f"accuracy_{one.key}": f"{one.title}, %" for one in BENCHMARKS}
+    assert {key: COLUMN_OF[key].title for key in titles} == titles
 
 
 def test_without_scores_there_are_no_columns_for_them(tmp_path: Path) -> None:

@@ -176,20 +176,6 @@ class _PlanFile:
     cases: tuple[Planned, ...]
 
 
-# Title, whose value it is, its key and its format.
-_OURS, _PAPERS = 0, 1
-_COLUMNS = (
-    ("tokens/s: planned", _OURS, "device_tokens_per_second", ".0f"),
-    ("paper", _PAPERS, "device_tokens_per_second", ".0f"),
-    ("gain, %: planned", _OURS, "gain_percent", "+.1f"),
-    ("paper", _PAPERS, "gain_percent", "+.1f"),
-    ("upper bound", _OURS, "upper_bound_percent", "+.1f"),
-    ("freeze ratio: planned", _OURS, "planned_ratio", ".3f"),
-    ("as a mean over all steps", _OURS, "average_freeze_ratio", ".3f"),
-    ("paper", _PAPERS, "average_freeze_ratio", ".3f"),
-)
-
-
 def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Planned]:
     """Return by schedule the plans of some files with the paper's cap and the default split."""
     found: dict[str, Planned] = {}
@@ -223,15 +209,17 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
     A hybrid has the plan of TimelyFreeze, since its policy decides which tensors are frozen and not
     how many. The baselines plan nothing.
     """
-    rows = []
+    columns, rows = items.TOLD["items"]["plans"], []
     for schedule, method in product(
         (one for one in items.SCHEDULES if one in plans), items.METHODS
     ):
         papers = items.measured()[study.model, schedule, method]
-        values = _ours(study, plans[schedule], method), papers
+        values = {
+            **{f"paper.{key}": value for key, value in papers.items()},
+            **_ours(study, plans[schedule], method),
+        }
         cells = (
-            format(values[whose][key], form) if key in values[whose] else UNKNOWN
-            for _, whose, key, form in _COLUMNS
+            format(values[key], form) if key in values else UNKNOWN for _, key, form in columns
         )
         rows.append([schedule, method, *cells])
     about = (
@@ -243,7 +231,7 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
             " These plans have nothing beside the batches, the paper's steps have the optimizer, "
             "clipping and data in them: tell their time with `timelyfreeze plan --outside-ms`."
         )
-    heads = ["schedule", "method", *(title for title, *_ in _COLUMNS)]
+    heads = ["schedule", "method", *(title for title, *_ in columns)]
     return f"{about}\n\n{markdown_table(heads, rows)}"
 
 
