@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.metrics import Metric, Terms, row_of
-from timelyfreeze.compare.runs.run import FINISHED, Run
+from timelyfreeze.compare.runs.run import FINISHED, NO_PLACE, Run
 from timelyfreeze.compare.runs.variants import concerning, split_peer, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
@@ -28,7 +28,6 @@ SCHEDULES = (
 )  # fmt: skip
 # Metrics of runs that differ in one of these are neither averaged nor set against each other.
 PLACE = ("device", "n_devices", "model", "emulated_ranks")
-NO_PLACE = "-"
 _FEW_SETTINGS = 3
 
 
@@ -47,7 +46,6 @@ class Line:
 
     run: Run
     variant: str  # the settings in which it differs from other runs of its method
-    place: str  # where it ran, and which model; ``NO_PLACE`` if it did not come to say so
     baseline: Run | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # none unless it has finished
 
@@ -110,7 +108,7 @@ def compare(runs: Sequence[Run], terms: Terms) -> list[Line]:
     told = _variants(runs)
     lines = []
     for run in runs:
-        line = Line(run, told[run.folder], place(run))
+        line = Line(run, told[run.folder])
         if line.is_finished:
             none = _baseline(run, runs)
             line = replace(line, baseline=none, metrics=row_of(run, none, terms))
@@ -129,7 +127,7 @@ def group(lines: Sequence[Line]) -> list[Group]:
     or any where they are not known. If it does not know its place, and such groups are in several,
     or if there is no such group, it is in none of them.
     """
-    own = [(line.run.schedule, line.run.method, line.variant, line.place) for line in lines]
+    own = [(line.run.schedule, line.run.method, line.variant, line.run.place) for line in lines]
     settled = [home for line, home in zip(lines, own, strict=True) if line.is_finished]
     groups: dict[_Home, list[Line]] = {}
     for line, home in zip(lines, own, strict=True):
@@ -155,15 +153,6 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
     return SCHEDULES.index(schedule) if known else len(SCHEDULES), schedule
 
 
-def place(run: Run) -> str:
-    """Return the values of ``PLACE`` as a reader would put them."""
-    if run.told is None:
-        return NO_PLACE
-    ranks = run.summary.emulated_ranks
-    emulated = "" if ranks is None else f"{ranks} emulated ranks on "
-    return f"{emulated}{run.summary.n_devices} x {run.summary.device}, {run.summary.model}"
-
-
 def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
     if run.method == "none":
         return run
@@ -172,7 +161,7 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
         for other in runs
         if other.method == "none"
         and other.status == FINISHED
-        and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
+        and (other.schedule, other.seed, other.place) == (run.schedule, run.seed, run.place)
         and _is_same_work(other, run)
     ]
     started = _started(run)
@@ -208,9 +197,9 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
     told: dict[Path, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
         members = [run for run in runs if run.method == method]
-        homes = {place(run) for run in members if run.told is not None} or {NO_PLACE}
+        homes = {run.place for run in members if run.told is not None} or {NO_PLACE}
         for home in sorted(homes):
-            alike = [run for run in members if place(run) in (home, NO_PLACE)]
+            alike = [run for run in members if run.place in (home, NO_PLACE)]
             settings, asked = [run.settings for run in alike], [run.variant for run in alike]
             texts = variants(method, settings, asked)
             told |= dict(zip([run.folder for run in alike], texts, strict=True))

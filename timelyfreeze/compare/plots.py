@@ -23,9 +23,9 @@ from timelyfreeze.compare import curves as shown
 from timelyfreeze.compare import drawing
 from timelyfreeze.compare.curves import Curve, Example, Examples, Point
 from timelyfreeze.compare.drawing import Panels, by_schedule
-from timelyfreeze.compare.groups import NO_PLACE, Group
+from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.compare.runs.run import NO_PLACE, Points, Run
 from timelyfreeze.compare.runs.variants import freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.response import mean_frequency

@@ -16,10 +16,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from timelyfreeze.compare.groups import NO_PLACE, PLACE, Group, Line, group, place
+from timelyfreeze.compare.groups import PLACE, Group, Line, group
 from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Metric, Terms
 from timelyfreeze.compare.plots import KINDS, Plot
-from timelyfreeze.compare.runs.run import FAILED, FINISHED, UNFINISHED, Run
+from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
 from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
 
@@ -40,13 +40,8 @@ class Table:
     before: tuple[str, ...] = ()
 
 
-def tabulate(
-    lines: Sequence[Line],
-    unreadable: Sequence[str],
-    terms: Terms,
-    base_models: Sequence[Scores] = (),
-) -> Table:
-    """Return the table of means over repeats, with its notes."""
+def tabulate(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Table:
+    """Return the table of means over repeats, with its notes; ``lines`` are of runs ``found``."""
     groups = group(lines)
     finished = [line for line in lines if line.is_finished]
     known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}
@@ -57,7 +52,7 @@ def tabulate(
     }
     if any(one.variant for one in groups):
         columns["settings"] = lambda one: one.variant or MISSING
-    if len({line.place for line in finished}) > 1:
+    if len({line.run.place for line in finished}) > 1:
         columns["on"] = lambda one: one.place
     columns["runs"] = _counts
     for column in COLUMNS:
@@ -65,9 +60,8 @@ def tabulate(
             title = column.title.replace("tokens/s", " or ".join(units))
             columns[title] = partial(cell, column=column)
     rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
-    notes = tuple(_notes(lines, unreadable, terms, base_models))
-    before = dict.fromkeys(line for scores in base_models for line in _before(scores))
-    return Table(tuple(columns), rows, notes, tuple(before))
+    before = dict.fromkeys(line for scores in found.base_models for line in _before(scores))
+    return Table(tuple(columns), rows, tuple(_notes(lines, found, terms)), tuple(before))
 
 
 def _is_known(value: Metric) -> bool:
@@ -129,14 +123,12 @@ def _counts(group: Group) -> str:
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(
-    lines: Sequence[Line], unreadable: Sequence[str], terms: Terms, base_models: Sequence[Scores]
-) -> Iterator[str]:
+def _notes(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
     finished = [line.run for line in lines if line.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
-    yield from _difference_in_questions(finished, base_models)
+    yield from _difference_in_questions(finished, found.base_models)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
     without = [line.run.label for line in lines if line.is_finished and line.baseline is None]
@@ -155,7 +147,7 @@ def _notes(
             yield f"{run.status}: {run.label}, in {run.folder}"
         if run.told is not None and run.told.failure:
             yield f"{run.label}: {run.told.failure}"
-    yield from (f"not read: {problem}" for problem in unreadable)
+    yield from (f"not read: {problem}" for problem in found.unreadable)
 
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
@@ -196,12 +188,12 @@ def _labels_by(value: Callable[[Run], str], runs: Sequence[Run]) -> dict[str, li
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines that say what the reference is, and which runs cannot be compared with it."""
-    yield f"the reference: {reference.label}, on {place(reference)}, in {reference.folder}"
+    yield f"the reference: {reference.label}, on {reference.place}, in {reference.folder}"
     model = reference.summary.model
     if others := [run.label for run in runs if run.summary.model != model]:
         yield f"of another model than the reference, not held against it: {_names(others)}"
     alike = [run for run in runs if run.summary.model == model]
-    if away := [run.label for run in alike if place(run) != place(reference)]:
+    if away := [run.label for run in alike if run.place != reference.place]:
         yield f"not on the reference's devices, its loss in their own seconds: {_names(away)}"
 
 

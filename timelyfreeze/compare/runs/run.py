@@ -27,6 +27,7 @@ BASE_MODEL = "base_model"
 SET_ASIDE = "set_aside"
 
 FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
+NO_PLACE = "-"
 
 Points = Sequence[tuple[float, float]]
 T = TypeVar("T")
@@ -75,6 +76,15 @@ class Run:
         if self.by_virtual_clock:
             return self.step_ends[-1]
         return self.summary.seconds + (self.summary.moves_seconds or 0.0)
+
+    @property
+    def place(self) -> str:
+        """Where it ran, and which model; ``NO_PLACE`` if it did not come to say so."""
+        if self.told is None:
+            return NO_PLACE
+        ranks = self.told.emulated_ranks
+        emulated = "" if ranks is None else f"{ranks} emulated ranks on "
+        return f"{emulated}{self.told.n_devices} x {self.told.device}, {self.told.model}"
 
     @property
     def label(self) -> str:
