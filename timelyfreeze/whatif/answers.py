@@ -89,37 +89,33 @@ class ScheduleCases:
 
     def split_of(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
+        model, n_stages, n_measured = self.model, self.dag.n_stages, len(self.stages)
         if name == BEST_SPLIT:
             return best_unfrozen
-        if name == DEFAULT_SPLIT:
-            if self.dag.n_stages == len(self.stages):
-                return None if self.model is None else self.model.layers
-            if self.model is None:
-                raise ValueError(
-                    f"it has {self.dag.n_stages} stages, {len(self.stages)} were measured"
-                )
-            return default_split(self.model.n_layers, self.dag.n_stages)
-        if self.model is None:
-            raise ValueError("layers cannot be moved")
-        if isinstance(name, str):
-            return partition.min_max_split(
-                self.model.n_layers,
-                self.order.stage_to_rank,
-                self._load(name, self.model),
-                self.model.least_layers(self.dag.n_stages)
-                if name == partition.TIME
-                else fewest_layers(self.dag.n_stages),
+        if name == DEFAULT_SPLIT and n_stages == n_measured:
+            return None if model is None else model.layers
+        if model is None:
+            raise ValueError(
+                f"layers cannot be moved: it has {n_stages} stages, {n_measured} were measured"
             )
-        if len(name) != self.dag.n_stages:
-            raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
+        if name == DEFAULT_SPLIT:
+            return default_split(model.n_layers, n_stages)
+        if isinstance(name, str):
+            is_by_time = name == partition.TIME
+            least = model.least_layers(n_stages) if is_by_time else fewest_layers(n_stages)
+            load, ranks = self._load(name, model), self.order.stage_to_rank
+            return partition.min_max_split(model.n_layers, ranks, load, least)
+        if len(name) != n_stages:
+            raise ValueError(f"it has {len(name)} stages, the schedule {n_stages}")
         return name
 
     def _load(self, name: str, model: LayerModel | BlockTimes) -> partition.Load:
         """Return what a partition makes even."""
-        assert name in partition.PARTITIONS  # the other names have been dealt with
         notes = self.file.notes
         if name == partition.TIME:
             return partition.time_load(model, self.order.stage_to_rank)
+        if name == partition.MEMORY and notes.memory is not None:
+            return partition.memory_load(notes.memory, self.order)
         if name == partition.PARAMETERS and notes.parameters is not None:
             if (n := len(notes.parameters.layers)) != model.n_layers:
                 raise ValueError(
@@ -127,8 +123,6 @@ class ScheduleCases:
                     f"measured has {model.n_layers}"
                 )
             return partition.parameter_load(notes.parameters, self.order.stage_to_rank)
-        if name != partition.PARAMETERS and notes.memory is not None:
-            return partition.memory_load(notes.memory, self.order)
         what = "how many parameters" if name == partition.PARAMETERS else "how many bytes"
         raise ValueError(
             f"{self.file.path.name} does not tell {what} the parts of the model have; a file of "
@@ -241,11 +235,11 @@ _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer[Case]:
     """Work out every case of a grid; ``layers`` are those of stages the file does not tell."""
     tables, notes = schedules_of(file, grid, layers)
-    return Answer(sorted_out((one for table in tables for one in table.cases()), notes), (*notes,))
+    return sorted_out((one for table in tables for one in table.cases()), notes)
 
 
-def sorted_out(found: Iterable[T | str], notes: list[str]) -> tuple[T, ...]:
-    """Return the cases among what was ``found``; notes go to ``notes``, each once."""
+def sorted_out(found: Iterable[T | str], notes: list[str]) -> Answer[T]:
+    """Return the cases among what was ``found``, and behind ``notes`` the others, each once."""
     cases: list[T] = []
     for one in found:
         if not isinstance(one, str):
@@ -254,7 +248,7 @@ def sorted_out(found: Iterable[T | str], notes: list[str]) -> tuple[T, ...]:
             notes.append(one)
     if not cases:
         raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {note}" for note in notes))
-    return tuple(cases)
+    return Answer(tuple(cases), tuple(notes))
 
 
 def schedules_of(

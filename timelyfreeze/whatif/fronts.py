@@ -175,7 +175,7 @@ def answer_fronts(
             except ValueError as error:
                 yield table.left_out(title, error)
 
-    return Answer(sorted_out(found(), notes), (*notes,))
+    return sorted_out(found(), notes)
 
 
 def _cases(

@@ -236,17 +236,6 @@ class PartParameters:
         return units
 
 
-@dataclass(frozen=True)
-class ModelSizes:
-    """Sizes of the parts of a model; None where they cannot be told."""
-
-    parameters: PartParameters | None = None
-    memory: ModelBytes | None = None
-
-
-UNKNOWN_SIZES = ModelSizes()
-
-
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage, nanoseconds: forward and full backward of a microbatch."""
     n_stages = len(stage_to_rank)
