@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from timelyfreeze.compare.groups import PLACE, Group, Line, group
-from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Metric, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
@@ -44,7 +44,10 @@ def tabulate(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Table:
     """Return the table of means over repeats, with its notes; ``lines`` are of runs ``found``."""
     groups = group(lines)
     finished = [line for line in lines if line.is_finished]
-    known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}
+    known = {
+        key for line in finished for key, value in line.metrics.items()
+        if value is not None and not (isinstance(value, float) and math.isnan(value))
+    }  # fmt: skip
     units = {f"{line.run.summary.unit}/s": None for line in finished} or ["tokens/s"]
     columns: dict[str, Callable[[Group], str]] = {
         "schedule": lambda one: one.schedule,
@@ -62,10 +65,6 @@ def tabulate(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Table:
     rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
     before = dict.fromkeys(line for scores in found.base_models for line in _before(scores))
     return Table(tuple(columns), rows, tuple(_notes(lines, found, terms)), tuple(before))
-
-
-def _is_known(value: Metric) -> bool:
-    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _before(scores: Scores) -> Iterator[str]:
