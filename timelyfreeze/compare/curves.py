@@ -141,8 +141,8 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
 
         def distance(run: Run) -> tuple[bool, float]:
             own_ms = run.summary.batch_ms_unfrozen
-            is_known = own_ms is not None and none_ms is not None
-            return run.seed != seed, abs(own_ms - none_ms) if is_known else math.inf
+            apart = math.inf if own_ms is None or none_ms is None else abs(own_ms - none_ms)
+            return run.seed != seed, apart
 
         return sorted(freezing, key=distance)
 
