@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,10 @@ from timelyfreeze.whatif.grid import (
 )
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
+
+_NOTES: Mapping[str, str] = tomllib.loads(
+    resources.files(__package__).joinpath("notes.toml").read_text()
+)
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,7 @@ class ScheduleCases:
                 continue
             if split is not None and self.model is not None:
                 for stage in self.model.pinned(split):
-                    yield (
-                        f"split {render_split(split)}: a backward of stage {stage} comes out no "
-                        "faster frozen, which is noise of the measurements; it is left unfrozen"
-                    )
+                    yield _NOTES["pinned"].format(split=render_split(split), stage=stage)
             for cap in self.grid.caps:
                 try:
                     yield self._case(title, split, bounds, cap, best_unfrozen)
@@ -287,10 +290,7 @@ def _model(
 ) -> tuple[LayerModel | BlockTimes | None, list[str]]:
     """Return the overheads at which layers move, or None and why they are not known."""
     if layers is None:
-        return None, [
-            f"{file.path.name} does not say how many layers a stage has, so only the measured "
-            "split is planned for; tell with --layers"
-        ]
+        return None, [_NOTES["no_layers"].format(file=file.path.name)]
     sizes = file.notes.parameters
     if sizes is not None and not sizes.are_alike:
         return block_times(stages, layers), []
@@ -301,48 +301,28 @@ def _model(
 
 
 def _basis(file: BoundsFile) -> Iterator[str]:
-    """Say what was not measured."""
     if file.derived_kinds:
-        yield (
-            f"times of {file.derived_kinds} are derived from those of the other backward actions, "
-            "taking I to last as long as B with everything frozen and W what that saves. Split "
-            "backwards can take a good deal longer than full ones; a profile measures both"
-        )
+        yield _NOTES["derived"].format(kinds=file.derived_kinds)
     sizes = file.notes.parameters
     if sizes is not None and not sizes.are_alike:
-        yield (
-            "layers differ: one takes the time of the stage that it was measured in over that "
-            "stage's layers"
-        )
+        yield _NOTES["unlike"]
     elif file.notes.layer is None:
-        yield (
-            "a layer's time is that of the stages in the middle over their layers; a profile "
-            "measures it"
-        )
+        yield _NOTES["middle"]
 
 
 def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
-    """Say what messages between ranks cost in the table, and how much of that was measured."""
     overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
-    if not links and overhead_ms + grid.p2p_overhead_ms == 0.0:
-        yield (
-            "messages between ranks cost nothing in these metrics: no link was timed, as in a "
-            "profile, which sends none; tell an overhead with --p2p-overhead-ms"
-        )
+    told_ms, times_ms = grid.p2p_overhead_ms, links.values()
+    if not links and overhead_ms + told_ms == 0.0:
+        yield _NOTES["free"]
         return
-    latency = "no link was timed"
+    added = _NOTES["added"].format(told_ms=told_ms) if told_ms else ""
+    latency = _NOTES["untimed"]
     if links:
-        low, high = min(links.values()), max(links.values())
-        latency = (
-            f"its latency is {low:.3g} to {high:.3g} ms, as timed; other links have the median"
-        )
-    added = f" and {grid.p2p_overhead_ms:.3g} ms as told" if grid.p2p_overhead_ms else ""
-    yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {latency}"
+        latency = _NOTES["latency"].format(low=min(times_ms), high=max(times_ms))
+    yield _NOTES["messages"].format(overhead_ms=overhead_ms, added=added, latency=latency)
     if file.keeps_overhead:
-        yield (
-            f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "
-            "stays in the times of the stages that had it"
-        )
+        yield _NOTES["kept"].format(order=ORDER_FILE, file=file.path.name)
 
 
 def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:
