@@ -10,15 +10,12 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 
-from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.compare.runs.run import Metric, Points, Run
 from timelyfreeze.records import AVERAGED, WINDOW, Scores, last_running_mean, seconds_to_reach
 
 NEVER = "never"
 # Points of accuracy by which means of equal scores may differ.
 _ROUNDING = 1e-9
-
-# A number, "never" for a loss or an accuracy that was not reached, or None for what is not known.
-Metric = float | str | None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from timelyfreeze.compare.groups import PLACE, Group, Line, group
+from timelyfreeze.compare.groups import PLACE, Group, group
 from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
@@ -40,22 +40,22 @@ class Table:
     before: tuple[str, ...] = ()
 
 
-def tabulate(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Table:
-    """Return the table of means over repeats, with its notes; ``lines`` are of runs ``found``."""
-    groups = group(lines)
-    finished = [line for line in lines if line.is_finished]
+def tabulate(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Table:
+    """Return the table of means over repeats, with its notes; ``runs`` are those compared."""
+    groups = group(runs)
+    finished = [run for run in runs if run.is_finished]
     known = {
-        key for line in finished for key, value in line.metrics.items()
+        key for run in finished for key, value in run.metrics.items()
         if value is not None and not (isinstance(value, float) and math.isnan(value))
     }  # fmt: skip
-    units = {f"{line.run.summary.unit}/s": None for line in finished} or ["tokens/s"]
+    units = {f"{run.summary.unit}/s": None for run in finished} or ["tokens/s"]
     columns: dict[str, Callable[[Group], str]] = {
         "schedule": lambda one: one.schedule,
         "method": lambda one: one.method,
     }
     if any(one.variant for one in groups):
         columns["settings"] = lambda one: one.variant or MISSING
-    if len({line.run.place for line in finished}) > 1:
+    if len({run.place for run in finished}) > 1:
         columns["on"] = lambda one: one.place
     columns["runs"] = _counts
     for column in COLUMNS:
@@ -64,7 +64,7 @@ def tabulate(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Table:
             columns[title] = partial(cell, column=column)
     rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
     before = dict.fromkeys(line for scores in found.base_models for line in _before(scores))
-    return Table(tuple(columns), rows, tuple(_notes(lines, found, terms)), tuple(before))
+    return Table(tuple(columns), rows, tuple(_notes(runs, found, terms)), tuple(before))
 
 
 def _before(scores: Scores) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _before(scores: Scores) -> Iterator[str]:
         yield f"Before training, {Path(scores.model).name}: {', '.join(told)}."
 
 
-def render_csv(lines: Sequence[Line]) -> str:
+def render_csv(runs: Sequence[Run]) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
     own = ["schedule", "method", "seed", "status", "folder"]
     keys = [*own, "settings", *COLUMN_OF]
@@ -84,10 +84,10 @@ def render_csv(lines: Sequence[Line]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*keys, *told])
-    for line in lines:
-        values = [getattr(line.run, key) for key in own]
-        values += [line.variant, *(line.metrics.get(key) for key in COLUMN_OF)]
-        values += [getattr(line.run.told, name, None) for name in told]
+    for run in runs:
+        values = [getattr(run, key) for key in own]
+        values += [run.apart, *(run.metrics.get(key) for key in COLUMN_OF)]
+        values += [getattr(run.told, name, None) for name in told]
         writer.writerow(map(_plain, values))
     return buffer.getvalue()
 
@@ -101,10 +101,10 @@ def _plain(value: Any) -> str | None:
 
 def cell(group: Group, column: Column) -> str:
     """Return mean and spread of one metric over the runs of a line."""
-    finished = group.finished
+    finished = group.runs
     if column.over_none and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
-    never = sum(line.metrics[column.key] == NEVER for line in finished)
+    never = sum(run.metrics[column.key] == NEVER for run in finished)
     spread = group.spread(column.key)
     if spread is None:
         return NEVER if never else MISSING
@@ -117,20 +117,20 @@ def cell(group: Group, column: Column) -> str:
 
 def _counts(group: Group) -> str:
     """Return how many runs the means are over, and how many did not end."""
-    counts = Counter(line.run.status for line in group.members)
+    counts = Counter(run.status for run in group.members)
     others = [f"{counts[status]} {status}" for status in (FAILED, UNFINISHED) if counts[status]]
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Iterator[str]:
+def _notes(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
-    finished = [line.run for line in lines if line.is_finished]
+    finished = [run for run in runs if run.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
     yield from _difference_in_questions(finished, found.base_models)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
-    without = [line.run.label for line in lines if line.is_finished and line.baseline is None]
+    without = [run.label for run in finished if run.baseline is None]
     off = [run.label for run in finished
            if run.summary.emulated_ranks is not None and not run.by_virtual_clock]  # fmt: skip
     if off:
@@ -141,8 +141,8 @@ def _notes(lines: Sequence[Line], found: FoundRuns, terms: Terms) -> Iterator[st
     if without:
         same = f"schedule, seed, {', '.join(PLACE)} and work in a step"
         yield f"{NO_BASELINE} of the same {same}: {_names(without)}"
-    for run in (line.run for line in lines):
-        if run.status != FINISHED:
+    for run in runs:
+        if not run.is_finished:
             yield f"{run.status}: {run.label}, in {run.folder}"
         if run.told is not None and run.told.failure:
             yield f"{run.label}: {run.told.failure}"
@@ -224,7 +224,7 @@ def render_html(
         table=table,
         text_columns=_TEXTS,
         n_runs=sum(len(group.members) for group in groups),
-        n_finished=sum(len(group.finished) for group in groups),
+        n_finished=sum(len(group.runs) for group in groups),
         places=list(dict.fromkeys(g.place for g in groups if g.place != NO_PLACE)),
         kinds=[alike for alike in kinds if alike],
         images={name: base64.b64encode(data).decode("ascii") for name, data in images.items()},

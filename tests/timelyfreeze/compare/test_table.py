@@ -323,5 +323,5 @@ def test_a_partition_stands_for_the_cut_that_follows_from_it(tmp_path: Path) -> 
         "b": {"partition": "parameters", "module_fqns_per_model_part": cut},
     }.items():
         write_run(tmp_path / name, "none", settings={"parallelism": parallelism})
-    variants = {line.variant for line in compare(find_runs([tmp_path]).runs, Terms())}
+    variants = {run.apart for run in compare(find_runs([tmp_path]).runs, Terms())}
     assert variants == {"partition parameters", "partition unset"}
