@@ -88,10 +88,7 @@ def min_max_split(
         )
     if load.are_alike:
         greedy = greedy_split(n_layers, stage_to_rank, load, least)
-        limit = max(
-            sum(load.of_alike(rank, tuple(greedy[s] for s in stages)))
-            for rank, stages in enumerate(ranks)
-        )
+        limit = max(loads_of_ranks(load, greedy, stage_to_rank))
         options = [
             _alike(partial(load.of_alike, rank), tuple(least[s] for s in stages), n_layers, limit)
             for rank, stages in enumerate(ranks)
