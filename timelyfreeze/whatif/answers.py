@@ -158,11 +158,8 @@ class ScheduleCases:
             bounds = replace(
                 with_messages(dag, bounds, links.p2p_overhead_ms), p2p_latency_ms=links.over(dag)
             )
-        captured, captured_mean = file.table.captured, file.table.captured_mean
-        outside_ms = self.grid.outside_ms / self.grid.batches
-        return replace(
-            bounds, outside_ms=outside_ms, captured=captured, captured_mean=captured_mean
-        )
+        kept = {name: getattr(file.table, name) for name in ("captured", "captured_mean")}
+        return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches, **kept)
 
     @property
     def links(self) -> Links:

@@ -182,8 +182,6 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
     for path in paths:
         try:
             file = read_dataclass(_PlanFile, parse_json(path.read_text()), partly=True)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             told = f"{path} is not what `timelyfreeze plan --json` writes"
             raise ValueError(f"{told}: {error}") from None
