@@ -29,7 +29,7 @@ from pathlib import Path
 from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
-from timelyfreeze.compare.command import keep, parse
+from timelyfreeze.compare.command import keep
 from timelyfreeze.compare.runs.asked import errors
 from timelyfreeze.compare.runs.jobs import (
     DEGREE,
@@ -41,7 +41,7 @@ from timelyfreeze.compare.runs.jobs import (
     start,
 )
 from timelyfreeze.compare.runs.run import Run, find_any
-from timelyfreeze.files.options import number, status_of, whole
+from timelyfreeze.files.options import number, parse_with_keys, status_of, whole
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def job_of(pipeline: Pipeline, schedule: str, cap: float, repeat: int) -> Job:
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     """Run or table, and return the exit status."""
-    options, trainer_arguments = parse(_parser(), arguments)
+    options, trainer_arguments = parse_with_keys(_parser(), arguments)
     command = shlex.join(["python", "benchmarks/prediction_error.py", *arguments])
 
     def work() -> int:
@@ -146,10 +146,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(
-    options: argparse.Namespace, trainer: tuple[str, ...], command: str, starter: Starter
+    options: argparse.Namespace, trainer: Sequence[str], command: str, starter: Starter
 ) -> int:
     # The trainer starts in the repository, not where this script was started.
-    settings = Settings(options.config.resolve(), trainer)
+    settings = Settings(options.config.resolve(), tuple(trainer))
     output = options.output.resolve()
     # What is set against each other, the same pipeline emulated and real, follows each other.
     asked = itertools.product(

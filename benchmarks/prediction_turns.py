@@ -40,10 +40,9 @@ from turn_times import (
     resampled,
 )
 
-from timelyfreeze.compare.command import parse
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files import markdown_table
-from timelyfreeze.files.options import status_of, whole
+from timelyfreeze.files.options import parse_with_keys, status_of, whole
 
 TABLE = "turns.md"
 N_SAMPLES = 40
@@ -56,7 +55,7 @@ TITLES = [
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     """Run or table, and return the exit status."""
-    options, trainer_arguments = parse(_parser(), arguments)
+    options, trainer_arguments = parse_with_keys(_parser(), arguments)
 
     def work() -> int:
         failed = options.what == "run" and _run(options, trainer_arguments, starter)

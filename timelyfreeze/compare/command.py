@@ -42,39 +42,29 @@ from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_
 from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable
-from timelyfreeze.files.options import status_of
+from timelyfreeze.files.options import parse_with_keys, status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records import WINDOW
 
-TRAINERS = "--"
 OUTPUT = Path("outputs/comparison")
 TITLE = "Runs compared"
 
 
 def main(arguments: Sequence[str], *, starter: jobs.Starter = jobs.start) -> int:
     """Run or show, and return the exit status."""
-    options, trainer_arguments = parse(_parser(), arguments)
+    options, keys = parse_with_keys(_parser(), arguments)
 
     def work() -> int:
         if options.window < 1:
             raise ValueError(f"--window is {options.window}; it must be 1 or more")
         if options.what == "run":
-            return _run(options, trainer_arguments, starter)
-        if trainer_arguments:
-            raise ValueError(f"{TRAINERS} {' '.join(trainer_arguments)}: show starts no trainer")
+            return _run(options, tuple(keys), starter)
+        if keys:
+            raise ValueError(f"{' '.join(keys)}: show starts no trainer")
         return _show(options)
 
     with jobs.resumable():
         return status_of(work)
-
-
-def parse(
-    parser: argparse.ArgumentParser, arguments: Sequence[str]
-) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """Return the options, and what follows ``--``: arguments of the trainer."""
-    arguments = list(arguments)
-    split = arguments.index(TRAINERS) if TRAINERS in arguments else len(arguments)
-    return parser.parse_args(arguments[:split]), tuple(arguments[split + 1 :])
 
 
 def keep(output: Path, files: Iterable[tuple[str, str]]) -> None:
@@ -142,22 +132,21 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     found = errors(asked, settings)
     if options.nproc is not None and options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
+    scoring = None
     if options.evaluate is not None:
         found += scoring_errors(settings)
         scoring = Scoring(parse_questions(options.evaluate), output, starter)
     if found:
         raise ValueError("\n       ".join(found))
-    if options.evaluate is not None:
+    if scoring is not None:
         jobs.require_scorable(scoring.questions.arguments(output, output))
     jobs.require_startable(asked, settings, output)
-    if options.evaluate is None:
-        is_well = not jobs.run_jobs(asked, settings, output, starter=starter)
-    else:
-        failed = jobs.run_jobs(asked, settings, output, starter=starter, then=scoring.score)
-        is_well = scoring.score_base_model() and not failed
+    then = None if scoring is None else scoring.score
+    failed = jobs.run_jobs(asked, settings, output, starter=starter, then=then)
+    is_scored = scoring is None or scoring.score_base_model()
     print()
     _table(find_any([output]), output, Terms(options.window))
-    return 0 if is_well else 1
+    return 0 if is_scored and not failed else 1
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -191,7 +180,7 @@ def _reference(folder: Path) -> Run:
 def _table(found: FoundRuns, output: Path | None, terms: Terms) -> tuple[Table, list[Group]]:
     """Print the table, and keep it with the single runs where there is an ``output``."""
     compared = compare(found.runs, terms)
-    table = tabulate(compared, found.unreadable, terms, found.base_models)
+    table = tabulate(compared, found, terms)
     text = render_markdown(table, terms)
     print(text, end="", flush=True)
     if output is not None:

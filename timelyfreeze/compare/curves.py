@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -121,12 +122,7 @@ class Example(Generic[T]):
     value: T
 
 
-@dataclass(frozen=True)
-class Examples(Generic[T]):
-    """The examples that there are, and of what could not be read the reason."""
-
-    known: tuple[Example[T], ...]
-    unread: tuple[str, ...]
+Examples = tuple[list[Example[T]], list[str]]
 
 
 def batches(groups: Sequence[Group]) -> Examples[Timeline]:
@@ -134,38 +130,32 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
 
     A run of ``none`` measures no batch. Its batch is one that a run which freezes measured before
     it did, with the same seed where there is such a run, and of these the one whose batches
-    without freezing are nearest to those of none. Peers have no batch of their own.
+    without freezing are nearest to those of none. Peers, which have none, are not among the groups.
     """
     freezing = [run for group in groups if freezes(group.method) for run in group.runs]
 
-    def runs_of(group: Group) -> Sequence[Run]:
-        if group.method == "none":
-            return sorted(freezing, key=lambda run: _distance(run, group.runs[0]))
-        return group.runs if freezes(group.method) else ()
+    def shown_by(group: Group) -> Sequence[Run]:
+        if freezes(group.method):
+            return group.runs
+        seed, none_ms = group.runs[0].seed, group.runs[0].summary.batch_ms
 
-    def readers(group: Group) -> Iterator[Callable[[Path], Timeline | None]]:
-        phases = FROZEN if freezes(group.method) else UNFROZEN
-        yield lambda folder: measured_batch(folder, phases)
-        yield lambda folder: predicted_batch(folder, phases)
+        def distance(run: Run) -> tuple[bool, float]:
+            own_ms = run.summary.batch_ms_unfrozen
+            apart = math.inf if own_ms is None or none_ms is None else abs(own_ms - none_ms)
+            return run.seed != seed, apart
 
-    return _first([
-        (group, run, read) for group in groups for read in readers(group) for run in runs_of(group)
+        return sorted(freezing, key=distance)
+
+    return first_examples([
+        (group, run, partial(read, phases=FROZEN if freezes(group.method) else UNFROZEN))
+        for group in groups
+        for read in (measured_batch, predicted_batch)
+        for run in shown_by(group)
     ])  # fmt: skip
 
 
-def _distance(run: Run, none: Run) -> tuple[bool, float]:
-    """Return what tells how well a run's unfrozen batch stands for those of none."""
-    own_ms, nones_ms = run.summary.batch_ms_unfrozen, none.summary.batch_ms
-    apart = math.inf if own_ms is None or nones_ms is None else abs(own_ms - nones_ms)
-    return run.seed != none.seed, apart
-
-
-def frozen_counts(groups: Sequence[Group]) -> Examples[Sequence[FrozenCount]]:
-    """Return for each group what became of the tensors of a last rank, once freezing had begun."""
-    return _first([(group, run, _last_rank) for group in groups for run in group.runs])
-
-
-def _last_rank(run_folder: Path) -> Sequence[FrozenCount] | None:
+def last_rank(run_folder: Path) -> Sequence[FrozenCount] | None:
+    """Return what became of the tensors of the last rank, once freezing had begun."""
     if not (run_folder / COUNTS.name).exists():
         return None
     counts = [count for count in COUNTS.read(run_folder) if count.backwards]
@@ -173,10 +163,13 @@ def _last_rank(run_folder: Path) -> Sequence[FrozenCount] | None:
     return [count for count in counts if count.rank == last] or None
 
 
-def _first(
+def first_examples(
     candidates: Sequence[tuple[Group, Run, Callable[[Path], T | None]]],
 ) -> Examples[T]:
-    """Return the first example of each group; after it none of the group is read any more."""
+    """Return the first example of each group, and why others cannot be read.
+
+    After the first none of the group is read any more.
+    """
     known: dict[Group, Example[T]] = {}
     unread: dict[str, None] = {}
     for group, run, read in candidates:
@@ -189,7 +182,7 @@ def _first(
             continue
         if value is not None:
             known[group] = Example(group, run, value)
-    return Examples(tuple(known.values()), tuple(unread))
+    return list(known.values()), list(unread)
 
 
 def same_work(groups: Sequence[Group]) -> list[list[Group]]:
@@ -197,10 +190,9 @@ def same_work(groups: Sequence[Group]) -> list[list[Group]]:
     parts: list[list[Group]] = []
     for group in groups:
         settings = group.runs[0].settings
-        for part in parts:
-            if not work_differs(part[0].runs[0].settings, settings):
-                part.append(group)
-                break
+        alike = [p for p in parts if not work_differs(p[0].runs[0].settings, settings)]
+        if alike:
+            alike[0].append(group)
         else:
             parts.append([group])
     return parts

@@ -107,24 +107,21 @@ def _draw_trade_offs(
         best = front(points, low_is_good=low_is_good)
         one.plot([p.x.mean for p in best], [p.y.mean for p in best],
                  color=style.GRID, linewidth=3.0, zorder=1)  # fmt: skip
+        marker = _MARKERS.get(schedule, _OTHER_MARKER)
         for point in points:
-            _draw_point(one, point, schedule)
+            x, y, method = point.x, point.y, point.group.method
+            edge, width = (style.BLUE, 1.6) if method.startswith(_PLAN) else (style.INK, 0.8)
+            one.errorbar(
+                x.mean, y.mean, fmt=marker, markersize=7, markerfacecolor=color(method),
+                xerr=[[x.mean - x.low], [x.high - x.mean]],
+                yerr=[[y.mean - y.low], [y.high - y.mean]], markeredgecolor=edge,
+                markeredgewidth=width, ecolor=color(method), elinewidth=1.0, zorder=3,
+            )  # fmt: skip
         bars = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
         bars += [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
         label_points(one, [_label(p.group, p.x.mean, p.y.mean) for p in points], bars)
         one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
                       fontsize=style.SMALL_POINTS)  # fmt: skip
-
-
-def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
-    x, y, method = point.x, point.y, point.group.method
-    edge, width = (style.BLUE, 1.6) if method.startswith(_PLAN) else (style.INK, 0.8)
-    axes.errorbar(
-        x.mean, y.mean,
-        xerr=[[x.mean - x.low], [x.high - x.mean]], yerr=[[y.mean - y.low], [y.high - y.mean]],
-        fmt=_MARKERS.get(schedule, _OTHER_MARKER), markersize=7, markerfacecolor=color(method),
-        markeredgecolor=edge, markeredgewidth=width, ecolor=color(method), elinewidth=1.0, zorder=3,
-    )  # fmt: skip
 
 
 def draw_curves(

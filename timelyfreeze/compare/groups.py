@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms
-from timelyfreeze.compare.runs.run import FINISHED, Run
+from timelyfreeze.compare.metrics import Terms, row_of
+from timelyfreeze.compare.runs.run import NO_PLACE, Run
 from timelyfreeze.compare.runs.variants import concerning, split_peer, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
@@ -28,7 +28,6 @@ SCHEDULES = (
 )  # fmt: skip
 # Metrics of runs that differ in one of these are neither averaged nor set against each other.
 PLACE = ("device", "n_devices", "model", "emulated_ranks")
-NO_PLACE = "-"
 _FEW_SETTINGS = 3
 
 
@@ -42,30 +41,14 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """A run beside the others."""
-
-    run: Run
-    variant: str  # the settings in which it differs from other runs of its method
-    place: str  # where it ran, and which model; ``NO_PLACE`` if it did not come to say so
-    baseline: Run | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # none unless it has finished
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run did all its steps."""
-        return self.run.status == FINISHED
-
-
-@dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that repeat each other: all their lines, those of runs that did not end among them."""
+    """Runs that repeat each other, those that did not end among them."""
 
     schedule: str
     method: str
     variant: str
     place: str  # ``NO_PLACE`` if none of them finished
-    members: Sequence[Line]
+    members: Sequence[Run]
 
     @property
     def name(self) -> str:
@@ -82,14 +65,9 @@ class Group:
         return ", ".join([self.method, *settings[:_FEW_SETTINGS], more])
 
     @property
-    def finished(self) -> list[Line]:
-        """The lines of runs that did all their steps."""
-        return [line for line in self.members if line.is_finished]
-
-    @property
     def runs(self) -> list[Run]:
         """The runs that did all their steps."""
-        return [line.run for line in self.finished]
+        return [run for run in self.members if run.is_finished]
 
     @property
     def unit(self) -> str:
@@ -98,46 +76,44 @@ class Group:
 
     def spread(self, key: str) -> Spread | None:
         """Return mean and spread of a metric; None if no run knows it as a number."""
-        values = [line.metrics[key] for line in self.finished]
+        values = [run.metrics[key] for run in self.runs]
         numbers = [value for value in values if isinstance(value, int | float)]
         if not numbers:
             return None
         return Spread(statistics.fmean(numbers), min(numbers), max(numbers))
 
 
-def compare(runs: Sequence[Run], terms: Terms) -> list[Line]:
-    """Return a line for each run, in the order of the table: by schedule, of each none first."""
-    told = _variants(runs)
-    lines = []
+def compare(runs: Sequence[Run], terms: Terms) -> list[Run]:
+    """Return the runs with what a comparison tells of them, by schedule, of each none first."""
+    told, compared = _variants(runs), []
     for run in runs:
-        line = Line(run, told[run.folder], place(run))
-        if line.is_finished:
+        own = replace(run, apart=told[run.folder])
+        if run.is_finished:
             none = _baseline(run, runs)
-            metrics = {column.key: column.of(run, none, terms) for column in COLUMNS}
-            line = replace(line, baseline=none, metrics=metrics)
-        lines.append(line)
-    return sorted(lines, key=_position)
+            own = replace(own, baseline=none, metrics=row_of(run, none, terms))
+        compared.append(own)
+    return sorted(compared, key=_position)
 
 
 # Schedule, method, variant and place: what repeats have in common.
 _Home = tuple[str, str, str, str]
 
 
-def group(lines: Sequence[Line]) -> list[Group]:
-    """Return the groups of repeats, in the order of the table.
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Return the groups of repeats among compared runs, in the order of the table.
 
     A run that did not end goes with the first group of its method and place that has its settings,
     or any where they are not known. If it does not know its place, and such groups are in several,
     or if there is no such group, it is in none of them.
     """
-    own = [(line.run.schedule, line.run.method, line.variant, line.place) for line in lines]
-    settled = [home for line, home in zip(lines, own, strict=True) if line.is_finished]
-    groups: dict[_Home, list[Line]] = {}
-    for line, home in zip(lines, own, strict=True):
-        if not line.is_finished:
+    own = [(run.schedule, run.method, run.apart, run.place) for run in runs]
+    settled = [home for run, home in zip(runs, own, strict=True) if run.is_finished]
+    groups: dict[_Home, list[Run]] = {}
+    for run, home in zip(runs, own, strict=True):
+        if not run.is_finished:
             home = _home(home, settled)
             settled.append(home)
-        groups.setdefault(home, []).append(line)
+        groups.setdefault(home, []).append(run)
     return [Group(*home, members) for home, members in groups.items()]
 
 
@@ -156,15 +132,6 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
     return SCHEDULES.index(schedule) if known else len(SCHEDULES), schedule
 
 
-def place(run: Run) -> str:
-    """Return the values of ``PLACE`` as a reader would put them."""
-    if run.told is None:
-        return NO_PLACE
-    ranks = run.summary.emulated_ranks
-    emulated = "" if ranks is None else f"{ranks} emulated ranks on "
-    return f"{emulated}{run.summary.n_devices} x {run.summary.device}, {run.summary.model}"
-
-
 def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
     if run.method == "none":
         return run
@@ -172,8 +139,8 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
         other
         for other in runs
         if other.method == "none"
-        and other.status == FINISHED
-        and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
+        and other.is_finished
+        and (other.schedule, other.seed, other.place) == (run.schedule, run.seed, run.place)
         and _is_same_work(other, run)
     ]
     started = _started(run)
@@ -209,26 +176,28 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
     told: dict[Path, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
         members = [run for run in runs if run.method == method]
-        homes = {place(run) for run in members if run.told is not None} or {NO_PLACE}
+        homes = {run.place for run in members if run.told is not None} or {NO_PLACE}
         for home in sorted(homes):
-            alike = [run for run in members if place(run) in (home, NO_PLACE)]
+            alike = [run for run in members if run.place in (home, NO_PLACE)]
             settings, asked = [run.settings for run in alike], [run.variant for run in alike]
             texts = variants(method, settings, asked)
             told |= dict(zip([run.folder for run in alike], texts, strict=True))
     return told
 
 
-def _position(line: Line) -> tuple[Any, ...]:
-    run = line.run
+def _position(run: Run) -> tuple[Any, ...]:
     # Peers stand below the method whose time they are given.
     peer, method = split_peer(run.method) or ("", run.method)
+    # Settings with numbers in them go by their size, 8 before 16.
+    parts = re.split(r"(\d+(?:\.\d+)?)", run.apart)
+    settings = [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+    seed = -1 if run.seed is None else run.seed
     return (
-        schedule_rank(run.schedule), method != "none", method, peer,
-        _by_numbers(line.variant), -1 if run.seed is None else run.seed, str(run.folder),
-    )  # fmt: skip
-
-
-def _by_numbers(text: str) -> list[tuple[float, str]]:
-    """Return what sorts texts with numbers in them by their size, 8 before 16."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+        schedule_rank(run.schedule),
+        method != "none",
+        method,
+        peer,
+        settings,
+        seed,
+        str(run.folder),
+    )

@@ -6,18 +6,16 @@ An emulated pipeline is as fast as its virtual clock says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 
-from timelyfreeze.compare.runs.run import Points, Run
-from timelyfreeze.records import AVERAGED, BENCHMARKS, WINDOW, last_running_mean, seconds_to_reach
+from timelyfreeze.compare.runs.run import Metric, Points, Run
+from timelyfreeze.records import AVERAGED, WINDOW, Scores, last_running_mean, seconds_to_reach
 
 NEVER = "never"
 # Points of accuracy by which means of equal scores may differ.
 _ROUNDING = 1e-9
-
-# A number, "never" for a loss or an accuracy that was not reached, or None for what is not known.
-Metric = float | str | None
 
 
 @dataclass(frozen=True)
@@ -30,23 +28,70 @@ class Terms:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric: ``own`` of a run, ``over_none`` of two, or the summary's field named ``key``."""
+    """One metric of a run's row."""
 
     key: str  # its name in the CSV file
     title: str  # its name in the table of runs whose throughput counts tokens
     form: str  # as in ``format``
-    own: Callable[[Run, Terms], Metric] | None = None
-    over_none: Callable[[Run, Run, Terms], Metric] | None = None
+    over_none: bool = False  # whether it compares a run with its baseline
     is_optional: bool = False  # the table leaves it out where no run has it
 
-    def of(self, run: Run, baseline: Run | None, terms: Terms) -> Metric:
-        """Return the value of a finished run."""
-        if self.over_none is not None:
-            return None if baseline is None else self.over_none(run, baseline, terms)
-        if self.own is not None:
-            return self.own(run, terms)
-        told: Metric = getattr(run.summary, self.key, None)
-        return told
+
+_TOLD = tomllib.loads(resources.files(__package__).joinpath("metrics.toml").read_text())
+COLUMNS = tuple(Column(**told) for told in _TOLD["columns"])
+COLUMN_OF = {column.key: column for column in COLUMNS}
+
+
+def row_of(run: Run, none: Run | None, terms: Terms) -> dict[str, Metric]:
+    """Return the metrics of a finished run by the keys of ``COLUMNS``; ``none`` is its baseline."""
+    told, reference = run.summary, terms.reference
+    row: dict[str, Metric] = {column.key: getattr(told, column.key, None) for column in COLUMNS}
+    row |= {
+        "device_tokens_per_second": _tokens_per_second(run),
+        "batch_error_percent": _percent_above(told.batch_ms, told.batch_ms_predicted),
+        "top1_percent": _percent(told.validation_top1),
+        "seconds": run.seconds,
+        **accuracies(run.scores),
+        "accuracy_stderr": _average_error(run.scores),
+    }
+    if reference is not None and reference.summary.model == told.model:
+        seconds = _reached(run.losses, reference.losses, terms.window)
+        row["seconds_to_reference_loss"] = seconds
+    return row if none is None else row | _over_none(run, none, terms.window)
+
+
+def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
+    """Return the metrics that compare a run with its baseline."""
+    told, nones = run.summary, none.summary
+    is_as_long = told.steps == nones.steps
+    saved = _percent_above(run.seconds, none.seconds) if is_as_long else None
+    points = _points_over_none(run, none)
+    losses = run.losses, none.losses, window
+    # Held-out losses where both have two or more.
+    validated = run.validation_losses, none.validation_losses
+    best = (*validated, 1) if min(map(len, validated)) > 1 else losses
+
+    def to_none(own: Points, others: Points, n: int) -> Metric:
+        """Return when the run gets to none's last loss; of another length, at its end alone."""
+        return _reached(own if is_as_long else own[-n:], others, n)
+
+    def over_all(seconds: Metric) -> Metric:
+        """Return a time over none's total time."""
+        if not 0.0 < none.seconds < math.inf:
+            return None
+        return seconds / none.seconds if isinstance(seconds, float) else seconds
+
+    at_end = run.seconds if points is not None and points >= -_ROUNDING else NEVER
+    return {
+        "gain_percent": _percent_above(_tokens_per_second(run), _tokens_per_second(none)),
+        "top1_points": _percent(_apart(told.validation_top1, nones.validation_top1)),
+        "time_saved_percent": None if saved is None else -saved,
+        "time_ratio": over_all(to_none(*best)),
+        "learned_percent": _learned(*best),
+        "seconds_to_none_loss": to_none(*losses),
+        "accuracy_points": points,
+        "accuracy_time_ratio": None if points is None else over_all(at_end),
+    }
 
 
 def _tokens_per_second(run: Run) -> float | None:
@@ -69,50 +114,12 @@ def _reached(own: Points, others: Points, window: int) -> Metric:
     return NEVER if seconds is None else seconds
 
 
-def _seconds_to_none(run: Run, none: Run, losses: tuple[Points, Points, int]) -> Metric:
-    """Return when a run gets to none's last loss; of another length, at its end alone."""
-    own, nones, window = losses
-    if run.summary.steps != none.summary.steps:
-        own = own[-window:]
-    return _reached(own, nones, window)
-
-
-def _losses_of(run: Run, none: Run, window: int) -> tuple[Points, Points, int]:
-    """Return own and none's losses, held-out ones where both have two or more, and the window."""
-    validated = run.validation_losses, none.validation_losses
-    if min(map(len, validated)) > 1:
-        return *validated, 1
-    return run.losses, none.losses, window
-
-
-def _time_ratio(run: Run, none: Run, terms: Terms) -> Metric:
-    """Return the time to none's final loss over none's total time."""
-    if not 0.0 < none.seconds < math.inf:
-        return None
-    seconds = _seconds_to_none(run, none, _losses_of(run, none, terms.window))
-    return seconds / none.seconds if isinstance(seconds, float) else seconds
-
-
-def _learned(run: Run, none: Run, terms: Terms) -> Metric:
+def _learned(own: Points, nones: Points, window: int) -> Metric:
     """Return how far the loss has come down at the end of a run, in percent of none's way."""
-    own, nones, window = _losses_of(run, none, terms.window)
     ends = [last_running_mean(losses, window) for losses in (own, nones)]
     if ends[0] is None or ends[1] is None or not (start := nones[0][1]) > ends[1]:
         return None
     return 100 * (start - ends[0]) / (start - ends[1])
-
-
-def _top1_over_none(run: Run, none: Run, _: Terms) -> Metric:
-    own, other = run.summary.validation_top1, none.summary.validation_top1
-    return None if own is None or other is None else 100 * (own - other)
-
-
-def _time_saved(run: Run, none: Run, _: Terms) -> Metric:
-    """Return the part of none's training time that a run of as many steps does without, percent."""
-    if run.summary.steps != none.summary.steps:
-        return None
-    above = _percent_above(run.seconds, none.seconds)
-    return None if above is None else -above
 
 
 def _percent_above(value: float | None, reference: float | None) -> float | None:
@@ -123,99 +130,35 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _seconds_to_reference(run: Run, terms: Terms) -> Metric:
-    reference = terms.reference
-    if reference is None or run.summary.model != reference.summary.model:
-        return None
-    return _reached(run.losses, reference.losses, terms.window)
+def _apart(own: float | None, other: float | None) -> float | None:
+    return None if own is None or other is None else own - other
 
 
-def _accuracy(key: str) -> Callable[[Run, Terms], Metric]:
-    """Return what reads the accuracy in one benchmark, in percent."""
-
-    def metric(run: Run, _: Terms) -> Metric:
-        score = None if run.scores is None else run.scores.benchmarks.get(key)
-        return None if score is None else 100 * score.accuracy
-
-    return metric
-
-
-def _average_accuracy(run: Run) -> float | None:
-    return None if run.scores is None else _percent(run.scores.average)
+def accuracies(scores: Scores | None) -> dict[str, float]:
+    """Return accuracies in percent, by the keys of ``COLUMNS``, as far as they are known."""
+    if scores is None:
+        return {}
+    known = {f"accuracy_{key}": score.accuracy for key, score in scores.benchmarks.items()}
+    known |= {} if scores.average is None else {"accuracy": scores.average}
+    return {key: 100 * share for key, share in known.items()}
 
 
-def _average_error(run: Run, _: Terms) -> Metric:
+def _average_error(scores: Scores | None) -> float | None:
     """Return the standard error of the average accuracy, of questions where none is given."""
-    if run.scores is None or run.scores.average is None:
+    if scores is None or scores.average is None:
         return None
-    scores = [run.scores.benchmarks[key] for key in AVERAGED]
+    averaged = [scores.benchmarks[key] for key in AVERAGED]
     variances = [
         score.accuracy * (1 - score.accuracy) / score.n_questions
         if score.stderr is None
         else score.stderr**2
-        for score in scores
+        for score in averaged
     ]
-    return 100 * math.sqrt(sum(variances)) / len(scores)
+    return 100 * math.sqrt(sum(variances)) / len(averaged)
 
 
-def _points_over_none(run: Run, none: Run, _: Terms) -> float | None:
+def _points_over_none(run: Run, none: Run) -> float | None:
     """Return the difference in average accuracy, where both were asked the same."""
-    own, other = _average_accuracy(run), _average_accuracy(none)
-    if own is None or other is None:
+    if run.scores is None or none.scores is None or run.scores.asked != none.scores.asked:
         return None
-    asked = [one.scores and one.scores.asked for one in (run, none)]
-    return own - other if asked[0] == asked[1] else None
-
-
-def _time_to_accuracy(run: Run, none: Run, terms: Terms) -> Metric:
-    """Return the total time over none's of a run at least as accurate at its end."""
-    points = _points_over_none(run, none, terms)
-    if points is None or not 0.0 < none.seconds < math.inf:
-        return None
-    return run.seconds / none.seconds if points >= -_ROUNDING else NEVER
-
-
-COLUMNS = (
-    Column("device_tokens_per_second", "tokens/s per device", ",.0f",
-           lambda run, _: _tokens_per_second(run)),
-    Column("mfu_percent", "MFU, %", ".2f", is_optional=True),
-    Column("gain_percent", "gain over none, %", "+.1f",
-           over_none=lambda run, none, _: _percent_above(
-               _tokens_per_second(run), _tokens_per_second(none))),
-    Column("batch_ms_predicted", "batch predicted, ms", ",.1f"),
-    Column("batch_ms", "measured, ms", ",.1f"),
-    Column("batch_error_percent", "error, %", "+.1f",
-           lambda run, _: _percent_above(run.summary.batch_ms, run.summary.batch_ms_predicted)),
-    Column("average_freeze_ratio", "mean freeze ratio", ".3f"),
-    Column("train_loss", "train loss", ".3f"),
-    Column("validation_loss", "validation loss", ".3f"),
-    Column("top1_percent", "top-1, %", ".2f", lambda run, _: _percent(run.summary.validation_top1),
-           is_optional=True),
-    Column("top1_points", "top-1 over none, points", "+.2f", over_none=_top1_over_none,
-           is_optional=True),
-    Column("seconds", "seconds", ",.1f", lambda run, _: run.seconds),
-    Column("time_saved_percent", "time saved, % of none's", "+.1f", over_none=_time_saved),
-    Column("time_ratio", "time to none's loss over none's", ".3f", over_none=_time_ratio),
-    Column("learned_percent", "learned, % of none", ".1f", over_none=_learned),
-    Column("seconds_to_none_loss", "seconds to none's loss", ",.1f",
-           over_none=lambda run, none, terms: _seconds_to_none(
-               run, none, (run.losses, none.losses, terms.window))),
-    Column("seconds_to_reference_loss", "seconds to the reference's loss", ",.1f",
-           _seconds_to_reference, is_optional=True),
-    Column("peak_memory_gib", "peak memory, GiB", ".2f"),
-    Column("score_ms_per_step", "scores, ms a step", ".2f"),
-    Column("score_memory_mib", "scores, MiB", ".1f"),
-    *(
-        Column(f"accuracy_{benchmark.key}", f"{benchmark.title}, %", ".2f",
-               _accuracy(benchmark.key), is_optional=True)
-        for benchmark in BENCHMARKS
-    ),
-    Column("accuracy", "average accuracy, %", ".2f", lambda run, _: _average_accuracy(run),
-           is_optional=True),
-    Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
-    Column("accuracy_points", "points over none", "+.2f", over_none=_points_over_none,
-           is_optional=True),
-    Column("accuracy_time_ratio", "time to none's accuracy over none's", ".3f",
-           over_none=_time_to_accuracy, is_optional=True),
-)  # fmt: skip
-COLUMN_OF = {column.key: column for column in COLUMNS}
+    return _percent(_apart(run.scores.average, none.scores.average))

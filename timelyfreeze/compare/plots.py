@@ -8,10 +8,12 @@ says so, and has no figure.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import resources
 from typing import Any, TypeVar
 
 from matplotlib import rc_context
@@ -21,9 +23,9 @@ from timelyfreeze.compare import curves as shown
 from timelyfreeze.compare import drawing
 from timelyfreeze.compare.curves import Curve, Example, Examples, Point
 from timelyfreeze.compare.drawing import Panels, by_schedule
-from timelyfreeze.compare.groups import NO_PLACE, Group
+from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.runs.run import Points, Run
+from timelyfreeze.compare.runs.run import NO_PLACE, Points, Run
 from timelyfreeze.compare.runs.variants import freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.response import mean_frequency
@@ -32,67 +34,15 @@ from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
 T = TypeVar("T")
 # A group, what is drawn of it, and the same in words.
 Found = Sequence[tuple[Group, T, str]]
-_ACCURACY_LABEL = "average accuracy, %"
-_TRADE_OFF = (
-    "Better is up and to the right. Points are means over repeats, bars reach from the smallest to "
-    "the largest{error}; the broad grey line joins what nothing else beats in both."
-)
-_ERROR = ", and at least one standard error of the questions"
 ACCURACY, MODELS, VALIDATION = "accuracy_throughput", "accuracy_models", "loss_throughput"
 LOSSES, TOP1 = "loss_seconds", "top1_seconds"
 RATIOS, STAGES = "freeze_ratio_steps", "freeze_ratio_stages"
 HISTOGRAM, TIMELINES = "freeze_ratio_histogram", "timelines"
-
-# Title and caption by kind.
-WORDS = {
-    ACCURACY: ("Accuracy against throughput", _TRADE_OFF.format(error=_ERROR)),
-    MODELS: (
-        "Accuracy against throughput of each model",
-        _TRADE_OFF.format(error=_ERROR) + " A model has axes of its own, and a panel for each "
-        "schedule.",
-    ),
-    VALIDATION: ("Validation loss against throughput", _TRADE_OFF.format(error="")),
-    LOSSES: (
-        "Loss against seconds of training",
-        "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
-        "from the smallest to the largest. Small points: validation losses. What lies above the "
-        "axes is of the first fifth of the training; losses that are no numbers are left out. "
-        "Seconds are those spent in training steps, of an emulated pipeline by its virtual clock, "
-        "and in moves to other pipelines.",
-    ),
-    TOP1: (
-        "Top-1 against seconds of training",
-        "Share of the validation pictures whose class had the highest score, at each validation, "
-        "mean over repeats with a band from the smallest to the largest; a point is where runs of "
-        "fewer steps or microbatches end, in the mean. What lies outside the "
-        "axes is of the first fifth of the training. Seconds are those spent in training steps; of "
-        "an emulated pipeline, by its virtual clock.",
-    ),
-    RATIOS: (
-        "Freeze ratio over steps",
-        "Fraction of the elements of all weights whose update was left out, step by step, mean "
-        "over repeats with a band from the smallest to the largest.",
-    ),
-    STAGES: (
-        "Freeze ratio of each stage",
-        "As applied in the last step, mean over repeats: fraction of the elements whose update was "
-        "left out.",
-    ),
-    HISTOGRAM: (
-        "How often tensors were frozen",
-        "Tensors of the last rank by the fraction of backwards, since freezing began, that left "
-        "them out. Of each method the first seed is shown.",
-    ),
-    TIMELINES: (
-        "Timelines of one batch",
-        "A lane is a rank, a block an action with the number of its microbatch; the paler a "
-        "backward, the more of it is frozen, and grey is waiting; what is left out whole takes "
-        "next to no time, and hardly shows. Of each method the first seed is shown, by a typical "
-        "batch of its last ones; gains are of this one batch, in the table they are of all. A run "
-        "of none measures no batch: the one shown is of a run that freezes, from before it did.",
-    ),
-}
-KINDS = tuple(WORDS)
+_TOLD: Mapping[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("plots.toml").read_text()
+)
+KINDS = tuple(_TOLD["kinds"])
+_ACCURACIES = partial(drawing.draw_points, y_label="average accuracy, %", low_is_good=False)
 
 
 @dataclass(frozen=True)
@@ -139,19 +89,38 @@ class _Place:
         kind: str,
         found: Found[T],
         draw: Callable[[Panels[T], str, str], Figure],
-        missing: tuple[str, ...],
+        groups: Sequence[Group] | None = None,
+        missing: tuple[str, ...] | None = None,
         schedule: str = "",
     ) -> Plot:
-        """Return a plot of what was ``found``, of one ``schedule`` if that is given."""
-        title, caption = WORDS[kind]
+        """Return a plot of what was ``found``, of one ``schedule`` if that is given.
+
+        What is ``missing``, if that is not told, are those of ``groups`` of which nothing was.
+        """
+        told = {key: text.format(window=self.terms.window, better=_TOLD["better"])
+                for key, text in _TOLD["kinds"][kind].items()}  # fmt: skip
+        title = told["title"]
+        if missing is None:
+            missing = self.lacking(kind, found, groups)
         where = f"{schedule}, {self.name}" if schedule else self.name
-        told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
+        drawn = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
         panels = by_schedule([(group, one) for group, one, _ in found])
         # Names are no formulas, whatever signs they have.
         with style.house_style(), rc_context({"text.parse_math": False}):
             figure = draw(panels, title, where) if found else None
-        caption = caption.format(window=self.terms.window)
-        return Plot(kind, title, where, caption, f"{title}. {told}.", figure, missing)
+        return Plot(kind, title, where, told["caption"], f"{title}. {drawn}.", figure, missing)
+
+    def lacking(
+        self, kind: str, found: Found[Any], groups: Sequence[Group] | None = None
+    ) -> tuple[str, ...]:
+        """Return a sentence that names what lacks data of ``groups``, of all if not told."""
+        data = _TOLD["kinds"][kind]["data"].format(window=self.terms.window)
+        if not found:
+            return (f"no run has {data}",)
+        drawn = [group for group, *_ in found]
+        groups = self.groups if groups is None else groups
+        names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
+        return (f"without {data}: {', '.join(names)}",) if names else ()
 
 
 def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
@@ -166,12 +135,19 @@ def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
 
 def _plots(places: Sequence[_Place]) -> Iterator[Plot]:
     for place in places:
-        yield _accuracy(place)
-        yield _validation(place)
+        found, differ = _accuracies(place)
+        yield place.plot(ACCURACY, found, _ACCURACIES, missing=differ)
+        label = "validation loss, low at the top"
+        draw = partial(drawing.draw_points, y_label=label, low_is_good=True)
+        yield place.plot(VALIDATION, _trade_off(place, "validation_loss"), draw)
         yield _losses(place)
         if place.groups[0].unit == "images":
             yield _top1(place)
-        yield _ratios(place)
+        drawn = [c for g in place.freezing for c in shown.curves(g, lambda run: run.freeze_ratios)]
+        yield _curves(
+            place, RATIOS, drawn, "{y:.2f}", groups=place.freezing,
+            labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02),
+        )  # fmt: skip
         yield _stages(place)
         yield from _histograms(place)
         yield from _timelines(place)
@@ -179,19 +155,12 @@ def _plots(places: Sequence[_Place]) -> Iterator[Plot]:
         yield _models(places)
 
 
-def _accuracy(place: _Place) -> Plot:
-    found, missing = _accuracies(place)
-    draw = partial(drawing.draw_points, y_label=_ACCURACY_LABEL, low_is_good=False)
-    return place.plot(ACCURACY, found, draw, missing)
-
-
-def _accuracies(place: _Place) -> tuple[Found[Point], tuple[str, ...]]:
-    """Return accuracies and speeds in a place, and what is missing."""
+def _accuracies(place: _Place) -> tuple[Found[Point], tuple[str, ...] | None]:
+    """Return accuracies and speeds in a place, and why there are none if questions differ."""
     asked = {run.scores.asked for g in place.groups for run in g.runs if run.scores}
     if len(asked) > 1:
         return [], ("the runs were asked different questions",)
-    found = _trade_off(place, "accuracy", "accuracy_stderr")
-    return found, _without(place.groups, found, "an average accuracy")
+    return _trade_off(place, "accuracy", "accuracy_stderr"), None
 
 
 def _models(places: Sequence[_Place]) -> Plot:
@@ -203,25 +172,15 @@ def _models(places: Sequence[_Place]) -> Plot:
             by_schedule([(group, point) for group, point, _ in found])
         for place, found in known
     }  # fmt: skip
-
-    draw = partial(drawing.draw_points, models=panels, y_label=_ACCURACY_LABEL, low_is_good=False)
     everywhere = _Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].terms)
     if len(models) < 2:
         missing = ("fewer than two models have an average accuracy",)
-        return everywhere.plot(MODELS, [], draw, missing)
+        return everywhere.plot(MODELS, [], _ACCURACIES, missing=missing)
     found = [
         (group, point, f"{words} ({place.model})")
         for place, of_place in known for group, point, words in of_place
     ]  # fmt: skip
-    return everywhere.plot(MODELS, found, draw, ())
-
-
-def _validation(place: _Place) -> Plot:
-    found = _trade_off(place, "validation_loss")
-    missing = _without(place.groups, found, "a validation loss that is a number")
-    label = "validation loss, low at the top"
-    draw = partial(drawing.draw_points, y_label=label, low_is_good=True)
-    return place.plot(VALIDATION, found, draw, missing)
+    return everywhere.plot(MODELS, found, partial(_ACCURACIES, models=panels))
 
 
 def _trade_off(place: _Place, key: str, error_key: str | None = None) -> Found[Point]:
@@ -230,14 +189,13 @@ def _trade_off(place: _Place, key: str, error_key: str | None = None) -> Found[P
 
 
 def _curves(
-    place: _Place, kind: str, drawn: Sequence[Curve], ends: str, what: str, **drawn_as: Any
-) -> Plot:
-    """Return a plot of curves; ``ends`` is how they end in words, ``what`` their data."""
+    place: _Place, kind: str, drawn: Sequence[Curve], ends: str,
+    groups: Sequence[Group] | None = None, **drawn_as: Any,
+) -> Plot:  # fmt: skip
+    """Return a plot of curves; ``ends`` is how they end in words."""
     found = [(c.group, c, " ends at " + ends.format(x=c.xs[-1], y=c.ys[-1])) for c in drawn]
     drawn_as.setdefault("y_limits", _limits(drawn, drawn_as.get("target")))
-    groups = place.freezing if kind == RATIOS else place.groups
-    draw = partial(drawing.draw_curves, **drawn_as)
-    return place.plot(kind, found, draw, _without(groups, found, what))
+    return place.plot(kind, found, partial(drawing.draw_curves, **drawn_as), groups)
 
 
 def _losses(place: _Place) -> Plot:
@@ -249,7 +207,7 @@ def _losses(place: _Place) -> Plot:
         loss = last_running_mean(reference.losses, window)
         target = None if loss is None else (loss, f"where {reference.label} ends")
     return _curves(
-        place, LOSSES, drawn, "{y:.3f} after {x:,.0f} s", f"{window} logged losses",
+        place, LOSSES, drawn, "{y:.3f} after {x:,.0f} s",
         labels=("seconds of training", "loss"), target=target,
         marks=by_schedule([(c.group, c) for c in marks]),
     )  # fmt: skip
@@ -260,19 +218,9 @@ def _top1(place: _Place) -> Plot:
         # A peer's learning rate is that of a shorter run, so what it has on the way says little.
         return run.top1[-1:] if split_peer(run.method) else run.top1
 
-    return _curves(
-        place, TOP1, [c for group in place.groups for c in shown.curves(group, points)],
-        "{y:.2f}% after {x:,.0f} s", "validations on pictures (accuracies.csv)",
-        labels=("seconds of training", "top-1, %"),
-    )  # fmt: skip
-
-
-def _ratios(place: _Place) -> Plot:
-    drawn = [c for g in place.freezing for c in shown.curves(g, lambda run: run.freeze_ratios)]
-    return _curves(
-        place, RATIOS, drawn, "{y:.2f}", "freeze ratios by step (steps.csv)",
-        labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02),
-    )  # fmt: skip
+    drawn = [c for group in place.groups for c in shown.curves(group, points)]
+    labels = "seconds of training", "top-1, %"
+    return _curves(place, TOP1, drawn, "{y:.2f}% after {x:,.0f} s", labels=labels)
 
 
 def _stages(place: _Place) -> Plot:
@@ -281,22 +229,20 @@ def _stages(place: _Place) -> Plot:
         (group, (group, ratios), ": " + ", ".join(f"stage {i} {r:.2f}" for i, r in ratios.items()))
         for group, ratios in known
     ]
-    missing = _without(place.freezing, found, "freeze ratios by stage")
-    return place.plot(STAGES, found, drawing.draw_stages, missing)
+    return place.plot(STAGES, found, drawing.draw_stages, place.freezing)
 
 
 def _histograms(place: _Place) -> Iterator[Plot]:
-    groups = place.freezing
-    looked = [
-        shown.frozen_counts(alike) for alike in by_schedule([(g, g) for g in groups]).values()
-    ]
-
     def tell(counts: Sequence[FrozenCount]) -> str:
         mean = f"{mean_frequency(counts):.0%} of backwards"
         return f": {len(counts)} tensors of rank {counts[0].rank}, left out of {mean}"
 
-    what = "counts of frozen tensors (frozen_counts.csv)"
-    return _of_schedules(place, HISTOGRAM, looked, drawing.draw_counts, tell, (groups, what))
+    candidates = [(group, run, shown.last_rank) for group in place.freezing for run in group.runs]
+    looked = [
+        shown.first_examples(of_one)
+        for of_one in by_schedule([(one[0], one) for one in candidates]).values()
+    ]
+    return _of_schedules(place, HISTOGRAM, looked, drawing.draw_counts, tell, place.freezing)
 
 
 def _timelines(place: _Place) -> Iterator[Plot]:
@@ -307,8 +253,7 @@ def _timelines(place: _Place) -> Iterator[Plot]:
     def tell(batch: Timeline) -> str:
         return f": {batch.origin} {batch.words}, {batch.batch_ms:.4g} ms"
 
-    what = "a batch, measured or planned"
-    return _of_schedules(place, TIMELINES, looked, drawing.draw_batches, tell, (groups, what))
+    return _of_schedules(place, TIMELINES, looked, drawing.draw_batches, tell, groups)
 
 
 def _of_schedules(
@@ -317,28 +262,18 @@ def _of_schedules(
     looked: Sequence[Examples[T]],
     draw: Callable[[Panels[Example[T]], str, str], Figure],
     tell: Callable[[T], str],
-    wanted: tuple[Sequence[Group], str],
+    groups: Sequence[Group],
 ) -> Iterator[Plot]:
     """Yield a plot of each of ``looked`` that has examples; if none has, one without a figure.
 
-    What is missing of what was ``wanted``, whose and what, stands beside the first.
+    What is missing of ``groups`` stands beside the first.
     """
-    parts = [[(one.group, one, tell(one.value)) for one in found.known] for found in looked]
-    groups, what = wanted
-    missing = _without(groups, [one for part in parts for one in part], what)
-    missing += tuple(reason for found in looked for reason in found.unread)
+    parts = [[(one.group, one, tell(one.value)) for one in known] for known, _ in looked]
+    missing = place.lacking(kind, [one for part in parts for one in part], groups)
+    missing += tuple(reason for _, unread in looked for reason in unread)
     for i, part in enumerate([part for part in parts if part] or [[]]):
         schedule = part[0][0].schedule if part else ""
-        yield place.plot(kind, part, draw, () if i else missing, schedule)
-
-
-def _without(groups: Sequence[Group], found: Found[Any], what: str) -> tuple[str, ...]:
-    """Return a sentence that names the groups that lack ``what`` is drawn."""
-    if not found:
-        return (f"no run has {what}",)
-    drawn = [group for group, *_ in found]
-    names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
-    return (f"without {what}: {', '.join(names)}",) if names else ()
+        yield place.plot(kind, part, draw, missing=() if i else missing, schedule=schedule)
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from timelyfreeze.compare.groups import NO_PLACE, PLACE, Group, Line, group, place
-from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Metric, Terms
+from timelyfreeze.compare.groups import PLACE, Group, group
+from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.plots import KINDS, Plot
-from timelyfreeze.compare.runs.run import FAILED, FINISHED, UNFINISHED, Run
+from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
 from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
 
@@ -40,24 +40,22 @@ class Table:
     before: tuple[str, ...] = ()
 
 
-def tabulate(
-    lines: Sequence[Line],
-    unreadable: Sequence[str],
-    terms: Terms,
-    base_models: Sequence[Scores] = (),
-) -> Table:
-    """Return the table of means over repeats, with its notes."""
-    groups = group(lines)
-    finished = [line for line in lines if line.is_finished]
-    known = {key for line in finished for key, value in line.metrics.items() if _is_known(value)}
-    units = {f"{line.run.summary.unit}/s": None for line in finished} or ["tokens/s"]
+def tabulate(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Table:
+    """Return the table of means over repeats, with its notes; ``runs`` are those compared."""
+    groups = group(runs)
+    finished = [run for run in runs if run.is_finished]
+    known = {
+        key for run in finished for key, value in run.metrics.items()
+        if value is not None and not (isinstance(value, float) and math.isnan(value))
+    }  # fmt: skip
+    units = {f"{run.summary.unit}/s": None for run in finished} or ["tokens/s"]
     columns: dict[str, Callable[[Group], str]] = {
         "schedule": lambda one: one.schedule,
         "method": lambda one: one.method,
     }
     if any(one.variant for one in groups):
         columns["settings"] = lambda one: one.variant or MISSING
-    if len({line.place for line in finished}) > 1:
+    if len({run.place for run in finished}) > 1:
         columns["on"] = lambda one: one.place
     columns["runs"] = _counts
     for column in COLUMNS:
@@ -65,13 +63,8 @@ def tabulate(
             title = column.title.replace("tokens/s", " or ".join(units))
             columns[title] = partial(cell, column=column)
     rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
-    notes = tuple(_notes(lines, unreadable, terms, base_models))
-    before = dict.fromkeys(line for scores in base_models for line in _before(scores))
-    return Table(tuple(columns), rows, notes, tuple(before))
-
-
-def _is_known(value: Metric) -> bool:
-    return value is not None and not (isinstance(value, float) and math.isnan(value))
+    before = dict.fromkeys(line for scores in found.base_models for line in _before(scores))
+    return Table(tuple(columns), rows, tuple(_notes(runs, found, terms)), tuple(before))
 
 
 def _before(scores: Scores) -> Iterator[str]:
@@ -83,7 +76,7 @@ def _before(scores: Scores) -> Iterator[str]:
         yield f"Before training, {Path(scores.model).name}: {', '.join(told)}."
 
 
-def render_csv(lines: Sequence[Line]) -> str:
+def render_csv(runs: Sequence[Run]) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
     own = ["schedule", "method", "seed", "status", "folder"]
     keys = [*own, "settings", *COLUMN_OF]
@@ -91,10 +84,10 @@ def render_csv(lines: Sequence[Line]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*keys, *told])
-    for line in lines:
-        values = [getattr(line.run, key) for key in own]
-        values += [line.variant, *(line.metrics.get(key) for key in COLUMN_OF)]
-        values += [getattr(line.run.told, name, None) for name in told]
+    for run in runs:
+        values = [getattr(run, key) for key in own]
+        values += [run.apart, *(run.metrics.get(key) for key in COLUMN_OF)]
+        values += [getattr(run.told, name, None) for name in told]
         writer.writerow(map(_plain, values))
     return buffer.getvalue()
 
@@ -108,10 +101,10 @@ def _plain(value: Any) -> str | None:
 
 def cell(group: Group, column: Column) -> str:
     """Return mean and spread of one metric over the runs of a line."""
-    finished = group.finished
-    if column.over_none is not None and finished and not any(one.baseline for one in finished):
+    finished = group.runs
+    if column.over_none and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
-    never = sum(line.metrics[column.key] == NEVER for line in finished)
+    never = sum(run.metrics[column.key] == NEVER for run in finished)
     spread = group.spread(column.key)
     if spread is None:
         return NEVER if never else MISSING
@@ -124,22 +117,20 @@ def cell(group: Group, column: Column) -> str:
 
 def _counts(group: Group) -> str:
     """Return how many runs the means are over, and how many did not end."""
-    counts = Counter(line.run.status for line in group.members)
+    counts = Counter(run.status for run in group.members)
     others = [f"{counts[status]} {status}" for status in (FAILED, UNFINISHED) if counts[status]]
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(
-    lines: Sequence[Line], unreadable: Sequence[str], terms: Terms, base_models: Sequence[Scores]
-) -> Iterator[str]:
+def _notes(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
-    finished = [line.run for line in lines if line.is_finished]
+    finished = [run for run in runs if run.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
-    yield from _difference_in_questions(finished, base_models)
+    yield from _difference_in_questions(finished, found.base_models)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
-    without = [line.run.label for line in lines if line.is_finished and line.baseline is None]
+    without = [run.label for run in finished if run.baseline is None]
     off = [run.label for run in finished
            if run.summary.emulated_ranks is not None and not run.by_virtual_clock]  # fmt: skip
     if off:
@@ -150,12 +141,12 @@ def _notes(
     if without:
         same = f"schedule, seed, {', '.join(PLACE)} and work in a step"
         yield f"{NO_BASELINE} of the same {same}: {_names(without)}"
-    for run in (line.run for line in lines):
-        if run.status != FINISHED:
+    for run in runs:
+        if not run.is_finished:
             yield f"{run.status}: {run.label}, in {run.folder}"
         if run.told is not None and run.told.failure:
             yield f"{run.label}: {run.told.failure}"
-    yield from (f"not read: {problem}" for problem in unreadable)
+    yield from (f"not read: {problem}" for problem in found.unreadable)
 
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
@@ -196,12 +187,12 @@ def _labels_by(value: Callable[[Run], str], runs: Sequence[Run]) -> dict[str, li
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines that say what the reference is, and which runs cannot be compared with it."""
-    yield f"the reference: {reference.label}, on {place(reference)}, in {reference.folder}"
+    yield f"the reference: {reference.label}, on {reference.place}, in {reference.folder}"
     model = reference.summary.model
     if others := [run.label for run in runs if run.summary.model != model]:
         yield f"of another model than the reference, not held against it: {_names(others)}"
     alike = [run for run in runs if run.summary.model == model]
-    if away := [run.label for run in alike if place(run) != place(reference)]:
+    if away := [run.label for run in alike if run.place != reference.place]:
         yield f"not on the reference's devices, its loss in their own seconds: {_names(away)}"
 
 
@@ -214,29 +205,12 @@ def _names(labels: Sequence[str]) -> str:
 
 # Columns in front that hold names.
 _TEXTS = frozenset({"schedule", "method", "settings", "on", "runs"})
-_HEAD = """# Comparison
-
-Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
-schedule and seed; throughput is that of the stable phase, for none of the whole run, and by the
-virtual clock where the pipeline is emulated; so is *seconds*, the time spent in training steps and
-in moves to other pipelines.
-*seconds to none's loss* is the time until the running mean over {window} logged training losses is
-as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
-*time to none's loss over none's* is the time until the loss is as low as none's at its end, over
-none's total time. In both, a run of another number of steps than none counts at its end alone.
-*learned* is how far the loss has come down at the end of a run, 100% being none's. It and the time
-over none's are by validation losses where a run and its none have two or more, else by the running
-mean of training losses.
-`fewer_steps_for_X` and `fewer_microbatches_for_X` do not freeze and are given the time of X, so
-what they learned and what X learned is at equal time.
-*points over none* is the difference in average accuracy to the run that the gain compares with.
-*time to none's accuracy over none's* is the total time over none's total time where a run's average
-accuracy is at least none's, else `never`: a model is scored at its end alone.
-`-`: not known."""
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+    loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+    autoescape=select_autoescape(["html.j2"]),
     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
+_TEMPLATES.filters["markdown"] = markdown_text
 
 
 def render_html(
@@ -250,7 +224,7 @@ def render_html(
         table=table,
         text_columns=_TEXTS,
         n_runs=sum(len(group.members) for group in groups),
-        n_finished=sum(len(group.finished) for group in groups),
+        n_finished=sum(len(group.runs) for group in groups),
         places=list(dict.fromkeys(g.place for g in groups if g.place != NO_PLACE)),
         kinds=[alike for alike in kinds if alike],
         images={name: base64.b64encode(data).decode("ascii") for name, data in images.items()},
@@ -259,16 +233,9 @@ def render_html(
 
 def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> str:
     """Return the table with its notes, and the plots with what is not in them, as Markdown."""
-    head = [_HEAD.format(window=terms.window), *map(markdown_text, table.before)]
-    parts = [*head, markdown_table(table.titles, table.rows)]
-    if table.notes:
-        parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes))
-    for plot in plots:
-        parts.append(markdown_text(f"## {plot.title}, {plot.place}"))
-        if plot.figure is not None:
-            parts += [f"![{plot.title}]({plot.name}.png)", plot.caption]
-        if plot.missing:
-            parts.append(
-                "\n".join(f"- not shown: {markdown_text(missing)}" for missing in plot.missing)
-            )
-    return "\n\n".join(parts) + "\n"
+    return _TEMPLATES.get_template("page.md.j2").render(
+        table=table,
+        rows=markdown_table(table.titles, table.rows),
+        plots=plots,
+        window=terms.window,
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,10 @@ from timelyfreeze.whatif.grid import (
 )
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
+
+_NOTES: Mapping[str, str] = tomllib.loads(
+    resources.files(__package__).joinpath("notes.toml").read_text()
+)
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,7 @@ class ScheduleCases:
                 continue
             if split is not None and self.model is not None:
                 for stage in self.model.pinned(split):
-                    yield (
-                        f"split {render_split(split)}: a backward of stage {stage} comes out no "
-                        "faster frozen, which is noise of the measurements; it is left unfrozen"
-                    )
+                    yield _NOTES["pinned"].format(split=render_split(split), stage=stage)
             for cap in self.grid.caps:
                 try:
                     yield self._case(title, split, bounds, cap, best_unfrozen)
@@ -89,37 +92,33 @@ class ScheduleCases:
 
     def split_of(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
+        model, n_stages, n_measured = self.model, self.dag.n_stages, len(self.stages)
         if name == BEST_SPLIT:
             return best_unfrozen
-        if name == DEFAULT_SPLIT:
-            if self.dag.n_stages == len(self.stages):
-                return None if self.model is None else self.model.layers
-            if self.model is None:
-                raise ValueError(
-                    f"it has {self.dag.n_stages} stages, {len(self.stages)} were measured"
-                )
-            return default_split(self.model.n_layers, self.dag.n_stages)
-        if self.model is None:
-            raise ValueError("layers cannot be moved")
-        if isinstance(name, str):
-            return partition.min_max_split(
-                self.model.n_layers,
-                self.order.stage_to_rank,
-                self._load(name, self.model),
-                self.model.least_layers(self.dag.n_stages)
-                if name == partition.TIME
-                else fewest_layers(self.dag.n_stages),
+        if name == DEFAULT_SPLIT and n_stages == n_measured:
+            return None if model is None else model.layers
+        if model is None:
+            raise ValueError(
+                f"layers cannot be moved: it has {n_stages} stages, {n_measured} were measured"
             )
-        if len(name) != self.dag.n_stages:
-            raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
+        if name == DEFAULT_SPLIT:
+            return default_split(model.n_layers, n_stages)
+        if isinstance(name, str):
+            is_by_time = name == partition.TIME
+            least = model.least_layers(n_stages) if is_by_time else fewest_layers(n_stages)
+            load, ranks = self._load(name, model), self.order.stage_to_rank
+            return partition.min_max_split(model.n_layers, ranks, load, least)
+        if len(name) != n_stages:
+            raise ValueError(f"it has {len(name)} stages, the schedule {n_stages}")
         return name
 
     def _load(self, name: str, model: LayerModel | BlockTimes) -> partition.Load:
         """Return what a partition makes even."""
-        assert name in partition.PARTITIONS  # the other names have been dealt with
         notes = self.file.notes
         if name == partition.TIME:
             return partition.time_load(model, self.order.stage_to_rank)
+        if name == partition.MEMORY and notes.memory is not None:
+            return partition.memory_load(notes.memory, self.order)
         if name == partition.PARAMETERS and notes.parameters is not None:
             if (n := len(notes.parameters.layers)) != model.n_layers:
                 raise ValueError(
@@ -127,8 +126,6 @@ class ScheduleCases:
                     f"measured has {model.n_layers}"
                 )
             return partition.parameter_load(notes.parameters, self.order.stage_to_rank)
-        if name != partition.PARAMETERS and notes.memory is not None:
-            return partition.memory_load(notes.memory, self.order)
         what = "how many parameters" if name == partition.PARAMETERS else "how many bytes"
         raise ValueError(
             f"{self.file.path.name} does not tell {what} the parts of the model have; a file of "
@@ -161,11 +158,8 @@ class ScheduleCases:
             bounds = replace(
                 with_messages(dag, bounds, links.p2p_overhead_ms), p2p_latency_ms=links.over(dag)
             )
-        captured, captured_mean = file.table.captured, file.table.captured_mean
-        outside_ms = self.grid.outside_ms / self.grid.batches
-        return replace(
-            bounds, outside_ms=outside_ms, captured=captured, captured_mean=captured_mean
-        )
+        kept = {name: getattr(file.table, name) for name in ("captured", "captured_mean")}
+        return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches, **kept)
 
     @property
     def links(self) -> Links:
@@ -241,11 +235,11 @@ _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer[Case]:
     """Work out every case of a grid; ``layers`` are those of stages the file does not tell."""
     tables, notes = schedules_of(file, grid, layers)
-    return Answer(sorted_out((one for table in tables for one in table.cases()), notes), (*notes,))
+    return sorted_out((one for table in tables for one in table.cases()), notes)
 
 
-def sorted_out(found: Iterable[T | str], notes: list[str]) -> tuple[T, ...]:
-    """Return the cases among what was ``found``; notes go to ``notes``, each once."""
+def sorted_out(found: Iterable[T | str], notes: list[str]) -> Answer[T]:
+    """Return the cases among what was ``found``, and behind ``notes`` the others, each once."""
     cases: list[T] = []
     for one in found:
         if not isinstance(one, str):
@@ -254,7 +248,7 @@ def sorted_out(found: Iterable[T | str], notes: list[str]) -> tuple[T, ...]:
             notes.append(one)
     if not cases:
         raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {note}" for note in notes))
-    return tuple(cases)
+    return Answer(tuple(cases), tuple(notes))
 
 
 def schedules_of(
@@ -293,10 +287,7 @@ def _model(
 ) -> tuple[LayerModel | BlockTimes | None, list[str]]:
     """Return the overheads at which layers move, or None and why they are not known."""
     if layers is None:
-        return None, [
-            f"{file.path.name} does not say how many layers a stage has, so only the measured "
-            "split is planned for; tell with --layers"
-        ]
+        return None, [_NOTES["no_layers"].format(file=file.path.name)]
     sizes = file.notes.parameters
     if sizes is not None and not sizes.are_alike:
         return block_times(stages, layers), []
@@ -307,48 +298,28 @@ def _model(
 
 
 def _basis(file: BoundsFile) -> Iterator[str]:
-    """Say what was not measured."""
     if file.derived_kinds:
-        yield (
-            f"times of {file.derived_kinds} are derived from those of the other backward actions, "
-            "taking I to last as long as B with everything frozen and W what that saves. Split "
-            "backwards can take a good deal longer than full ones; a profile measures both"
-        )
+        yield _NOTES["derived"].format(kinds=file.derived_kinds)
     sizes = file.notes.parameters
     if sizes is not None and not sizes.are_alike:
-        yield (
-            "layers differ: one takes the time of the stage that it was measured in over that "
-            "stage's layers"
-        )
+        yield _NOTES["unlike"]
     elif file.notes.layer is None:
-        yield (
-            "a layer's time is that of the stages in the middle over their layers; a profile "
-            "measures it"
-        )
+        yield _NOTES["middle"]
 
 
 def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
-    """Say what messages between ranks cost in the table, and how much of that was measured."""
     overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
-    if not links and overhead_ms + grid.p2p_overhead_ms == 0.0:
-        yield (
-            "messages between ranks cost nothing in these metrics: no link was timed, as in a "
-            "profile, which sends none; tell an overhead with --p2p-overhead-ms"
-        )
+    told_ms, times_ms = grid.p2p_overhead_ms, links.values()
+    if not links and overhead_ms + told_ms == 0.0:
+        yield _NOTES["free"]
         return
-    latency = "no link was timed"
+    added = _NOTES["added"].format(told_ms=told_ms) if told_ms else ""
+    latency = _NOTES["untimed"]
     if links:
-        low, high = min(links.values()), max(links.values())
-        latency = (
-            f"its latency is {low:.3g} to {high:.3g} ms, as timed; other links have the median"
-        )
-    added = f" and {grid.p2p_overhead_ms:.3g} ms as told" if grid.p2p_overhead_ms else ""
-    yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {latency}"
+        latency = _NOTES["latency"].format(low=min(times_ms), high=max(times_ms))
+    yield _NOTES["messages"].format(overhead_ms=overhead_ms, added=added, latency=latency)
     if file.keeps_overhead:
-        yield (
-            f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "
-            "stays in the times of the stages that had it"
-        )
+        yield _NOTES["kept"].format(order=ORDER_FILE, file=file.path.name)
 
 
 def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:

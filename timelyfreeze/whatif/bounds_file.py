@@ -33,9 +33,9 @@ from timelyfreeze.whatif.times import (
     Links,
     Pair,
     StageTimes,
-    bounds_from_times,
     complete_times,
     median_pairs,
+    unfrozen_batch_ms,
 )
 
 
@@ -255,8 +255,6 @@ def recall(file: BoundsFile) -> tuple[float, float] | None:
     if file.order is None:
         return None
     dag = build_dag(file.order)
-    measured = file.measured(dag).max_ms
-    modelled = bounds_from_times(dag, file.stage_times()).max_ms + file.links.lead_ms(dag)
-    delays, n_processors = file.links.delays_ms(dag), file.notes.processors
-    played = (play_batch(dag, each, n_processors, delays)[1] for each in (measured, modelled))
-    return next(played), next(played)
+    longest, n_processors = file.measured(dag).max_ms, file.notes.processors
+    _, batch_ms = play_batch(dag, longest, n_processors, file.links.delays_ms(dag))
+    return batch_ms, unfrozen_batch_ms(dag, file.stage_times(), n_processors, file.links)

@@ -20,7 +20,7 @@ from timelyfreeze.front.plan import (
     replicas_of,
     run_ahead,
 )
-from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
+from timelyfreeze.schedule import PipelineDag, ScheduleOrder, build_dag, gpipe_order
 from timelyfreeze.whatif.answers import (
     ScheduleCases,
     first_line,
@@ -175,7 +175,7 @@ def answer_fronts(
             except ValueError as error:
                 yield table.left_out(title, error)
 
-    return Answer(sorted_out(found(), notes), (*notes,))
+    return sorted_out(found(), notes)
 
 
 def _cases(
@@ -223,18 +223,16 @@ class _Front:
             n_frozen=n_frozen,
             unfrozen_ms=self._batch_ms(self.model.times(self.split)),
             frozen_ms=self._batch_ms(times),
-            cached_ms=unfrozen_batch_ms(
-                behind_front(table.order, n_front), cached, table.grid.n_processors, table.links
-            ),
+            cached_ms=self._batch_ms(cached, behind_front(table.order, n_front)),
             resplit_layers=resplit,
             resplit_ms=resplit_ms,
             run_ahead_ms=self._run_ahead_ms(times, n_front) if n_front else None,
             shrunk=shrunk,
         )
 
-    def _batch_ms(self, times: Sequence[StageTimes]) -> float:
+    def _batch_ms(self, times: Sequence[StageTimes], dag: PipelineDag | None = None) -> float:
         table = self.table
-        return unfrozen_batch_ms(table.dag, times, table.grid.n_processors, table.links)
+        return unfrozen_batch_ms(dag or table.dag, times, table.grid.n_processors, table.links)
 
     def _run_ahead_ms(self, times: Sequence[StageTimes], n_front: int) -> float:
         links = self.table.links

@@ -55,8 +55,8 @@ class Grid:
     # Numbers of microbatches; a microbatch stays as large as it was measured.
     microbatches: tuple[int, ...]
     # ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is another),
-    # ``BEST_SPLIT`` (fastest without freezing), one of ``loads.PARTITIONS`` (the largest rank has
-    # least of it), or layers of each stage.
+    # ``BEST_SPLIT`` (fastest without freezing), one of ``partition.PARTITIONS`` (the largest rank
+    # has least of it), or layers of each stage.
     splits: tuple[str | Split, ...]
     n_ranks: int  # pipeline ranks
     # How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.

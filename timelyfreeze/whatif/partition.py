@@ -88,10 +88,7 @@ def min_max_split(
         )
     if load.are_alike:
         greedy = greedy_split(n_layers, stage_to_rank, load, least)
-        limit = max(
-            sum(load.of_alike(rank, tuple(greedy[s] for s in stages)))
-            for rank, stages in enumerate(ranks)
-        )
+        limit = max(loads_of_ranks(load, greedy, stage_to_rank))
         options = [
             _alike(partial(load.of_alike, rank), tuple(least[s] for s in stages), n_layers, limit)
             for rank, stages in enumerate(ranks)
@@ -234,17 +231,6 @@ class PartParameters:
         units[0] += self.first
         units[-1] += self.last
         return units
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Sizes of the parts of a model; None where they cannot be told."""
-
-    parameters: PartParameters | None = None
-    memory: ModelBytes | None = None
-
-
-UNKNOWN_SIZES = ModelSizes()
 
 
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:

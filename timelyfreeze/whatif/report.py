@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
+from string import Formatter
 from typing import Any
 
 from timelyfreeze.files import spreadsheet_cell
@@ -17,13 +20,9 @@ from timelyfreeze.whatif.fronts import FrontCase
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap, render_split
 from timelyfreeze.whatif.partition import PARTITIONS
 
-_LEGEND = (
-    "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
-    "and of the best split without freezing; time to a loss: over that without freezing, estimated "
-    "for tensors frozen at random; kappa: frozen over step, and as Eq. 50 has it from r_max alone; "
-    "by stage: mean freeze ratios, a stage at 1 being frozen for good; "
-    "upper bound: the gain with everything frozen; bubble: "
-    "idle fraction of the devices, without and with freezing"
+# Legend and columns of the two tables.
+_TOLD: Mapping[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("report.toml").read_text()
 )
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
@@ -89,8 +88,8 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
             "unit": file.notes.unit,
         },
         [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
-        [asdict(c) | {name: getattr(c, name) for name in _DERIVED} for c in answer.cases],
-        [_LEGEND, *best_of(answer.cases)],
+        [_row(case) for case in answer.cases],
+        [_TOLD["plan"]["legend"], *best_of(answer.cases)],
         answer.notes,
     )
 
@@ -154,87 +153,59 @@ def _where(case: Case) -> str:
     return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
+def _row(case: Case) -> dict[str, Any]:
+    return asdict(case) | {name: getattr(case, name) for name in _DERIVED}
+
+
 def cells_of(case: Case, unit: str) -> dict[str, str]:
     """Return what the table has of a case; throughput counts ``unit``."""
-    best_layers = _each(case.best_unfrozen_layers or (), "d", ",")
-    best_ms, over_best = case.best_unfrozen_step_ms, case.gain_over_best_unfrozen
-    return {
-        "schedule": case.schedule,
-        "microbatches": str(case.n_microbatches),
-        "split": case.split,
-        "layers": "" if case.layers is None else _each(case.layers, "d", ","),
-        "r_max": render_cap(case.max_freeze_ratio),
-        "step": f"{case.step_ms:.1f}",
-        "frozen": f"{case.frozen_step_ms:.1f}",
-        "gain": f"{case.gain:+.1%}",
-        "kappa": "" if case.kappa is None else f"{case.kappa:.3f}",
-        "by Eq. 50": "" if case.kappa_of_cap is None else f"{case.kappa_of_cap:.3f}",
-        "time to a loss": "" if case.time_to_loss is None else f"{case.time_to_loss:.2f}",
-        "upper bound": f"{case.upper_bound_gain:+.1%}",
-        "ratio": f"{case.mean_ratio:.2f}",
-        "by stage": _each(case.stage_ratios, ".2f", " "),
-        "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
-        f"{unit}/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
-        "best without freezing": "" if best_ms is None else f"{best_ms:.1f} {best_layers}",
-        "over best": "" if over_best is None else f"{over_best:+.1%}",
-    }
+    row = _row(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
+    values = {k: _Stages(v) if isinstance(v, tuple) else v for k, v in row.items()}
+    return {title.format(unit=unit): cell for title, cell in _cells("plan", values).items()}
 
 
-def _each(values: Sequence[float], form: str, between: str) -> str:
-    """Return a value for each stage, or their range where a row is too narrow for that."""
-    if len(values) <= _MAX_STAGES_SHOWN:
-        return between.join(format(value, form) for value in values)
-    return f"{min(values):{form}} to {max(values):{form}}"
+class _Stages(tuple[float, ...]):
+    """A value for each stage, or their range where a row is too narrow for that."""
+
+    def __format__(self, form: str) -> str:
+        if len(self) > _MAX_STAGES_SHOWN:
+            return f"{min(self):{form}} to {max(self):{form}}"
+        return ("," if form == "d" else " ").join(format(value, form) for value in self)
 
 
-_FRONT_LEGEND = (
-    "milliseconds of a batch, and over that with nothing frozen. frozen: the first layers have no "
-    "backward, and nothing else is done; the columns behind it each add one thing to that. cache: "
-    "the batch begins behind the front; reading is not in it. re-split: the fastest split found "
-    "for the frozen model. run-ahead: stages wholly in front work on the next batch. shrink: "
-    "replicas x ranks of each, for the same rows; gradients that replicas send each other are not "
-    "in it, but in exchange, which needs --link-gb-per-s"
-)
+def _cells(table: str, values: Mapping[str, Any]) -> dict[str, str]:
+    def cell(form: str) -> str:
+        names = [name for _, name, *_ in Formatter().parse(form) if name]
+        return "" if any(values[name] is None for name in names) else form.format_map(values)
+
+    return {title: cell(form) for title, form in _TOLD[table]["columns"].items()}
 
 
 def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Report:
     """Return the report on frozen fronts."""
+    rows = [_plain(case) for case in answer.cases]
     asked = ("n_ranks", "n_processors", "p2p_overhead_ms", "link_gb_per_s")
     return Report(
         title_of(file, grid, recall(file)),
         {"bounds": str(file.path), **{key: getattr(grid, key) for key in asked}},
-        [_cells(case) for case in answer.cases],
-        [_plain(case) for case in answer.cases],
-        [_FRONT_LEGEND],
+        [_front_cells(row) for row in rows],
+        rows,
+        [_TOLD["front"]["legend"]],
         answer.notes,
     )
 
 
-def _cells(case: FrontCase) -> dict[str, str]:
-    def cell(batch_ms: float | None) -> str:
-        if batch_ms is None:
-            return ""
-        over = f" {batch_ms / case.unfrozen_ms:.2f}" if case.unfrozen_ms > 0.0 else ""
-        return f"{batch_ms:.1f}{over}"
+def _front_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    unfrozen_ms = row["unfrozen_ms"]
 
-    shrunk = case.shrunk
-    return {
-        "schedule": case.schedule,
-        "microbatches": str(case.n_microbatches),
-        "split": case.split,
-        "layers": render_split(case.layers),
-        "frozen layers": str(case.n_frozen),
-        "unfrozen": f"{case.unfrozen_ms:.1f}",
-        "frozen": cell(case.frozen_ms),
-        "cache": cell(case.cached_ms),
-        "re-split": cell(case.resplit_ms),
-        "as": render_split(case.resplit_layers),
-        "run-ahead": cell(case.run_ahead_ms),
-        "shrink": cell(None if shrunk is None else shrunk.batch_ms),
-        "to": "" if shrunk is None else f"{shrunk.plan.n_replicas} x {shrunk.plan.n_ranks}",
-        "of": "" if shrunk is None else render_split(shrunk.plan.split),
-        "exchange": cell(None if shrunk is None else shrunk.exchange_ms),
-    }
+    def shown(key: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return render_split(value)
+        if value is None or not key.endswith("_ms") or key == "unfrozen_ms":
+            return value
+        return f"{value:.1f}" + (f" {value / unfrozen_ms:.2f}" if unfrozen_ms > 0.0 else "")
+
+    return _cells("front", {key: shown(key, value) for key, value in row.items()})
 
 
 def _plain(case: FrontCase) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def rendered(*folders: Path, window: int = 2, reference: Path | None = None) -> 
     found = find_runs(folders)
     terms = Terms(window, None if reference is None else read_run(reference))
     compared = compare(found.runs, terms)
-    return render_markdown(tabulate(compared, found.unreadable, terms, found.base_models), terms)
+    return render_markdown(tabulate(compared, found, terms), terms)
 
 
 def table(*folders: Path, **terms: Any) -> tuple[list[dict[str, str]], list[str]]:

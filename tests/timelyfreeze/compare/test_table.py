@@ -10,9 +10,9 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import WHAT, write_record, write_run, write_scores
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, rendered, table
 from timelyfreeze.compare.groups import compare
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, Terms
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records import BENCHMARKS, RunSummary
 
 
 def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) -> None:
@@ -287,6 +287,11 @@ def test_the_time_to_the_accuracy_of_none_is_the_whole_time_of_a_run_that_has_it
     }  # fmt: skip
 
 
+def test_every_benchmark_has_a_column_with_its_title() -> None:
+    titles = {f"accuracy_{one.key}": f"{one.title}, %" for one in BENCHMARKS}
+    assert {key: COLUMN_OF[key].title for key in titles} == titles
+
+
 def test_without_scores_there_are_no_columns_for_them(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none")
     rows, notes = table(tmp_path)
@@ -318,5 +323,5 @@ def test_a_partition_stands_for_the_cut_that_follows_from_it(tmp_path: Path) -> 
         "b": {"partition": "parameters", "module_fqns_per_model_part": cut},
     }.items():
         write_run(tmp_path / name, "none", settings={"parallelism": parallelism})
-    variants = {line.variant for line in compare(find_runs([tmp_path]).runs, Terms())}
+    variants = {run.apart for run in compare(find_runs([tmp_path]).runs, Terms())}
     assert variants == {"partition parameters", "partition unset"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from timelyfreeze.compare.plots import ACCURACY, MODELS
-from timelyfreeze.compare.runs.jobs import DEGREE, ROOT
+from timelyfreeze.compare.runs.jobs import DEGREE, ROOT, word
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 METHODS = (
@@ -93,7 +94,6 @@ class Study:
             keys |= {"emulation.enable": True, DEGREE: self.n_ranks}
         if self.profiled and (found := sorted((output / self.profiled).rglob("bounds.json"))):
             keys["parallelism.partition_profile"] = str(found[0])
-        words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
         return [
             "run", str(self.file), str(output / self.folder),
             "--nproc", str(1 if self.is_emulated else self.n_ranks),
@@ -102,7 +102,7 @@ class Study:
             "--seeds", *map(str, self.seeds),
             *([f"--vary={self.vary}"] if self.vary else []),
             *([] if evaluate is None else [f"--evaluate={evaluate}"]),
-            "--", *words, *arguments,
+            "--", *itertools.starmap(word, keys.items()), *arguments,
         ]  # fmt: skip
 
     def small(self) -> Study:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import COLUMN_OF, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, Terms, accuracies
 from timelyfreeze.compare.paper import items
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
 from timelyfreeze.files import Within, markdown_table, parse_json, read_dataclass, write_whole
 from timelyfreeze.plots import gallery, style
-from timelyfreeze.records import BENCHMARKS, Scores, read_scores
+from timelyfreeze.records import Scores, read_scores
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 UNKNOWN = "-"
@@ -115,7 +115,7 @@ def _runs_beside(
     for key in keys:
         heads += [f"{COLUMN_OF[key].title}: ours", "paper", "difference"]
     if "accuracy" in keys:
-        cells = _cells(_accuracies(base), (study.model, "", items.BASE), keys)
+        cells = _cells(accuracies(base), (study.model, "", items.BASE), keys)
         rows.append(["", "before training", *cells])
     for schedule, method in product(study.schedules, study.methods):
         one = found.get((schedule, method))
@@ -123,16 +123,6 @@ def _runs_beside(
         ours = {key: spread.mean for key, spread in spreads.items() if spread}
         rows.append([schedule, method, *_cells(ours, (study.model, schedule, method), keys)])
     return markdown_table(heads, rows)
-
-
-def _accuracies(scores: Scores | None) -> dict[str, float]:
-    """Return percents under the keys of a comparison's columns."""
-    known: Mapping[str, float | None] = {} if scores is None else {
-        "accuracy": scores.average,
-        **{f"accuracy_{one.key}": scores.benchmarks[one.key].accuracy
-           for one in BENCHMARKS if one.key in scores.benchmarks},
-    }  # fmt: skip
-    return {key: 100.0 * value for key, value in known.items() if value is not None}
 
 
 def _cells(ours: items.Values, names: tuple[str, str, str], keys: Sequence[str]) -> list[str]:
@@ -186,28 +176,12 @@ class _PlanFile:
     cases: tuple[Planned, ...]
 
 
-# Title, whose value it is, its key and its format.
-_OURS, _PAPERS = 0, 1
-_COLUMNS = (
-    ("tokens/s: planned", _OURS, "device_tokens_per_second", ".0f"),
-    ("paper", _PAPERS, "device_tokens_per_second", ".0f"),
-    ("gain, %: planned", _OURS, "gain_percent", "+.1f"),
-    ("paper", _PAPERS, "gain_percent", "+.1f"),
-    ("upper bound", _OURS, "upper_bound_percent", "+.1f"),
-    ("freeze ratio: planned", _OURS, "planned_ratio", ".3f"),
-    ("as a mean over all steps", _OURS, "average_freeze_ratio", ".3f"),
-    ("paper", _PAPERS, "average_freeze_ratio", ".3f"),
-)
-
-
 def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Planned]:
     """Return by schedule the plans of some files with the paper's cap and the default split."""
     found: dict[str, Planned] = {}
     for path in paths:
         try:
             file = read_dataclass(_PlanFile, parse_json(path.read_text()), partly=True)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError as error:
             told = f"{path} is not what `timelyfreeze plan --json` writes"
             raise ValueError(f"{told}: {error}") from None
@@ -233,15 +207,17 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
     A hybrid has the plan of TimelyFreeze, since its policy decides which tensors are frozen and not
     how many. The baselines plan nothing.
     """
-    rows = []
+    columns, rows = items.TOLD["items"]["plans"], []
     for schedule, method in product(
         (one for one in items.SCHEDULES if one in plans), items.METHODS
     ):
         papers = items.measured()[study.model, schedule, method]
-        values = _ours(study, plans[schedule], method), papers
+        values = {
+            **{f"paper.{key}": value for key, value in papers.items()},
+            **_ours(study, plans[schedule], method),
+        }
         cells = (
-            format(values[whose][key], form) if key in values[whose] else UNKNOWN
-            for _, whose, key, form in _COLUMNS
+            format(values[key], form) if key in values else UNKNOWN for _, key, form in columns
         )
         rows.append([schedule, method, *cells])
     about = (
@@ -253,7 +229,7 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
             " These plans have nothing beside the batches, the paper's steps have the optimizer, "
             "clipping and data in them: tell their time with `timelyfreeze plan --outside-ms`."
         )
-    heads = ["schedule", "method", *(title for title, *_ in _COLUMNS)]
+    heads = ["schedule", "method", *(title for title, *_ in columns)]
     return f"{about}\n\n{markdown_table(heads, rows)}"
 
 

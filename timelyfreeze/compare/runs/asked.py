@@ -95,24 +95,19 @@ def plan_jobs(
         _job(schedule, name, seed, variant, nproc, stretch if freezes(name) else 1.0)
         for seed in seeds
         for schedule in schedules
-        for alike in _by_work(variants)
+        # Those together that differ in the freezing alone.
+        for alike in _alike("none", variants)
         for name in names
-        for variant in _distinct(concerning(name, one) for one in alike)
+        for variant in (concerning(name, same[0]) for same in _alike(name, alike))
     ]
 
 
-def _distinct(variants: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the variants, each once: one run for all that are the same to a method."""
-    found: list[Mapping[str, str]] = []
+def _alike(name: str, variants: Iterable[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
+    """Return the variants with those together that are the same to a method."""
+    found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for variant in variants:
-        found += [] if variant in found else [variant]
-    return found
-
-
-def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
-    """Return the variants with those together that differ in the freezing alone."""
-    works = _distinct(concerning("none", variant) for variant in variants)
-    return [[one for one in variants if concerning("none", one) == work] for work in works]
+        found.setdefault(tuple(concerning(name, variant).values()), []).append(variant)
+    return list(found.values())
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:

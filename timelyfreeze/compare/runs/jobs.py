@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, starmap
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,13 @@ class Job:
         keys = {"job.dump_folder": folder, **self.keys}
         if settings.degree is not None and DEGREE not in settings.keys:
             keys.setdefault(DEGREE, settings.degree)
-        words = (_word(key, value) for key, value in keys.items())
         # What is fitted holds against the trainer's arguments, which it was fitted to.
         fitted = (f"--{key}={value}" for key, value in self.record.get("fitted", {}).items())
-        return [*words, *settings.arguments, *fitted]
+        return [*starmap(word, keys.items()), *settings.arguments, *fitted]
 
 
-def _word(key: str, value: Any) -> str:
+def word(key: str, value: Any) -> str:
+    """Return an argument of the trainer."""
     if isinstance(value, bool):
         section, _, name = key.rpartition(".")
         return f"--{key}" if value else f"--{section}.no_{name}"
@@ -162,7 +162,7 @@ def run_jobs(
     output: Path,
     *,
     starter: Starter = start,
-    then: Callable[[Job], bool] = lambda _: True,
+    then: Callable[[Job], bool] | None = None,
 ) -> list[Job]:
     """Make those of the runs that are not finished, print how it goes, return those that failed.
 
@@ -178,7 +178,7 @@ def run_jobs(
         print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
         if job.path in done:
             print("finished before", flush=True)
-            failed += [] if then(job) else [job]
+            failed += [] if then is None or then(job) else [job]
             continue
         try:
             job = job.fitted(output)
@@ -195,7 +195,7 @@ def run_jobs(
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
         if status == 0 and finished_run(output / job.path):
             print(f" {duration(seconds[-1])}, {to_go}", flush=True)
-            failed += [] if then(job) else [job]
+            failed += [] if then is None or then(job) else [job]
             seconds[-1] = time.monotonic() - started
             continue
         failed.append(job)

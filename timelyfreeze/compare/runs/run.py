@@ -27,8 +27,11 @@ BASE_MODEL = "base_model"
 SET_ASIDE = "set_aside"
 
 FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
+NO_PLACE = "-"
 
 Points = Sequence[tuple[float, float]]
+# A number, "never" for a loss or an accuracy that was not reached, or None for what is not known.
+Metric = float | str | None
 T = TypeVar("T")
 
 
@@ -61,6 +64,16 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     # Keys that ``compare run`` was asked to vary, with the values of this run.
     variant: Mapping[str, Any] = field(default_factory=dict)
+    # In a comparison: the settings in which it differs from other runs of its method, the run that
+    # it is held against, and its metrics; none unless it has finished.
+    apart: str = ""
+    baseline: Run | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run did all its steps."""
+        return self.status == FINISHED
 
     @property
     def summary(self) -> records.RunSummary:
@@ -75,6 +88,15 @@ class Run:
         if self.by_virtual_clock:
             return self.step_ends[-1]
         return self.summary.seconds + (self.summary.moves_seconds or 0.0)
+
+    @property
+    def place(self) -> str:
+        """Where it ran, and which model; ``NO_PLACE`` if it did not come to say so."""
+        if self.told is None:
+            return NO_PLACE
+        ranks = self.told.emulated_ranks
+        emulated = "" if ranks is None else f"{ranks} emulated ranks on "
+        return f"{emulated}{self.told.n_devices} x {self.told.device}, {self.told.model}"
 
     @property
     def label(self) -> str:
@@ -116,7 +138,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
             runs[i] = replace(runs[i], method=method, variant=recorded.variant)
         if not own:
             runs.append(recorded)
-        elif all(runs[i].status != FINISHED for i in own):
+        elif not any(runs[i].is_finished for i in own):
             for i in own:
                 runs[i] = replace(runs[i], status=recorded.status)
     bases = tuple(
@@ -128,7 +150,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
 def finished_run(folder: Path) -> Run | None:
     """Return the first run in ``folder`` that did all its steps."""
     runs = find_runs([folder]).runs if folder.is_dir() else ()
-    return next((run for run in runs if run.status == FINISHED), None)
+    return next((run for run in runs if run.is_finished), None)
 
 
 def find_any(folders: Sequence[Path]) -> FoundRuns:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from timelyfreeze.cli import run_environment
 from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
-from timelyfreeze.compare.runs.run import BASE_MODEL, FINISHED, Run, find_runs, finished_run
+from timelyfreeze.compare.runs.run import BASE_MODEL, Run, find_runs, finished_run
 from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
 
 LOG = "evaluate.log"
@@ -112,7 +112,7 @@ class Scoring:
 
     def score_base_model(self) -> bool:
         """Score the model that the runs began with; return False if that failed."""
-        runs = [run for run in find_runs([self.output]).runs if run.status == FINISHED]
+        runs = [run for run in find_runs([self.output]).runs if run.is_finished]
         began = {_base_model(run) for run in runs}
         if not runs:
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,6 @@ from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.settings import first_stage_mode
 from timelyfreeze.whatif.bounds_file import PipelineNotes
-from timelyfreeze.whatif.partition import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -115,15 +115,16 @@ def pipeline_notes(
     order: ScheduleOrder,
     n_layers: int | None,
     n_processors: float | None = None,
-    sizes: ModelSizes = UNKNOWN_SIZES,
+    sizes: PipelineNotes | None = None,
 ) -> PipelineNotes:
-    """Return what a configuration tells about the pipeline whose times were measured."""
+    """Return ``sizes`` with what a configuration tells of the pipeline that was measured."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
     layers = None
     if n_layers is not None:
         layers = count_layers(stage_modules(job_config, n_layers))
-    return PipelineNotes(
+    return replace(
+        sizes or PipelineNotes(),
         schedule=None
         if parallelism.pipeline_parallel_schedule_csv
         else parallelism.pipeline_parallel_schedule,
@@ -135,8 +136,6 @@ def pipeline_notes(
         tokens_per_microbatch=examples_of_microbatch(job_config)
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
-        parameters=sizes.parameters,
-        memory=sizes.memory,
     )
 
 

@@ -17,7 +17,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.bounds_file import PipelineNotes, read_bounds_file
 from timelyfreeze.whatif.fronts import layer_times
 from timelyfreeze.whatif.grid import fewest_layers, render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
@@ -26,7 +26,6 @@ from timelyfreeze.whatif.partition import (
     PARAMETERS,
     TIME,
     Load,
-    ModelSizes,
     PartParameters,
     loads_of_ranks,
     memory_load,
@@ -156,14 +155,14 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
     return model
 
 
-def model_sizes(job_config: JobConfig) -> ModelSizes:
+def model_sizes(job_config: JobConfig) -> PipelineNotes:
     """Return what can be told of the sizes of a run's model."""
     parameters = memory = None
     with suppress(ValueError):
         parameters = part_parameters(job_config)
     with suppress(ValueError):
         memory = model_bytes(job_config)
-    return ModelSizes(parameters, memory)
+    return PipelineNotes(parameters=parameters, memory=memory)
 
 
 def count_model_layers(job_config: JobConfig) -> int:

@@ -321,7 +321,7 @@ def test_peers_stand_below_their_method(tmp_path: Path) -> None:
         if method != "none":
             write_record(tmp_path / f"{method}_peer", 0, method=peer_name("fewer_steps", method))
             write_run(tmp_path / f"{method}_peer/tb", "none")
-    methods = [line.run.method for line in compare(find_runs([tmp_path]).runs, Terms(2))]
+    methods = [run.method for run in compare(find_runs([tmp_path]).runs, Terms(2))]
     assert methods == ["none", "apf", "fewer_steps_for_apf", "lisa", "fewer_steps_for_lisa"]
 
 
