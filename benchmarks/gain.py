@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import ROOT, SCHEDULES, command_of, environment, machine, schedule_name
+from processes import ROOT, SCHEDULES, command_of, environment, machine, new_file, schedule_name
 
 from timelyfreeze.files import markdown_table
-from timelyfreeze.files.options import existing_file, new_file, status_of, whole
+from timelyfreeze.files.options import existing_file, status_of, whole
 from timelyfreeze.policies import parse_method
 from timelyfreeze.settings import FIRST_STAGE_MODES
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.cli import run_environment
-from timelyfreeze.files.options import wrong
+from timelyfreeze.files.options import new_folder, wrong
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -26,6 +26,15 @@ def schedule_name(text: str) -> str:
     if text not in known_schedules():
         raise wrong(text, f"must be one of {', '.join(known_schedules())}")
     return text
+
+
+def new_file(text: str) -> Path:
+    """Return a path at which a file can be written; better known now than after hours."""
+    path = Path(text)
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
+        raise wrong(text, "must be a file in a folder that is there")
+    new_folder(str(path.parent))
+    return path
 
 
 def command_of(worker: str, n_processes: int, task: Mapping[str, Any]) -> list[str]:

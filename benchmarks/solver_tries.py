@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from processes import new_file
 
 from timelyfreeze.cli.plan import MAX_CELLS
 from timelyfreeze.files import markdown_lines, shown
-from timelyfreeze.files.options import new_file, number, status_of, whole
+from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.planning import FreezeLp, build_lp, solve_freeze_ratios
 from timelyfreeze.planning import simplex as highs
 from timelyfreeze.planning.interior_point import (

@@ -12,8 +12,11 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from timelyfreeze.files import printable, shown, write_obstacle
+
+T = TypeVar("T", int, float)
 
 
 def status_of(work: Callable[[], int]) -> int:
@@ -39,17 +42,9 @@ def parse_with_keys(
 
 
 def require(option: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """Raise unless a number keeps to its bounds.
+    """Raise a ValueError unless an option's number keeps to its bounds.
 
-    Args:
-        option: Its name.
-        value: What was given.
-        low: Smallest allowed.
-        high: Largest allowed.
-        above: Whether ``low`` itself is too small.
-
-    Raises:
-        ValueError: Naming the three.
+    ``above`` says that ``low`` itself is too small.
     """
     if not (low < value if above else low <= value) or not value <= high:
         raise ValueError(f"{option} is {value}; it must be {_range(low, high, above)}")
@@ -61,25 +56,24 @@ def _range(low: float, high: float, above: bool) -> str:
 
 def whole(low: int, high: int = 10**9) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number from ``low`` to ``high``."""
-
-    def parse(text: str) -> int:
-        digits = text.removeprefix("-")
-        if not (digits.isdecimal() and len(digits) < 30 and low <= int(text) <= high):
-            raise wrong(text, f"must be a whole number, {_range(low, high, False)}")
-        return int(text)
-
-    return parse
+    return _within(int, "whole number", low, high)
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
     """Return the type of an option that takes a number; ``above`` leaves out ``low`` itself."""
+    return _within(float, "number", low, high, above=above)
 
-    def parse(text: str) -> float:
+
+def _within(
+    kind: type[T], name: str, low: float, high: float, *, above: bool = False
+) -> Callable[[str], T]:
+    def parse(text: str) -> T:
         try:
-            require("it", float(text), low, high, above=above)
+            value = kind(text)
+            require("it", value, low, high, above=above)
         except ValueError:
-            raise wrong(text, f"must be a number, {_range(low, high, above)}") from None
-        return float(text)
+            raise wrong(text, f"must be a {name}, {_range(low, high, above)}") from None
+        return value
 
     return parse
 
@@ -99,24 +93,12 @@ def words(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{shown(text)} is given: {error}") from None
 
 
-def new_file(text: str) -> Path:
-    """Return a path at which a file can be written; better known now than after hours."""
-    path = Path(text)
-    if os.path.isdir(path) or not os.path.isdir(path.parent):
-        raise wrong(text, "must be a file in a folder that is there")
-    return _writable(text, path, path.parent)
-
-
 def new_folder(text: str) -> Path:
     """Return the path of a folder that is there or can be made, and written to."""
-    return _writable(text, Path(text), Path(text))
-
-
-def _writable(text: str, path: Path, folder: Path) -> Path:
-    obstacle = write_obstacle(folder)
+    obstacle = write_obstacle(Path(text))
     if obstacle is not None:
         raise argparse.ArgumentTypeError(f"{shown(text)}: {obstacle}")
-    return path
+    return Path(text)
 
 
 def wrong(text: str, rule: str) -> argparse.ArgumentTypeError:

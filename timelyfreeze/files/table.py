@@ -8,7 +8,6 @@ its type: ``Fraction``, or ``Annotated[str, OneOf("B", "W")]``.
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from timelyfreeze.files.schema import MOST, OneOf, Within, listed, shown
 Row = TypeVar("Row")
 
 Seconds = Annotated[float, Within(0.0, MOST)]
-AnyFloat = Annotated[float, Within(-math.inf, math.inf, or_odd=True)]
+# Of a clock that misread, or a loss that is not finite, a number may be odd.
+AnyFloat = Annotated[float, Within(-MOST, MOST, or_odd=True)]
 
 
 class Table(Generic[Row]):
@@ -29,8 +29,7 @@ class Table(Generic[Row]):
 
     Args:
         name: Of the file.
-        kind: Dataclass of a row. Numbers whose type has no rule are at most ``MOST`` in size, or
-            NaN or infinite, if they need not be whole.
+        kind: Dataclass of a row.
     """
 
     def __init__(self, name: str, kind: type[Row]) -> None:
@@ -83,25 +82,11 @@ class Table(Generic[Row]):
             raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
         raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(self.header)}")
 
-    def check(self, row: Row) -> None:
-        """Raise if a row has a value that its column cannot have.
-
-        Raises:
-            ValueError: Naming the column, the value and the rule.
-        """
-        for column in self._columns:
-            value = getattr(row, column.name)
-            error = None if value is None or column.rule is None else column.rule.error(value)
-            if error is not None:
-                raise ValueError(f"{column.name} is {shown(value)}; {error}")
-
     def _row(self, cells: list[str]) -> Row:
         if len(cells) != len(self._columns):
             raise ValueError(f"it has {len(cells)} cells for {len(self._columns)} columns")
         pairs = zip(self._columns, cells, strict=True)
-        row = self._kind(*[column.value(cell) for column, cell in pairs])
-        self.check(row)
-        return row
+        return self._kind(*[column.value(cell) for column, cell in pairs])
 
 
 def _cell(value: Any) -> str:
@@ -121,19 +106,16 @@ class _Column:
     may_be_empty: bool
 
     def value(self, cell: str) -> Any:
-        if self.kind is str:
-            return cell
         if cell == "" and self.may_be_empty:
             return None
         try:
-            return self.kind(cell)
+            value = self.kind(cell)
         except ValueError:
             word = "a whole number" if self.kind is int else "a number"
             raise ValueError(f"{self.name} is {shown(cell)}; it must be {word}") from None
-
-
-# Of columns whose type has no rule.
-_UNRULED = {int: Within(-MOST, MOST), float: Within(-MOST, MOST, or_odd=True), str: None}
+        if self.rule is not None and (error := self.rule.error(value)):
+            raise ValueError(f"{self.name} is {shown(value)}; {error}")
+        return value
 
 
 def _columns(kind: type) -> list[_Column]:
@@ -142,8 +124,7 @@ def _columns(kind: type) -> list[_Column]:
         is_one = get_origin(hint) is Annotated or not get_args(hint)
         kinds = (hint,) if is_one else get_args(hint)
         (plain,) = (one for one in kinds if one is not NoneType)
-        plain, *rules = get_args(plain) or (plain,)
-        rule = rules[0] if rules else _UNRULED[plain]
+        plain, rule = get_args(plain) or (plain, None)
         columns.append(_Column(name, plain, rule, NoneType in kinds))
     return columns
 

@@ -14,6 +14,7 @@ from timelyfreeze.files import (
     AnyFloat,
     Count,
     Fraction,
+    Milliseconds,
     Number,
     OneOf,
     Seconds,
@@ -34,8 +35,8 @@ class LossRow:
 
     step: Count  # optimizer step after which it was taken
     seconds: Seconds  # sum of the step times until then
-    train_loss: AnyFloat | None  # None in a row of a validation
-    validation_loss: AnyFloat | None  # None in a row of a training step
+    train_loss: float | None  # None in a row of a validation
+    validation_loss: float | None  # None in a row of a training step
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,16 @@ class StepRow:
     step: Number  # its number, from 1
     phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]  # "" without freezing
     seconds: Seconds  # sum of the step times up to and including this one, of this process's run
-    step_ms: float  # how long it took
-    tokens_per_second: float  # of each device
-    virtual_step_ms: float | None = None  # in an emulation, on devices of their own
+    step_ms: AnyFloat  # how long it took
+    tokens_per_second: AnyFloat  # of each device
+    virtual_step_ms: AnyFloat | None = None  # in an emulation, on devices of their own
     freeze_ratio: Fraction | None = None  # of all elements, mean over backwards and ranks
-    batch_ms: float | None = None  # median of the phase since the last step that was logged
-    batch_predicted_ms: float | None = None  # prediction for the batches of this step
-    train_loss: float | None = None  # where it was logged
+    batch_ms: AnyFloat | None = None  # median of the phase since the last step that was logged
+    batch_predicted_ms: AnyFloat | None = None  # prediction for the batches of this step
+    train_loss: AnyFloat | None = None  # where it was logged
     # median step, likewise, over the median unfrozen step (arXiv:2602.05754, Eq. 12)
-    kappa: float | None = None
-    p_eff: float | None = None  # fraction of the gradient energy that those steps updated (Eq. 27)
+    kappa: AnyFloat | None = None
+    p_eff: AnyFloat | None = None  # fraction of the gradient energy that they updated (Eq. 27)
 
 
 STEPS = Table("steps.csv", StepRow)
@@ -141,8 +142,8 @@ class PlasticityRow:
 
     step: Number  # optimizer step whose batch went through the module and its reference
     module: Count  # number of the module, from the front
-    plasticity: float  # how far their outputs lie apart
-    smoothed: float  # its moving mean
+    plasticity: AnyFloat  # how far their outputs lie apart
+    smoothed: AnyFloat  # its moving mean
 
 
 FRONT = Table("front.csv", FrontRow)
@@ -207,7 +208,7 @@ class ResponseRow:
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase), *_PROFILES)]
     microbatch: Annotated[int, Within(-1, MOST)]  # its microbatch; -1 where that is not known
     fraction: Fraction  # fraction of the stage's elements that it froze
-    duration_ms: float  # how long it took
+    duration_ms: AnyFloat  # how long it took
     cut: Annotated[int, Within(0, 1)] = 0  # 1 if nobody needed its input gradient
 
 
@@ -228,7 +229,7 @@ def read_responses(folder: Path) -> list[ResponseRow]:
 @dataclass(frozen=True)
 class _Point:
     fraction: Fraction
-    median_ms: Annotated[float, Within(0.0, MOST)]
+    median_ms: Milliseconds
 
 
 @dataclass(frozen=True)

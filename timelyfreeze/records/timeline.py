@@ -7,7 +7,7 @@ bounds it was made from, or measured, from one batch as all ranks saw it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import (
-    MOST,
     Count,
     Fraction,
+    Milliseconds,
     OneOf,
-    Within,
     json_lines,
     parse_json,
     read_dataclass,
@@ -35,7 +34,7 @@ from timelyfreeze.schedule import (
     ScheduleOrder,
     build_dag,
     build_order,
-    check_delays,
+    critical_positions,
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds, play_actions
@@ -163,17 +162,16 @@ def predicted_timelines(
             f"the plan's {len(plan.actions)} actions and the schedule's {len(dag.actions)} are not "
             "the same in the same order; they belong to different pipelines"
         )
-    nothing = np.zeros(len(dag.actions))
+    delays_ms = bounds.delays_ms(dag)
 
     def played(
         phase: Phase, durations_ms: NDArray[np.float64], ratios: NDArray[np.float64]
     ) -> Timeline:
-        delays_ms = bounds.delays_ms(dag)
         start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
         return timeline_of(PREDICTED, phase, dag, start, end, ratios, delays_ms)
 
     return (
-        played(Phase.UPPER_BOUND, bounds.max_ms, nothing),
+        played(Phase.UPPER_BOUND, bounds.max_ms, np.zeros(len(dag.actions))),
         played(Phase.STABLE, plan.durations_ms, plan.ratios),
     )
 
@@ -201,44 +199,12 @@ def timeline_of(
         start_ms.tolist(),
         end_ms.tolist(),
         ratios.tolist(),
+        # What the batch passed by is not waited for.
+        (i in critical and a.stage >= (entry_stage or 0) for i, a in enumerate(dag.actions)),
         strict=True,
     )
-    blocks = tuple(Block(*values, i in critical) for i, values in enumerate(columns))
-    timeline = Timeline(origin, phase, blocks, step, entry_stage)
-    if entry_stage is None:
-        return timeline
-    ran = (
-        replace(b, is_critical=b.is_critical and not timeline.is_passed(b.action)) for b in blocks
-    )
-    return replace(timeline, blocks=tuple(ran))
-
-
-def critical_positions(
-    dag: PipelineDag, end_ms: ArrayLike, delays_ms: ArrayLike
-) -> tuple[int, ...]:
-    """Return the chain of actions that the batch waited for, by position in ``dag.actions``.
-
-    From the action that ends last, back to the one it waited for longest, and so on. Unlike
-    ``dag.critical_path`` it looks at when actions ended, shape [A], and not at how long they take,
-    so it holds for measured batches and for ranks that share processors.
-    """
-    end = np.asarray(end_ms, dtype=np.float64)
-    delays = {
-        (i, j): delay
-        for (i, j), delay in zip(
-            dag.edges.tolist(), check_delays(dag, delays_ms).tolist(), strict=True
-        )
-    }
-    at = int(np.argmax(end))
-    chain = [at]
-    while dag.predecessors[at]:
-        now = at
-        at = max(dag.predecessors[now], key=lambda i: end[i] + delays[i, now])
-        chain.append(at)
-    return tuple(reversed(chain))
-
-
-_Time = Annotated[float, Within(0.0, MOST)]
+    blocks = tuple(Block(*values) for values in columns)
+    return Timeline(origin, phase, blocks, step, entry_stage)
 
 
 @dataclass(frozen=True)
@@ -246,8 +212,8 @@ class _Row:
     """What a file says of one action; as in ``Block``."""
 
     rank: Count
-    start_ms: _Time
-    end_ms: _Time
+    start_ms: Milliseconds
+    end_ms: Milliseconds
     freeze_ratio: Fraction
     is_critical: bool
 

@@ -7,6 +7,7 @@ from timelyfreeze.schedule.dag import (
     check_durations,
     connect,
     critical_path,
+    critical_positions,
     dependencies,
     edge_delays,
     makespan,

@@ -179,17 +179,23 @@ def critical_path(
     Durations, and delays between them, sum to ``makespan``; arguments as ``start_times``.
     """
     finish = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms, np.float64)
-    delays = _delays_before(dag, delays_ms)
-    i = int(np.argmax(finish))
-    chain = [i]
-    while dag.predecessors[i]:
-        arrivals = [
-            (float(finish[j]) + delay, j)
-            for j, delay in zip(dag.predecessors[i], delays[i], strict=True)
-        ]
-        i = max(arrivals, key=lambda arrival: arrival[0])[1]
-        chain.append(i)
-    return tuple(dag.actions[i] for i in reversed(chain))
+    return tuple(dag.actions[i] for i in critical_positions(dag, finish, delays_ms))
+
+
+def critical_positions(
+    dag: PipelineDag, end_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> tuple[int, ...]:
+    """Return the chain of actions that the batch waited for, by position in ``dag.actions``.
+
+    From the action that ends last, back to the one it waited for longest, and so on. It looks at
+    when actions ended, shape [A], and not at how long they take, so it holds for measured batches
+    and for ranks that share processors.
+    """
+    end, delays = np.asarray(end_ms, np.float64), _delays_before(dag, delays_ms)
+    chain = [int(np.argmax(end))]
+    while before := dag.predecessors[chain[-1]]:
+        chain.append(before[int(np.argmax(end[list(before)] + delays[chain[-1]]))])
+    return tuple(reversed(chain))
 
 
 def check_durations(

@@ -13,12 +13,11 @@ from timelyfreeze.records.timeline import (
     PREDICTED,
     Block,
     Timeline,
-    critical_positions,
     predicted_timelines,
     timeline_from_json,
     timeline_to_json,
 )
-from timelyfreeze.schedule.dag import build_dag, critical_path
+from timelyfreeze.schedule.dag import build_dag, critical_path, critical_positions
 from timelyfreeze.schedule.order import one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, Template
+from jinja2 import Environment, FileSystemLoader, Template, Undefined
 
 from timelyfreeze.policies import LORA, freezes_by_turns
 from timelyfreeze.records import (
@@ -24,54 +23,6 @@ from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.parts import Run, RunPart
 from torchtitan.freezing.report.run_folder import REPORT
 from torchtitan.freezing.report.steps import Counts, Moves, TimedMove
-
-_FREEZES, _FREEZES_NOT, _HAS_PLAN = "freezes", "freezes not", "no failure"
-
-# Lines of the report: label, text, and of which runs alone they are; see ``filled`` for the text.
-_LINES = (
-    ("ended early", "{ended_early}"),
-    ("emulated", "{emulated_ranks} ranks in one process; times are those of a device for each "
-     "rank, without communication"),
-    ("{unit}/s per device", "{tokens_per_second}", _FREEZES_NOT),
-    ("too few steps to measure", "{unknown_speed}", _FREEZES_NOT),
-    ("time to a loss", "{time_to_loss} of that without freezing, estimated: a step takes "
-     "{time_of_step}[ +- {kappa_error}] of the time, and about {steps_factor} times as many are "
-     "needed", _FREEZES),
-    ("without freezing", "{tokens_per_second_unfrozen} {unit}/s per device, "
-     "{step_ms_unfrozen} a step", _FREEZES),
-    ("with freezing", "{tokens_per_second} {unit}/s per device, {step_ms} a step", _FREEZES),
-    ("gain", "{gain} throughput", _FREEZES),
-    ("freezing switched off", "{switched_off}", _FREEZES),
-    ("since then", "{step_ms_off} a step", _FREEZES),
-    ("no freeze plan", "{failure}", _FREEZES),
-    ("batch without freezing", "{batch_unfrozen}", _HAS_PLAN),
-    ("batch with freezing", "{batch}", _HAS_PLAN),
-    ("step with freezing", "{step}; {outside_ms} outside of batches", _HAS_PLAN),
-    ("predictions hold for", "{predicts_for}; {within}", _HAS_PLAN),
-    ("speed of the machine", "forwards took {drift} times as long as when they were measured",
-     _HAS_PLAN),
-    ("upper bound", "{all_frozen_batch_ms} a batch with everything frozen "
-     "({upper_bound_gain}); the plan reaches {planned_gain}", _HAS_PLAN),
-    ("planned freeze ratio", "{planned_of_stages}", _HAS_PLAN),
-    ("applied in the last step", "{applied_of_stages}", _HAS_PLAN),
-    ("average freeze ratio", "{average_freeze_ratio} over all steps[{with_measuring}]", _HAS_PLAN),
-    ("activation cache", "{cache_entered} of {cache_batches} batches began behind the frozen "
-     "front; {cache_mib} kept; {cache_spent_ms} spent[, about {cache_saved_ms} saved]", _HAS_PLAN),
-    ("kappa / p_eff", "{s.kappa:.2f} / {s.p_eff:.2f} = {kappa_over_p_eff}, the time to a loss as "
-     "the paper estimates it (Eq. 13)", _HAS_PLAN),
-    ("tokens", "{without_padding}"),
-    ("moved", "{moved} times, {moves_seconds} in all"),
-    ("cost", "{cost} for {device_seconds} device-seconds"),
-    ("trained", "{parameters_trained} of {parameters} parameters, by {method}"),
-    ("MFU", "{mfu_percent} of {peak_tflops} TFLOP/s[, without freezing {mfu_percent_unfrozen}]"),
-    ("as run on one device", "{real_tokens_per_second} {unit}/s, {real_step_ms} a step"
-     # On one thread that is processor time: other processes of the machine make steps longer.
-     "[; the work of a batch took {real_batch_ms}]"),
-    ("validation loss", "{validation_loss}"),
-    ("validation top-1", "{validation_top1}[, top-5 {validation_top5}]"),
-    ("loss of the reference",
-     "{reference_loss}, {reached}; the reference took {reference_seconds}"),
-)  # fmt: skip
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
@@ -113,85 +64,55 @@ def shown_report(text: str) -> str:
 
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
     """Return the report of a run; a line whose metrics are missing is left out or says so."""
-    values = shown_values(summary)
-    if not moves:
-        values.pop("moved", None)
-    freezes = freezes_by_turns(summary.method)
-    shows = {
-        _FREEZES: freezes,
-        _FREEZES_NOT: not freezes,
-        _HAS_PLAN: freezes and summary.failure is None,
-    }
-    lines: list[tuple[str, str | None]] = []
-    for label, form, *of in _LINES:
-        if all(shows[runs] for runs in of):
-            lines.append((label.format_map(values), filled(form, values)))
-        if label == "moved":
-            lines += [(f"  step {each.move.step}", move_text(each)) for each in moves]
-    lines.append(("files", str(run_folder)))
-    lines.append(("TensorBoard", f"tensorboard --logdir {run_folder.parent}"))
-    text = "".join(f"{label:<24} {line}".rstrip() + "\n" for label, line in lines if line)
-    return f"\nRun report\n----------\n{text}"
+    unknown = "\0"
+    text = _rendered("report.txt.j2", unknown, summary, run_folder, moves)
+    return "".join(f"{line}\n" for line in text.splitlines() if unknown not in line)
 
 
-def filled(form: str, values: Mapping[str, Any]) -> str | None:
-    """Return a form of ``str.format`` with values; None, or without a [part], if one is unknown."""
-    parts: list[str] = []
-    for plain, optional in re.findall(r"([^][]+)|\[([^][]+)\]", form):
-        try:
-            parts.append((plain or optional).format_map(values))
-        except (KeyError, TypeError):  # a value is missing, or None
-            if plain:
-                return None
-    return "".join(parts)
-
-
-def shown_values(summary: RunSummary) -> dict[str, Any]:
-    """Return what is known, and what follows, as shown; steps are by the virtual clock."""
-    clock, factor = summary.by_virtual_clock(), summary.interval_factor
-    as_run = as_shown(summary) if summary.emulated_ranks is not None else {}
-    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
-    total, of_steps = summary.time_to_loss, summary.steps_factor
-    leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
-    known = as_shown(clock)
-    reached = known.get("seconds_to_reference_loss")
-    found = {
-        **known,
-        "s": summary,
-        "gain": f"{before_ms / after_ms - 1:+.1%}" if before_ms and after_ms else None,
-        "time_of_step": f"{total / of_steps:.2f}" if total and of_steps else None,
-        "unknown_speed": " " if clock.tokens_per_second is None else None,
-        "batch_unfrozen": beside(
-            summary.batch_ms_unfrozen, summary.batch_ms_unfrozen_predicted, factor
-        ),
-        "batch": beside(summary.batch_ms, summary.batch_ms_predicted, factor),
-        "step": summary.step_ms_predicted and beside(after_ms, summary.step_ms_predicted),
-        "within": within(factor),
-        "planned_of_stages": _by_stage(summary.planned_stage_ratios),
-        "applied_of_stages": _by_stage(summary.stage_ratios),
-        "with_measuring": ", those that measure included" if summary.planned_stage_ratios else None,
-        "without_padding": "without padding (report.count_padding)" if leaves_padding else None,
-        "moved": summary.moves,
-        "real_tokens_per_second": as_run.get("tokens_per_second"),
-        "real_step_ms": as_run.get("step_ms"),
-        "reached": f"reached after {reached}" if reached else "not reached",
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def move_text(timed: TimedMove) -> str:
-    """Return what froze, to which pipeline a run moved for it, and what became of its steps."""
-    move = timed.move
-    frozen = "1 layer" if move.frozen_layers == 1 else f"{move.frozen_layers} layers"
-    copies = "" if move.replicas == 1 else f", {move.replicas} replicas"
-    ranks = "1 rank" if move.ranks == 1 else f"{move.ranks} ranks"
-    before, after = (
-        "unknown" if ms is None else f"{ms:,.1f} ms" for ms in (timed.before_ms, timed.after_ms)
+def _rendered(
+    name: str,
+    unknown: str,
+    summary: RunSummary,
+    run_folder: Path,
+    moves: Sequence[TimedMove],
+    **more: Any,
+) -> str:
+    """Return a template with what is known of a run; steps are by the virtual clock."""
+    clock = summary.by_virtual_clock()
+    shown = as_shown(clock)
+    if clock.step_ms_unfrozen and clock.step_ms:
+        shown["gain"] = f"{clock.step_ms_unfrozen / clock.step_ms - 1:+.1%}"
+    return _template(name, unknown).render(
+        s=summary,
+        clock=clock,
+        shown=shown,
+        as_run=as_shown(summary),
+        within=within(summary.interval_factor),
+        freezes=freezes_by_turns(summary.method),
+        moves=moves,
+        folder=run_folder,
+        **more,
     )
-    return (
-        f"{frozen} frozen: {ranks} with {move.split} layers{copies}, in {move.seconds:.1f} s; "
-        f"a step {before} before, {after} since"
+
+
+@functools.cache
+def _template(name: str, unknown: str) -> Template:
+    """Return a template, made once, which takes a while; ``unknown`` is said of what it lacks."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=type("Unknown", (Undefined,), {"__str__": lambda _: unknown}),
+        finalize=_in_cell if name.endswith(".md.j2") else None,
     )
+    templates.filters.update(number=_number, ms=_ms, beside=beside)
+    return templates.get_template(name)
+
+
+def _in_cell(value: Any) -> str:
+    """Return a text for a cell of a table, which has no line break, and no bar of its own."""
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def beside(
@@ -204,12 +125,6 @@ def beside(
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
     interval = range_of(predicted_ms, factor)
     return f"predicted {predicted_ms:,.1f} ms{interval and f' ({interval})'}, {measured}{error}"
-
-
-def _by_stage(ratios: Mapping[int, float] | None) -> str | None:
-    if ratios is None:
-        return None
-    return "stage " + " ".join(f"{stage}: {ratio:.2f}" for stage, ratio in ratios.items())
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -228,23 +143,6 @@ _FREEZING_SETTINGS = (
     "method", "last_warmup_step", "last_monitor_step", "monitoring", "last_ramp_step",
     "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
-_FILES = {
-    "report.txt": "the short report, of which a terminal shows the most important",
-    "summary.json": "all metrics of the run",
-    "settings.json": "the whole configuration",
-    "steps.csv": "every optimizer step",
-    "losses.csv": "logged losses",
-    "accuracies.csv": "top-1 and top-5 of each validation",
-    "front.csv": "the frozen front in every step",
-    "plasticity.csv": "evaluations of the frontmost live module",
-    "moves.csv": "moves to other pipelines",
-    "frozen_counts.csv": "how often each tensor was frozen",
-    "responses.csv": "times of backwards, and what was frozen of them",
-    "schedule.csv": "the order of actions",
-    "bounds.json": "measured times of the actions",
-    "plan.json": "what was solved",
-}
-_TEMPLATE = "report.md.j2"
 
 
 class Page(RunPart):
@@ -271,45 +169,20 @@ def render_page(
 ) -> str:
     """Return the page as markdown, which lists the files that the folder has now."""
     method = "no freezing" if summary.method == "none" else summary.method
-    return _template().render(
+    return _rendered(
+        "report.md.j2",
+        "not measured",
+        summary,
+        run_folder,
+        moves,
         title=", ".join([summary.model, summary.schedule or "no pipeline", method]),
-        s=summary,
-        shown=_Shown(shown_values(summary)),
-        as_run=_Shown(as_shown(summary)),
-        step_ms=summary.by_virtual_clock().step_ms,
-        freezes=freezes_by_turns(summary.method),
         kappa=_kappa_of_batches(summary, settings),
         stages=_stages(summary, counts),
-        moves=moves,
         settings=list(_settings(settings)),
-        folder=run_folder,
         plots=sorted((run_folder / "plots").glob("*.png")),
-        files=[(name, words) for name, words in _FILES.items() if (run_folder / name).exists()],
         traces=[file.name for file in sorted((run_folder / "plots").glob("trace*.json"))],
         has_tensorboard=any(run_folder.rglob("events.out.tfevents.*")),
     )
-
-
-class _Shown(dict[str, Any]):
-    """What is shown, by name; whatever else was not measured."""
-
-    def __missing__(self, name: str) -> str:
-        return "not measured"
-
-
-@functools.cache
-def _template() -> Template:
-    """Return the page with places for what is said; made once, which takes a while."""
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        # A cell of a table has no line break, and no bar of its own.
-        finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
-    )
-    templates.filters.update(number=_number, ms=_ms, beside=_beside)
-    return templates.get_template(_TEMPLATE)
 
 
 def _kappa_of_batches(summary: RunSummary, settings: Mapping[str, Any]) -> str:
@@ -373,12 +246,3 @@ def _number(value: float | None, form: str, unit: str = "", unknown: str = "not 
 
 def _ms(value: float | None) -> str:
     return _number(value, ",.1f", " ms")
-
-
-def _beside(
-    measured_ms: float | None, predicted_ms: float | None, factor: float | None = None
-) -> str:
-    """Return a time as predicted, with its interval, and as measured; the latter alone as it is."""
-    if predicted_ms is None:
-        return _ms(measured_ms)
-    return beside(measured_ms, predicted_ms, factor)
