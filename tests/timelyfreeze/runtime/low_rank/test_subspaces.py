@@ -51,7 +51,7 @@ def test_they_turn_several_times_a_step_in_the_warm_up() -> None:
 
 def test_later_each_turns_once_in_four_steps() -> None:
     run = Run()
-    turned: dict[str, list[int]] = {name: [] for name in run.layers.names}
+    turned: dict[str, list[int]] = {name: [] for name in run.layers.weights}
     for step in range(11, 19):
         before = dict(run.layers.bases)
         run.begin(step, is_warm=True)
