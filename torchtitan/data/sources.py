@@ -33,8 +33,7 @@ class DataSource:
     @property
     def place(self) -> str:
         """The path, the same for all its spellings."""
-        local = os.path.expanduser(self.path)
-        return os.path.realpath(local) if os.path.exists(local) else self.path
+        return os.path.realpath(self.path) if os.path.exists(self.path) else self.path
 
 
 def read_sources(sources: Sequence[DataSource]) -> ExampleMixture:

@@ -101,7 +101,7 @@ def _find_home(config: JobConfig) -> None:
     def found(value: Any) -> Any:
         if isinstance(value, list):
             return [found(one) for one in value]
-        is_path = isinstance(value, str) and value.startswith("~")
+        is_path = isinstance(value, str) and value.startswith("~") and "\0" not in value
         return os.path.expanduser(value) if is_path else value
 
     for key, value, section in _values(config):

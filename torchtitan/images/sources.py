@@ -43,15 +43,14 @@ class ImagePlace:
     @property
     def identity(self) -> tuple[str, ...]:
         """The same for two places that hold the same pictures."""
-        local = os.path.expanduser(self.path)
-        if is_pattern(local) or os.path.exists(local):
-            return (os.path.realpath(local),)
+        if is_pattern(self.path) or os.path.exists(self.path):
+            return (os.path.realpath(self.path),)
         return self.path, self.subset, self.split
 
 
 def is_pattern(path: str) -> bool:
     """Return whether a path stands for files that match it."""
-    return glob.has_magic(path) and not os.path.exists(os.path.expanduser(path))
+    return glob.has_magic(path) and not os.path.exists(path)
 
 
 def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
@@ -62,9 +61,10 @@ def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
     """
     if not place.is_local:
         return _read_hub(place, names)
-    path = os.path.expanduser(place.path)
-    files = _parquet_files(path, place)
-    return _read_parquet(files, place, names) if files else _read_folder(Path(path), place, names)
+    files = _parquet_files(place.path, place)
+    if files:
+        return _read_parquet(files, place, names)
+    return _read_folder(Path(place.path), place, names)
 
 
 def _parquet_files(path: str, place: ImagePlace) -> list[str]:

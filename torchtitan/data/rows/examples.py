@@ -89,7 +89,7 @@ class InstructExamples:
 
 def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
     """Tell a path on this disk from a hub name; FileNotFoundError for what looks like a path."""
-    if os.path.exists(os.path.expanduser(path)):
+    if os.path.exists(path):
         return True
     if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
         raise FileNotFoundError(
@@ -113,7 +113,7 @@ def read_examples(
     looks like. ``columns`` are fields with columns called otherwise. Errors name ``key``.
     """
     if is_local_path(path, key=key):
-        return _read_local(Path(path).expanduser(), kind, columns, key)
+        return _read_local(Path(path), kind, columns, key)
     logger.info(f"{key} {path!r} is no file or folder here; loading it as a hub data set")
     return _read_hub(path, kind, columns, part, key)
 
