@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -74,6 +75,14 @@ def test_options_that_are_named_are_options(page: Path) -> None:
     code = [*QUOTED.findall(FENCE.sub("", text)), *(body for _, body in FENCE.findall(text))]
     named = {option for part in code for option in OPTION.findall(part)}
     assert not sorted(named - _options() - OTHERS_OPTIONS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_python_examples_import_exists(page: Path) -> None:
+    for language, example in FENCE.findall(page.read_text()):
+        body = ast.parse(example).body if language == "python" else []
+        imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(imports, []), page.name, "exec"), {})
 
 
 def test_pages_that_sources_name_exist() -> None:
