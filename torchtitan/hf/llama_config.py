@@ -172,7 +172,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_position_embeddings": (_is_positive, "a number above 0"),
     "hidden_act": (lambda value: value == "silu", '"silu"'),
     "sliding_window": (lambda value: type(value) is int and value >= 1, _WHOLE),
-    "max_window_layers": (lambda value: type(value) is int and value >= 0, _WHOLE),
+    "max_window_layers": (
+        lambda value: type(value) is int and value >= 0,
+        "a whole number, 0 or more",
+    ),
     "layer_types": (lambda value: isinstance(value, list), "a list"),
     **dict.fromkeys(_ROPES, (lambda value: isinstance(value or {}, dict), "an object")),
 }

@@ -131,7 +131,7 @@ def test_what_is_left_out_is_what_transformers_takes() -> None:
         ({"mlp_bias": True}, "mlp_bias is true"),
         ({"head_dim": 63}, "head_dim is 63; it must be an even number, 2 or more"),
         ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
-        ({"max_window_layers": -1}, "max_window_layers is -1"),
+        ({"max_window_layers": -1}, "max_window_layers is -1; it must be a whole number, 0 or"),
         ({"layer_types": 3}, "layer_types is 3; it must be a list"),
         ({"num_attention_heads": 3, "head_dim": None}, "num_attention_heads is 3"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),

@@ -263,7 +263,7 @@ def serve() -> None:
 
 
 def answers_to(messages: Iterator[bytes], settings: ReferenceSettings) -> Iterator[Any]:
-    """Yield a :class:`Difference` or a :class:`WorkerMessage` for each batch, and other messages."""
+    """Yield a :class:`Difference` or :class:`WorkerMessage` for each batch, and other messages."""
     model: ReferenceModel | None = None
     why = "no blocks were sent"
     for message in messages:
