@@ -104,6 +104,7 @@ def test_all_are_told_at_once_and_nothing_twice(
         "validation.steps": 0,
         "freezing.seed": -1,
         "optimizer.name": "Lion",
+        "lr_scheduler.total_steps": 7,  # a possible number, too small beside another
     }
     arguments = [f"--{key}={value}" for key, value in wrong.items()]
     assert launch([f"--job.dump_folder={tmp_path}", *arguments], local_rank=0) == 2
