@@ -100,7 +100,7 @@ def seen(request, folders, tokens, tmp_path_factory):
             "steps": 3,
         },
     ]
-    scenarios.append({**scenarios[-1], "name": "resumed", "resumes": "trained"})
+    scenarios.append({**scenarios[-1], "name": "resumed", "resumes": "trained", "after": "trained"})
     if n > 1:
         scenarios += [
             {
