@@ -267,6 +267,7 @@ def test_real_weights_compute_as_in_transformers(form, tmp_path):
             **pipeline_size(n_processes, n),
             training__seq_len=64,
             training__local_batch_size=4,
+            parallelism__pipeline_parallel_microbatch_size=1,
         ),
         "tokens": str(path),
         "save": True,
