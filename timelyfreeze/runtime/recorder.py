@@ -8,6 +8,7 @@ stream and read later, so measuring never makes the host wait inside a step.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,18 +19,18 @@ from timelyfreeze.schedule import Action
 from timelyfreeze.timing import BatchRecord
 
 
-class Clock:
+class Clock(ABC):
     """Takes marks now and tells later how far two of them lie apart."""
 
     # whether what lies between two actions of a rank is work of its processor, to be counted to the
     # action that follows, and not waiting
     gaps_are_work = False
 
+    @abstractmethod
     def mark(self) -> Any:
         """Return a mark for this moment without waiting for the device."""
-        raise NotImplementedError
 
-    def wait(self, mark: Any) -> None:
+    def wait(self, mark: Any) -> None:  # noqa: B027
         """Block until the device has reached ``mark``, as a host always has."""
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
