@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
@@ -11,6 +12,7 @@ from torchtitan.models.llama3 import parallelize_llama
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
 from torchtitan.freezing.config import JobConfig
+from torchtitan.hf.flavors import chosen_args
 from torchtitan.images.loader import build_image_dataloader
 from torchtitan.images.settings import configured_classes
 from torchtitan.images.validation import build_image_validator
@@ -37,6 +39,14 @@ def base_spec(job_config: JobConfig) -> TrainSpec:
         build_loss_fn=build_image_loss,
         state_dict_adapter=VisionAdapter,
     )
+
+
+def known_args(job_config: JobConfig) -> Any:
+    """Return the description of the model; None where checks of models tell what is wrong."""
+    try:
+        return chosen_args(job_config, base_spec(job_config).model_args)
+    except (ImportError, ValueError):
+        return None
 
 
 def with_classes(model_args: VisionArgs, job_config: JobConfig) -> VisionArgs:

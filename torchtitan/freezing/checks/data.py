@@ -30,8 +30,7 @@ from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.upstream import data_sections
 from torchtitan.freezing.config import JobConfig, model_family
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.spec import known_args
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
@@ -205,11 +204,8 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
         yield f"{key}, whose {TOKENIZER_FILE} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_embeddings = None  # where it is not known, that is told elsewhere
-    with suppress(ImportError, ValueError):
-        args = chosen_args(config, base_spec(config).model_args)
-        # transformers' models learn later how many tokens they have, from a folder of their own.
-        n_embeddings = getattr(args, "vocab_size", None)
+    # transformers' models learn later how many tokens they have, from a folder of their own.
+    n_embeddings = getattr(known_args(config), "vocab_size", None)
     if n_embeddings is not None and largest >= n_embeddings:
         token = next((token for token, i in tokens.items() if i == largest), "")
         yield (

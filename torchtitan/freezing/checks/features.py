@@ -23,8 +23,7 @@ from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
 WIDE, RANK_OF_WIDE = 512, 32  # what "auto" takes as freezing.gradient_rank
@@ -251,15 +250,6 @@ def with_rank(config: JobConfig) -> JobConfig:
     works = makes_plan(config.freezing.method) and all(
         need.is_met(config) for need in SUBSPACES.needs
     )
-    rank = RANK_OF_WIDE if works and _width(config) >= WIDE else 0
-    return with_values(config, {"freezing.gradient_rank": rank})
-
-
-def _width(config: JobConfig) -> int:
-    """Return the width of a text model; 0 of others, and where it cannot be told."""
-    if config.model.name in IMAGE_MODELS:
-        return 0
-    try:
-        return getattr(chosen_args(config, base_spec(config).model_args), "dim", 0)
-    except (ImportError, ValueError):
-        return 0  # told by those that check models
+    # Those of pictures have no such width.
+    is_wide = works and getattr(known_args(config), "dim", 0) >= WIDE
+    return with_values(config, {"freezing.gradient_rank": RANK_OF_WIDE if is_wide else 0})

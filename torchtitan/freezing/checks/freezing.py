@@ -20,8 +20,7 @@ from timelyfreeze.settings import (
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.spec import known_args
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -109,10 +108,7 @@ def _n_stages(config: JobConfig) -> int | None:
 
 def _comparison_errors(config: JobConfig) -> Iterator[str]:
     """Yield what keeps a rank from running a copy of a block alone."""
-    try:
-        args = chosen_args(config, base_spec(config).model_args)
-    except (ImportError, ValueError):
-        return  # told by those that check models
+    args = known_args(config)
     if getattr(args, "attn_type", "sdpa") != "sdpa":
         yield (
             f"model.flavor {config.model.flavor!r} has attn_type {args.attn_type!r}, whose masks "

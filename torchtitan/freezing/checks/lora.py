@@ -13,7 +13,7 @@ from timelyfreeze.settings import seed_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.hf.adapter import Decoder, as_decoder
-from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.flavors import LLAMA
 from torchtitan.hf.folder import some_of
 from torchtitan.lora.adapters import (
     adapter_shapes,
@@ -22,7 +22,7 @@ from torchtitan.lora.adapters import (
     is_meant,
     linear_layers,
 )
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.spec import known_args
 
 
 def lora_errors(config: JobConfig) -> Iterator[str]:
@@ -76,12 +76,10 @@ def plain_model(config: JobConfig) -> Any:
     """Return the model without memory; None where it is not known."""
     if config.model.name != LLAMA:
         return None
-    try:
-        args = as_decoder(chosen_args(config, base_spec(config).model_args))
-    except ValueError:
+    if (args := known_args(config)) is None:
         return None
     with torch.device("meta"):
-        return Decoder(args)
+        return Decoder(as_decoder(args))
 
 
 # What an adapter in a checkpoint belongs to.

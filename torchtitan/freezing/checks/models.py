@@ -39,7 +39,7 @@ from torchtitan.images.sources import (
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
 from torchtitan.vision.library import folder_settings
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.spec import base_spec, known_args
 
 # What makes the same weights another model, in the words of both kinds.
 _MEANING = (
@@ -239,10 +239,7 @@ def device_errors(config: JobConfig) -> Iterator[str]:
     """Say that this machine cannot compute the model."""
     if torch.accelerator.is_available():
         return
-    try:
-        args = chosen_args(config, base_spec(config).model_args)
-    except (ImportError, ValueError):
-        return  # told by model_errors
+    args = known_args(config)
     if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
         yield (
             f"model.flavor {config.model.flavor!r} of {config.model.name!r} has experts; torch "
