@@ -1,24 +1,18 @@
 """How points, curves, ratios of stages and examples are drawn: a panel for each schedule.
 
-The same method has the same colour everywhere, and its name stands beside what is drawn of it.
+The same method has the same colour everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
 from timelyfreeze.compare.curves import Curve, Example, Point, front
 from timelyfreeze.compare.groups import SCHEDULES, Group
@@ -87,7 +81,7 @@ def draw_points(
     for model, own in models.items():
         names += [f"{model}\n{schedule}".lstrip() for schedule in own]
         names += [""] * (len(names) % 2 if wide else 0)
-    figure, axes = _panels(names, title, place)
+    figure, axes = _panels(names, title, place, names=_LABELS)
     left = iter(axes)
     for own in models.values():
         _draw_trade_offs([next(left) for _ in own], own, y_label, low_is_good=low_is_good)
@@ -116,10 +110,9 @@ def _draw_trade_offs(
                 xerr=[[x.mean - x.low], [x.high - x.mean]],
                 yerr=[[y.mean - y.low], [y.high - y.mean]], markeredgecolor=edge,
                 markeredgewidth=width, ecolor=color(method), elinewidth=1.0, zorder=3,
+                label=point.group.short_name,
             )  # fmt: skip
-        bars = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
-        bars += [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
-        label_points(one, [_label(p.group, p.x.mean, p.y.mean) for p in points], bars)
+        _legend(one)
         one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
                       fontsize=style.SMALL_POINTS)  # fmt: skip
 
@@ -127,9 +120,9 @@ def _draw_trade_offs(
 def draw_curves(
     panels: Panels[Curve], title: str, place: str, *,
     labels: tuple[str, str], y_limits: tuple[float, float],
-    marks: Panels[Curve] | None = None, target: tuple[float, str] | None = None,
+    target: tuple[float, str] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draw curves with their spread, names at their ends, single ``marks``, and a named target."""
+    """Draw curves with their spread, their names beside them, and a named target."""
     figure, axes = _panels(list(panels), title, place, names=_LABELS)
     for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
         one.set(xlabel=labels[0], ylabel=labels[1])
@@ -137,10 +130,6 @@ def draw_curves(
         marker = _MARKERS.get(schedule, _OTHER_MARKER)
         for curve in drawn:
             _draw_curve(one, curve, marker)
-        for curve in (marks or {}).get(schedule, ()):
-            one.plot(curve.xs, curve.ys, linestyle="none", marker=marker, markersize=3.5,
-                     markeredgewidth=0.4, markeredgecolor=style.INK,
-                     color=color(curve.group.method))  # fmt: skip
         if target is not None:
             one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
             one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
@@ -148,7 +137,7 @@ def draw_curves(
                          fontsize=style.SMALL_POINTS,
                          bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
         one.set(xlim=one.get_xlim(), ylim=y_limits)
-        label_ends(one, [_label(c.group, c.xs[-1], c.ys[-1]) for c in drawn])
+        _legend(one)
     return figure
 
 
@@ -156,7 +145,8 @@ def _draw_curve(axes: Axes, curve: Curve, marker: str) -> None:
     method = curve.group.method
     # What is one point only would be no line at all.
     axes.plot(curve.xs, curve.ys, linestyle=line_style(method), color=color(method), linewidth=1.5,
-              marker=marker if len(curve.xs) == 1 else None)  # fmt: skip
+              marker=marker if len(curve.xs) == 1 else None, label=curve.group.short_name,
+              )  # fmt: skip
     if curve.lows != curve.highs:
         axes.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12, color=color(method),
                           linewidth=0)  # fmt: skip
@@ -217,10 +207,6 @@ def draw_counts(panels: Panels[Example[Sequence[FrozenCount]]], title: str, plac
     return frequencies_figure(names, [one.value for one in examples], f"{title}\n{place}")
 
 
-def _label(group: Group, x: float, y: float) -> Label:
-    return Label(x, y, group.short_name, color(group.method))
-
-
 def _limits(values: Sequence[float]) -> tuple[float, float]:
     """Return limits with room for names around ``values``."""
     low, high = min(values), max(values)
@@ -256,28 +242,7 @@ def _panels(
     return figure, axes
 
 
-# Distances of a label from its point, in points, and the directions that are tried.
-_RADII = (6.0, 12.0, 20.0, 30.0, 42.0, 56.0)
-_DIRECTIONS = tuple(2.0 * math.pi * i / 12 for i in range(12))
-# Beyond this distance a line leads from the label to its point.
-_LEADS_FROM = 13.0
-_LINE_SPACING = 1.3
-# What an overlap costs in any case, in pixels of distance.
-_OVERLAP = 200.0
 _WRAP_AT = 24
-
-# From one point to another.
-Line = tuple[tuple[float, float], tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Label:
-    """A text for a place, in the units of the axes."""
-
-    x: float
-    y: float
-    text: str
-    color: str
 
 
 def wrap(text: str) -> str:
@@ -285,92 +250,9 @@ def wrap(text: str) -> str:
     return text.replace(", ", ",\n") if len(text) > _WRAP_AT else text
 
 
-def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> None:
-    """Write each text near its point, over no point, bar or other text if there is room."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes that are drawn on lie in one
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    pixels = figure.dpi / 72.0
-    places = [axes.transData.transform((label.x, label.y)) for label in labels]
-    taken = [Bbox([[x - 6, y - 6], [x + 6, y + 6]]) for x, y in places]
-    for ends in bars:
-        corners = axes.transData.transform(ends)
-        taken.append(Bbox([corners.min(axis=0) - 1, corners.max(axis=0) + 1]))
-    inside = axes.get_window_extent(renderer)
-    for label, (x, y) in zip(labels, places, strict=True):
-        probe = axes.text(0, 0, wrap(label.text), fontsize=style.SMALL_POINTS)
-        size = probe.get_window_extent(renderer)
-        probe.remove()
-        options = []
-        for radius, angle in itertools.product(_RADII, _DIRECTIONS):
-            box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            outside = box.width * box.height - _overlap(box, inside)
-            over = sum(_overlap(box, other) for other in taken) + outside
-            # Any overlap is worse than being farther away.
-            cost = _OVERLAP * (over > 0.0) + 2.0 * over
-            options.append((cost + radius * pixels, radius, box))
-        _, radius, box = min(options, key=lambda option: option[0])
-        taken.append(box)
-        middle = (box.x0 + box.x1) / 2.0 - x, (box.y0 + box.y1) / 2.0 - y
-        lead = {"shrinkA": 0, "shrinkB": 4} if radius > _LEADS_FROM else None
-        _write(axes, label, (middle[0] / pixels, middle[1] / pixels), "offset points", lead,
-               ha="center", multialignment="left")  # fmt: skip
-
-
-def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write each text right of ``axes``, near the height of its line's end, none over another."""
-    height = axes.bbox.height * 72.0 / axes.figure.dpi
-    low, high = axes.get_ylim()
-    ordered = sorted(labels, key=lambda label: label.y)
-    heights = [
-        (wrap(label.text).count("\n") + 1) * style.SMALL_POINTS * _LINE_SPACING for label in ordered
-    ]
-    wanted = [height * (label.y - low) / (high - low) for label in ordered]
-    for label, middle in zip(ordered, spread_out(wanted, heights, height), strict=True):
-        lead = {"shrinkA": 1, "shrinkB": 0, "relpos": (0.0, 0.5)}
-        _write(axes, label, (1.06, middle / height), "axes fraction", lead)
-
-
-def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
-    """Return middles as near to ``wanted``, which ascends, as they can be without overlapping.
-
-    Texts that would overlap form a block around the mean of where they should be. Texts too high
-    for the ``room`` stick out at the top.
-    """
-    n = len(wanted)
-    below = [sum(heights[:i]) for i in range(n)]
-    # Where each text would begin, had all below it no height: these are not to fall.
-    starts = [wanted[i] - heights[i] / 2.0 - below[i] for i in range(n)]
-    means = {(i, j): statistics.fmean(starts[i : j + 1]) for i in range(n) for j in range(i, n)}
-    rising = [max(min(means[i, j] for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
-    last = max(0.0, room - sum(heights))
-    return [
-        min(max(start, 0.0), last) + low + height / 2.0
-        for start, low, height in zip(rising, below, heights, strict=True)
-    ]
-
-
-def _beside(x: float, y: float, distance: float, angle: float, width: float, height: float) -> Bbox:
-    """Return the box of a text in one direction from a point."""
-    dx, dy = math.cos(angle), math.sin(angle)
-    left = x + distance * dx + (dx - 1.0) / 2.0 * width
-    bottom = y + distance * dy + (dy - 1.0) / 2.0 * height
-    return Bbox.from_bounds(left, bottom, width, height)
-
-
-def _overlap(one: Bbox, other: Bbox) -> float:
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return float(max(0.0, width) * max(0.0, height))
-
-
-def _write(
-    axes: Axes, label: Label, at: tuple[float, float], units: Any, lead: Any, **more: Any
-) -> None:
-    """Write a text with its middle at ``at``, and a line to its point where ``lead`` has a form."""
-    line = {"arrowstyle": "-", "color": label.color, "linewidth": 0.6}
-    axes.annotate(
-        wrap(label.text), (label.x, label.y), xytext=at, textcoords=units,
-        fontsize=style.SMALL_POINTS, color=style.INK, va="center", annotation_clip=False,
-        arrowprops=None if lead is None else {**line, **lead}, **more,
-    )  # fmt: skip
+def _legend(axes: Axes) -> None:
+    """Name what is drawn right of ``axes``, each name once."""
+    handles, names = axes.get_legend_handles_labels()
+    known = dict(zip(map(wrap, names), handles, strict=True))
+    axes.legend(known.values(), known, loc="center left", bbox_to_anchor=(1.0, 0.5),
+                fontsize=style.SMALL_POINTS)  # fmt: skip

@@ -35,13 +35,14 @@ T = TypeVar("T")
 # A group, what is drawn of it, and the same in words.
 Found = Sequence[tuple[Group, T, str]]
 ACCURACY, MODELS, VALIDATION = "accuracy_throughput", "accuracy_models", "loss_throughput"
-LOSSES, TOP1 = "loss_seconds", "top1_seconds"
+LOSSES, HELD_OUT, TOP1 = "loss_seconds", "held_out_loss_seconds", "top1_seconds"
 RATIOS, STAGES = "freeze_ratio_steps", "freeze_ratio_stages"
 HISTOGRAM, TIMELINES = "freeze_ratio_histogram", "timelines"
 _TOLD: Mapping[str, Any] = tomllib.loads(
     resources.files(__package__).joinpath("plots.toml").read_text()
 )
 KINDS = tuple(_TOLD["kinds"])
+_LOSS_AT_END = "{y:.3f} after {x:,.0f} s"
 _ACCURACIES = partial(drawing.draw_points, y_label="average accuracy, %", low_is_good=False)
 
 
@@ -97,7 +98,8 @@ class _Place:
 
         What is ``missing``, if that is not told, are those of ``groups`` of which nothing was.
         """
-        told = {key: text.format(window=self.terms.window, better=_TOLD["better"])
+        often = {"better": _TOLD["better"], "seconds": _TOLD["seconds"]}
+        told = {key: text.format(window=self.terms.window, **often)
                 for key, text in _TOLD["kinds"][kind].items()}  # fmt: skip
         title = told["title"]
         if missing is None:
@@ -141,6 +143,7 @@ def _plots(places: Sequence[_Place]) -> Iterator[Plot]:
         draw = partial(drawing.draw_points, y_label=label, low_is_good=True)
         yield place.plot(VALIDATION, _trade_off(place, "validation_loss"), draw)
         yield _losses(place)
+        yield _held_out(place)
         if place.groups[0].unit == "images":
             yield _top1(place)
         drawn = [c for g in place.freezing for c in shown.curves(g, lambda run: run.freeze_ratios)]
@@ -199,28 +202,43 @@ def _curves(
 
 
 def _losses(place: _Place) -> Plot:
-    window, reference = place.terms.window, place.terms.reference
+    window = place.terms.window
     drawn = [c for g in place.groups for c in shown.curves(g, shown.training_losses(window))]
-    marks = [c for g in place.groups for c in shown.curves(g, lambda run: run.validation_losses)]
-    target = None
-    if reference and reference.summary.model == place.model:
-        loss = last_running_mean(reference.losses, window)
-        target = None if loss is None else (loss, f"where {reference.label} ends")
-    return _curves(
-        place, LOSSES, drawn, "{y:.3f} after {x:,.0f} s",
-        labels=("seconds of training", "loss"), target=target,
-        marks=by_schedule([(c.group, c) for c in marks]),
-    )  # fmt: skip
+    target = _end(place, lambda run: last_running_mean(run.losses, window))
+    labels = "seconds of training", "training loss"
+    return _curves(place, LOSSES, drawn, _LOSS_AT_END, labels=labels, target=target)
+
+
+def _held_out(place: _Place) -> Plot:
+    drawn = _validated(place, lambda run: run.validation_losses)
+    target = _end(place, lambda run: run.summary.validation_loss)
+    labels = "seconds of training", "held-out loss"
+    return _curves(place, HELD_OUT, drawn, _LOSS_AT_END, labels=labels, target=target)
+
+
+def _end(place: _Place, loss_of: Callable[[Run], float | None]) -> tuple[float, str] | None:
+    """Return the loss at the end of the run that others are held against, if it has one here."""
+    run = place.terms.reference
+    loss = None if run is None or run.summary.model != place.model else loss_of(run)
+    return None if run is None or loss is None else (loss, f"where {run.label} ends")
 
 
 def _top1(place: _Place) -> Plot:
-    def points(run: Run) -> Points:
-        # A peer's learning rate is that of a shorter run, so what it has on the way says little.
-        return run.top1[-1:] if split_peer(run.method) else run.top1
-
-    drawn = [c for group in place.groups for c in shown.curves(group, points)]
+    drawn = _validated(place, lambda run: run.top1)
     labels = "seconds of training", "top-1, %"
     return _curves(place, TOP1, drawn, "{y:.2f}% after {x:,.0f} s", labels=labels)
+
+
+def _validated(place: _Place, points_of: Callable[[Run], Points]) -> list[Curve]:
+    """Return curves of what validations found; of peers the end alone.
+
+    A peer's learning rate is that of a shorter run, so what it has on the way says little.
+    """
+
+    def points(run: Run) -> Points:
+        return points_of(run)[-1:] if split_peer(run.method) else points_of(run)
+
+    return [curve for group in place.groups for curve in shown.curves(group, points)]
 
 
 def _stages(place: _Place) -> Plot:

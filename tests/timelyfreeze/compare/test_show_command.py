@@ -81,7 +81,8 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
 ) -> None:
     out = tmp_path / "new" / "out"
     assert main([str(runs), "--output", str(out), "--title", "Two & two"]) == 0
-    kinds = ["accuracy_throughput", "freeze_ratio_stages", "loss_seconds", "loss_throughput"]
+    kinds = ["accuracy_throughput", "freeze_ratio_stages", "held_out_loss_seconds"]
+    kinds += ["loss_seconds", "loss_throughput"]
     names = [f"{kind}.{ending}" for kind in kinds for ending in ("png", "svg")]
     names += [f"comparison.{ending}" for ending in ("csv", "html", "md")]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
@@ -99,7 +100,7 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
     assert [name for name, _ in page.tags if name in ("script", "link", "iframe", "object")] == []
     assert not re.search(r"https?:", text)
     images = page.all("img")
-    assert len(images) == 4
+    assert len(images) == 5
     for image in images:
         source, alt = image["src"], image["alt"]
         assert source is not None
