@@ -111,7 +111,7 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
         with Image.open(io.BytesIO(base64.b64decode(data))) as plot:
             assert plot.width >= 1000
     headings = [name for name, _ in page.tags if name in ("h1", "h2", "h3")]
-    assert headings == ["h1", *["h2"] * 8]
+    assert headings == ["h1", *["h2"] * 9]
 
 
 def test_names_from_files_are_texts_and_nothing_else(few: Path, tmp_path: Path) -> None:

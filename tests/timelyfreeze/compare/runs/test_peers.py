@@ -368,7 +368,9 @@ def test_peers_stand_in_the_plot_of_losses_and_not_among_freeze_ratios(compared:
     drawn = {plot.name: plot for plot in plots(groups, terms)}
     figure = drawn["loss_seconds"].figure
     assert figure is not None
-    names = {text.get_text().replace("\n", " ") for text in figure.axes[0].texts}
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    names = {text.get_text().replace("\n", " ") for text in legend.get_texts()}
     assert names == {"none", "apf", "fewer_steps_for_apf", "fewer_microbatches_for_apf"}
     assert all("fewer" not in missing for missing in drawn["freeze_ratio_steps"].missing)
 
