@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from torchtitan.data.chat_template import ChatTemplate, template_in_folder
 from torchtitan.data.rows.messages import Conversation, Message
+from torchtitan.hf.decoder import DecoderArgs
 from torchtitan.hf.folder import stored_tensors
-from torchtitan.hf.llama_config import LlamaConfig, read_config
+from torchtitan.hf.llama_config import read_config
 
 SETTINGS: dict[str, Any] = {
     "model_type": "llama",
@@ -67,12 +68,12 @@ def test_a_broken_config_is_named(tmp_path: Path, data: bytes) -> None:
 
     def read() -> None:
         found = read_config(tmp_path)
-        assert isinstance(found, LlamaConfig)
-        assert all(type(n) is int and n >= 1 for n in (found.vocab_size, found.num_hidden_layers))
-        assert found.rms_norm_eps >= 0.0
+        assert isinstance(found, DecoderArgs)
+        assert all(type(n) is int and n >= 1 for n in (found.vocab_size, found.n_layers))
+        assert found.norm_eps >= 0.0
         assert found.rope_theta > 0.0
-        assert found.max_position_embeddings >= 1
-        assert found.rope_scaling is None or found.rope_scaling.factor > 0.0
+        assert found.max_seq_len >= 1
+        assert found.rope_scaling_args.scaling_factor > 0.0
 
     message = message_of(read)
     assert message is None or str(path) in message

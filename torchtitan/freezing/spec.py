@@ -26,9 +26,11 @@ from torchtitan.freezing.checks import caches, reads_training_examples, validati
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
-from torchtitan.hf.adapter import Decoder, DecoderArgs, LlamaAdapter
-from torchtitan.hf.document_attention import (
-    DocumentTransformer,
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.decoder import (
+    Decoder,
+    DecoderArgs,
+    as_decoder,
     attention_error,
     conversation_error,
 )
@@ -56,17 +58,18 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     model_args = chosen_args(job_config, upstream.model_args)
     if isinstance(model_args, VisionArgs):
         model_args = with_classes(model_args, job_config)
-    packing = job_config.data.packing
-    if packing and (error := attention_error(upstream.model_cls, flavor, model_args)):
+    if job_config.data.packing:
+        if error := attention_error(upstream.model_cls, flavor, model_args):
+            raise ValueError(error)
+        model_args = as_decoder(model_args)
+    elif has_turns(job_config.training.dataset) and (
+        error := conversation_error(flavor, model_args)
+    ):
         raise ValueError(error)
-    turns = has_turns(job_config.training.dataset)
-    if turns and not packing and (error := conversation_error(flavor, model_args)):
-        raise ValueError(error)
-    model_cls = DocumentTransformer if packing else upstream.model_cls
     ours = _Builders(upstream)
     spec = replace(
         upstream,
-        model_cls=Decoder if isinstance(model_args, DecoderArgs) else model_cls,
+        model_cls=Decoder if isinstance(model_args, DecoderArgs) else upstream.model_cls,
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=ours.tokenizer if upstream.build_tokenizer_fn else None,
         state_dict_adapter=LlamaAdapter

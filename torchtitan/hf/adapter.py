@@ -1,88 +1,27 @@
-"""Models and their weights, from a Hugging Face folder's words to upstream's and back."""
+"""Weights of a LLaMA or its relatives, from a Hugging Face folder's names to ours and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor, Replicate
 from torch.futures import Future
-from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
+from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.tools.logging import logger
 
-from torchtitan.hf.document_attention import DocumentAttention, DocumentTransformer
+from torchtitan.hf.decoder import Decoder, DecoderArgs
 from torchtitan.hf.folder import StoredTensor, file_numbers, misfits, some_of
-from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
+from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
-
-# What config.json's model and ours call the same.
-_SAME_NAMES = (
-    *("model_type", "head_dim", "qkv_bias", "output_bias", "qk_norm", "sliding_window"),
-    "vocab_size",
-)
-
-
-def feed_forward_size(args: TransformerModelArgs) -> int:
-    """Return the width that upstream's ``FeedForward`` makes of ``args``."""
-    size = _plain_feed_forward_size(args.dim)
-    if args.ffn_dim_multiplier is not None:
-        size = int(args.ffn_dim_multiplier * size)
-    return args.multiple_of * -(-size // args.multiple_of)
-
-
-def _plain_feed_forward_size(dim: int) -> int:
-    return int(2 * 4 * dim / 3)
-
-
-def model_args(config: LlamaConfig) -> DecoderArgs:
-    """Return upstream's description of ``config``; every call gives one of its own."""
-    scaling = config.rope_scaling
-    return DecoderArgs(
-        dim=config.hidden_size,
-        n_layers=config.num_hidden_layers,
-        n_heads=config.num_attention_heads,
-        n_kv_heads=config.num_key_value_heads,
-        # The half keeps the product, which is rounded down, clear of the next lower number.
-        ffn_dim_multiplier=(config.intermediate_size + 0.5)
-        / _plain_feed_forward_size(config.hidden_size),
-        multiple_of=1,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_theta,
-        rope_scaling_args=RoPEScalingArgs(*(astuple(scaling) if scaling else (1.0,))),
-        max_seq_len=config.max_position_embeddings,
-        **{name: getattr(config, name) for name in _SAME_NAMES},
-    )
-
-
-def config_of(args: TransformerModelArgs) -> LlamaConfig:
-    """Return what upstream's ``args`` describe; they know no tied embeddings, as if untied."""
-    scaling = args.rope_scaling_args
-    own = as_decoder(args)
-    return LlamaConfig(
-        hidden_size=args.dim,
-        intermediate_size=feed_forward_size(args),
-        num_hidden_layers=args.n_layers,
-        num_attention_heads=args.n_heads,
-        num_key_value_heads=args.n_heads if args.n_kv_heads is None else args.n_kv_heads,
-        rms_norm_eps=args.norm_eps,
-        rope_theta=float(args.rope_theta),
-        rope_scaling=None
-        if scaling.scaling_factor == 1.0
-        else RopeScaling(*map(float, astuple(scaling)[:3]), astuple(scaling)[3]),
-        max_position_embeddings=args.max_seq_len,
-        **{name: getattr(own, name) for name in _SAME_NAMES},
-    )
-
 
 # {name in the files: ours}
 _ATTENTION, _SELF_ATTENTION = "layers.{}.attention", "model.layers.{}.self_attn"
@@ -125,7 +64,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
         self, state_dict: dict[str, Any], permute: Callable[[Tensor, int], Tensor]
     ) -> dict[str, Any]:
         """Return the model's tensors with the vectors of queries and keys reordered."""
-        args = as_decoder(self.model_args)
+        args = self.model_args
         # How many heads lie behind one another in a vector; all share one norm.
         n_heads = {
             "wq.bias": args.n_heads,
@@ -173,18 +112,17 @@ def _by_whole_heads(
     return replicated.redistribute(placements=tensor.placements)
 
 
-def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a folder of ``config``, but for a tied output layer."""
-    args = model_args(config)
+def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a folder of ``args``, but for a tied output layer."""
     with torch.device("meta"):
         weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
-    tied = {HEAD} if config.tie_word_embeddings else set()
+    tied = {HEAD} if args.tie_word_embeddings else set()
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 
 
-def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Say what keeps ``tensors`` from being the weights of ``config``."""
-    expected = tensor_shapes(config)
+def tensor_errors(args: DecoderArgs, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Say what keeps ``tensors`` from being the weights of ``args``."""
+    expected = tensor_shapes(args)
     # Old folders keep the rotary frequencies, which follow from the configuration.
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
     yield from misfits(expected, {name: tensor.shape for name, tensor in tensors.items()})
@@ -218,76 +156,3 @@ class RenamingReader(HuggingFaceStorageReader):
 
     def _there(self, asked: MetadataIndex) -> MetadataIndex:
         return replace(asked, fqn=self.stored_as.get(asked.fqn, asked.fqn))
-
-
-@dataclass
-class DecoderArgs(TransformerModelArgs):
-    """Upstream's description of a llama3 model, and what :class:`LlamaConfig` has besides."""
-
-    model_type: str = "llama"
-    head_dim: int | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-
-    def __post_init__(self) -> None:
-        """Fill in the width of a head."""
-        if self.head_dim is None:
-            self.head_dim = self.dim // self.n_heads
-
-    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Return the number of parameters, and of operations for each token."""
-        return get_dense_model_nparams_and_flops(self, model, 2 * self.head_dim, seq_len)
-
-
-def as_decoder(args: TransformerModelArgs) -> DecoderArgs:
-    """Return ``args`` of upstream in our words; our own are returned as they are."""
-    return args if isinstance(args, DecoderArgs) else DecoderArgs(**vars(args))
-
-
-class DecoderAttention(DocumentAttention):
-    """Upstream's attention with the biases, norms and width of heads that ``args`` ask for."""
-
-    def __init__(self, args: DecoderArgs) -> None:
-        super().__init__(args)
-        self.head_dim = args.head_dim
-        queries, keys = self.n_heads * args.head_dim, self.n_kv_heads * args.head_dim
-        self.wq = nn.Linear(args.dim, queries, bias=args.qkv_bias)
-        self.wk = nn.Linear(args.dim, keys, bias=args.qkv_bias)
-        self.wv = nn.Linear(args.dim, keys, bias=args.qkv_bias)
-        self.wo = nn.Linear(queries, args.dim, bias=args.output_bias)
-        self.q_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
-        self.k_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
-
-    def init_weights(self, init_std: float) -> None:
-        """Draw weights as upstream does; biases begin at 0 and norms at 1."""
-        super().init_weights(init_std)
-        for linear in (self.wq, self.wk, self.wv, self.wo):
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                norm.reset_parameters()
-
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, the former two through their norms."""
-        queries, keys, values = super().heads(x)
-        if self.q_norm is not None:
-            # Under autocast weights of norms keep their type, and torch has no fused norm of two.
-            dtype = self.q_norm.weight.dtype
-            queries = self.q_norm(queries.to(dtype)).type_as(values)
-            keys = self.k_norm(keys.to(dtype)).type_as(values)
-        return queries, keys, values
-
-
-class Decoder(DocumentTransformer):
-    """A model as ``config.json`` describes it, for packed sequences and others."""
-
-    attention_class = DecoderAttention
-
-    def _precompute_freqs_cis(self) -> torch.Tensor:
-        args = self.model_args
-        return precompute_freqs_cis(
-            args.head_dim, args.max_seq_len, args.rope_theta, args.rope_scaling_args
-        )

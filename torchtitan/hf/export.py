@@ -31,11 +31,11 @@ from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.freezing.config import JobConfig, config_of_run
-from torchtitan.hf.adapter import Decoder, LlamaAdapter, as_decoder, config_of
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.decoder import Decoder, DecoderArgs, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.hf.llama_config import (
     CONFIG_FILE,
-    LlamaConfig,
     differences,
     parse_config,
     read_settings,
@@ -166,19 +166,19 @@ def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
     Embeddings that were tied in the folder the run began from stay tied if they are still equal,
     bit for bit; trained apart, they are written apart.
     """
-    args = chosen_args(exportable.job_config, llama3_args)
+    args = as_decoder(chosen_args(exportable.job_config, llama3_args))
     with torch.device("meta"):
-        names = list(Decoder(as_decoder(args)).state_dict())
+        names = list(Decoder(args).state_dict())
     require_tensors(exportable, weights, names)
     if exportable.source.get("tie_word_embeddings"):
         if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
             names.remove(_HEAD)
         else:
             logger.info("The output layer was trained apart from the embeddings; both are written")
-    config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
+    args = replace(args, tie_word_embeddings=_HEAD not in names)
 
     def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-        said = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+        said = hf_settings(args, exportable.source, dtype or weights.dtype(_EMBEDDING))
         tokenizer = copy_companions(exportable.places, folder)
         named = {key: value for key, value in said.items() if value is not None}
         said |= {**known_ids(tokenizer), **named}
@@ -197,20 +197,18 @@ def require_tensors(exportable: Exportable, weights: StoredWeights, names: Seque
         raise ValueError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
 
 
-def hf_settings(
-    config: LlamaConfig, source: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Any]:
+def hf_settings(args: DecoderArgs, source: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the contents of ``config.json``.
 
     Where ``source`` describes the same model it is kept, so that token ids and everything else we
     do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
     """
     ids = {key: source[key] for key in TOKEN_IDS if key in source}
-    settings = {**to_settings(config), **ids}
+    settings = {**to_settings(args), **ids}
     with suppress(ValueError):  # which an empty source is too
-        if not differences(config, parse_config(source)):
+        if not differences(args, parse_config(source)):
             settings = dict(source)
-    settings["tie_word_embeddings"] = config.tie_word_embeddings
+    settings["tie_word_embeddings"] = args.tie_word_embeddings
     return with_dtype(settings, dtype)
 
 

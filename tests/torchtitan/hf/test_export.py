@@ -187,10 +187,9 @@ def test_a_model_that_began_from_random_weights_gets_a_configuration(tmp_path: P
     assets = write_folder(tmp_path / "assets", FAMILIES["smollm2"])
     (assets / "model.safetensors").unlink()
     source = write_folder(tmp_path / "model", FAMILIES["llama31"])
-    from torchtitan.hf.adapter import model_args
     from torchtitan.hf.flavors import EXTRA_FLAVORS
 
-    EXTRA_FLAVORS["llama3"]["small_31"] = model_args(read_config(source))
+    EXTRA_FLAVORS["llama3"]["small_31"] = read_config(source)
     try:
         run = save_run(tmp_path, load(source), hf_assets_path=str(assets), flavor="small_31")
         folder = export_run(run)

@@ -12,7 +12,7 @@ from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
-from torchtitan.hf.adapter import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA
 from torchtitan.hf.folder import some_of
 from torchtitan.lora.adapters import (

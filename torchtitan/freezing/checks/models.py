@@ -20,10 +20,11 @@ from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
-from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
+from torchtitan.hf.adapter import tensor_errors
+from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
-from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
+from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.images.settings import (
     class_count,
     read_validation_images,
@@ -159,13 +160,13 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         yield from _tied_elsewhere(config)
         return
     try:
-        args = chosen_args(config, llama3_args)
+        args = as_decoder(chosen_args(config, llama3_args))
     except ValueError as error:
         yield str(error)
         return
-    yield from _family_errors(config, as_decoder(args))
+    yield from _family_errors(config, args)
     also = ", and leave model.vocab_size and model.rope_* unset"
-    yield from _loading_errors(config, partial(_compared_texts, config_of(args)), also)
+    yield from _loading_errors(config, partial(_compared_texts, args), also)
 
 
 def _image_model_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
@@ -272,7 +273,7 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
         yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {misfit}"
 
 
-def _compared_texts(expected: LlamaConfig, folder: Path) -> Compared:
+def _compared_texts(expected: DecoderArgs, folder: Path) -> Compared:
     found = read_config(folder)
     tensors = stored_tensors(folder)
     return list(differences(expected, found)), list(tensor_errors(found, tensors))
