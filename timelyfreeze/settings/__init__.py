@@ -10,13 +10,11 @@ from timelyfreeze.settings.choices import (
     SKIP_INPUT_GRADS,
     USE,
     FreezeSettings,
+    delay_errors,
     first_stage_mode,
     rank_errors,
     ratio_errors,
-    replanning_errors,
-    seed_errors,
     skips_input_grads,
-    unknown_words,
 )
 from timelyfreeze.settings.front import (
     GIB,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from timelyfreeze.policies import LORA
-from timelyfreeze.settings import seed_errors
+from timelyfreeze.settings import FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.hf.decoder import Decoder, as_decoder
@@ -29,7 +29,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    yield from seed_errors(config.freezing.seed)
+    yield from rule_errors(config.freezing, rules=FreezeSettings)
     model = plain_model(config)
     if model is None:
         return  # told by model_errors
