@@ -6,7 +6,6 @@ in memory, whatever the size of the model.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import logger
 
@@ -41,7 +39,13 @@ from torchtitan.hf.llama_config import (
     read_settings,
     to_settings,
 )
-from torchtitan.hf.weights import StoredWeights, write_adapter
+from torchtitan.hf.weights import (
+    FolderForm,
+    StoredWeights,
+    write_adapter,
+    write_json,
+    write_weights,
+)
 
 MAX_FILE_BYTES = 5 * 10**9
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
@@ -65,20 +69,6 @@ class Exportable:
     def places(self) -> tuple[Path, Path]:
         """Where what belongs beside the weights may lie; the last one that has a file counts."""
         return weights_folder(self.job_config), Path(self.job_config.model.hf_assets_path)
-
-
-@dataclass(frozen=True)
-class FolderForm:
-    """What a folder of one model is made of.
-
-    ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
-    the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
-    checkpoint, and writes what transformers reads besides into the folder.
-    """
-
-    names: Sequence[str]
-    translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-    settings: Callable[[Path, torch.dtype | None], dict[str, Any]]
 
 
 # For each ``model.name``, what makes the form of a checkpoint.
@@ -148,13 +138,10 @@ def export_run(
     part.mkdir(parents=True)
     if adapter:
         base = str(weights_folder(exportable.job_config))
-        write_adapter(
-            part, weights, form.translate, names=form.names, lora=lora, base=base, dtype=dtype
-        )
+        write_adapter(part, weights, form, lora=lora, base=base, dtype=dtype)
     else:
-        weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
-        settings = form.settings(part, dtype)
-        (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+        write_weights(part, weights, form, dtype=dtype, max_file_bytes=max_file_bytes)
+        write_json(part / CONFIG_FILE, form.settings(part, dtype))
         _drop_code(part)
     part.rename(folder)
     return folder
@@ -238,7 +225,7 @@ def _drop_code(folder: Path) -> None:
         with suppress(ValueError):  # what cannot be read goes along as it is
             settings = read_object(file)
             if settings.pop("auto_map", None) is not None:
-                file.write_text(json.dumps(settings, indent=2) + "\n")
+                write_json(file, settings)
 
 
 def copy_companions(places: Iterable[Path], folder: Path) -> FolderTokenizer | None:
@@ -290,4 +277,4 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
     if end is not None and end not in stops:
         settings["eos_token_id"] = [*stops, end] if stops else end
     if settings:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        write_json(path, settings)

@@ -12,9 +12,9 @@ import torch
 
 from torchtitan.freezing.config import IMAGE_MODELS
 from torchtitan.hf import export as hf_export
-from torchtitan.hf.export import Exportable, FolderForm, require_tensors, with_dtype
+from torchtitan.hf.export import Exportable, require_tensors, with_dtype
 from torchtitan.hf.flavors import LLAMA, chosen_args
-from torchtitan.hf.weights import StoredWeights
+from torchtitan.hf.weights import FolderForm, StoredWeights
 from torchtitan.images.settings import PREPROCESSOR
 from torchtitan.vision.adapter import VisionAdapter, places_in_folder
 from torchtitan.vision.library import vision_flavors
@@ -28,7 +28,7 @@ def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
     require_tensors(exportable, weights, [_HEAD])
     try:
         args = chosen_args(job_config, vision_flavors(job_config))
-        args = replace(args, classes=weights.shape(_HEAD)[0])
+        args = replace(args, classes=len(weights.empty(_HEAD)))
         config = args.config()
     except (ImportError, ValueError) as error:
         raise ValueError(str(error)) from error
