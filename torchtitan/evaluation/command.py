@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from timelyfreeze.files import shown, write_obstacle, write_whole
-from timelyfreeze.files.options import require
+from timelyfreeze.files import Number, broken_rule, shown, write_obstacle, write_whole
 from timelyfreeze.records import (
     AVERAGED,
     BY_KEY,
@@ -189,8 +188,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _check(options: argparse.Namespace, runner: Runner) -> None:
     """Raise for what cannot be, before a model is exported or loaded; split the tasks."""
     for name in ("limit", "step"):
-        if getattr(options, name) is not None:
-            require(f"--{name}", getattr(options, name), 1, 1e9)
+        value = getattr(options, name)
+        if value is not None and (rule := broken_rule(Number, value)):
+            raise ValueError(f"--{name} is {value}; {rule}")
     if options.batch_size is not None and not _BATCH_SIZE.fullmatch(options.batch_size):
         raise ValueError(
             f"--batch-size is {shown(options.batch_size)}; it must be auto, or a number, 1 or more"
