@@ -23,7 +23,15 @@ from timelyfreeze.settings.front import (
     ElasticSettings,
     PackingSettings,
 )
-from timelyfreeze.settings.names import arguments_named, begin_anew, key, name_arguments
+from timelyfreeze.settings.names import (
+    AtLeast0,
+    AtLeast1,
+    arguments_named,
+    begin_anew,
+    key,
+    name_arguments,
+    rule_errors,
+)
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
     MIXED,
@@ -31,4 +39,3 @@ from timelyfreeze.settings.phases import (
     PhaseSchedule,
     actual_freeze_ratio,
 )
-from timelyfreeze.settings.rules import AtLeast0, AtLeast1, rule_errors

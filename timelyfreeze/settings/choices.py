@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from timelyfreeze.files import OneOf, Within
-from timelyfreeze.settings.names import key
+from timelyfreeze.settings.names import AtLeast0, key, rule_errors
 from timelyfreeze.settings.phases import PhaseSchedule
-from timelyfreeze.settings.rules import AtLeast0, rule_errors
 
 ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from timelyfreeze.files import Fraction, OneOf, Within
-from timelyfreeze.settings.names import key
-from timelyfreeze.settings.rules import AtLeast0, rule_errors
+from timelyfreeze.settings.names import AtLeast0, key, rule_errors
 
 GIB = 1024**3
 _Room = Annotated[float, Within(0.0)]
