@@ -14,7 +14,7 @@ from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_jso
 from torchtitan.data.chat_template import ChatTemplate, template_in_folder
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.hf.decoder import DecoderArgs
-from torchtitan.hf.folder import stored_tensors
+from torchtitan.hf.folder import stored_shapes
 from torchtitan.hf.llama_config import read_config
 
 SETTINGS: dict[str, Any] = {
@@ -90,9 +90,8 @@ def test_broken_weights_are_named(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
     def read() -> None:
-        for tensor in stored_tensors(tmp_path).values():
-            assert isinstance(tensor.dtype, str)
-            assert all(type(n) is int and n >= 0 for n in tensor.shape)
+        for shape in stored_shapes(tmp_path).values():
+            assert all(type(n) is int and n >= 0 for n in shape)
 
     message = message_of(read)
     assert message is None or str(path) in message
@@ -102,7 +101,7 @@ def test_broken_weights_are_named(tmp_path: Path, data: bytes) -> None:
 def test_weights_that_end_early_are_refused(tmp_path: Path, end: int) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(WHOLE[:end])
-    assert str(path) in str(message_of(lambda: stored_tensors(tmp_path)))
+    assert str(path) in str(message_of(lambda: stored_shapes(tmp_path)))
 
 
 @fuzzed(40)
@@ -115,7 +114,7 @@ def test_a_broken_index_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(WHOLE)
     path = tmp_path / "model.safetensors.index.json"
     path.write_bytes(data)
-    message = message_of(lambda: stored_tensors(tmp_path))
+    message = message_of(lambda: stored_shapes(tmp_path))
     assert message is None or str(tmp_path) in message
 
 

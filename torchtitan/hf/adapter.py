@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.files import listed
 from torchtitan.hf.decoder import Decoder, DecoderArgs
-from torchtitan.hf.folder import StoredTensor, file_numbers, misfits, some_of
+from torchtitan.hf.folder import file_numbers, misfits
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
 
@@ -38,8 +40,8 @@ class LlamaAdapter(Llama3StateDictAdapter):
     """Upstream's adapter for llama3, and what it does not know.
 
     That is folders whose embeddings are tied, heads of any width, biases, and norms of heads.
-    Upstream rotates neighbours of a head where the files' models rotate its halves, so it reorders
-    the rows of ``wq`` and ``wk``; biases and norms of queries and keys follow them.
+    Upstream rotates neighbours of a head where the files' models rotate its halves, so the rows of
+    ``wq`` and ``wk`` are reordered; biases and norms of queries and keys follow them.
     """
 
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
@@ -53,37 +55,41 @@ class LlamaAdapter(Llama3StateDictAdapter):
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors as the files have them, which have none of adapters."""
-        weights = {name: tensor for name, tensor in state_dict.items() if not is_adapter(name)}
-        return super().to_hf(self._reordered(weights, self._permute))
+        names = {ours: theirs for theirs, ours in self.from_hf_map.items()}
+        return {
+            _renamed(name, names): self._reordered(name, tensor, (-1, 2))
+            for name, tensor in state_dict.items()
+            if not is_adapter(name)
+        }
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors of files as the model has them."""
-        return self._reordered(super().from_hf(hf_state_dict), self._reverse_permute)
-
-    def _reordered(
-        self, state_dict: dict[str, Any], permute: Callable[[Tensor, int], Tensor]
-    ) -> dict[str, Any]:
-        """Return the model's tensors with the vectors of queries and keys reordered."""
-        args = self.model_args
-        # How many heads lie behind one another in a vector; all share one norm.
-        n_heads = {
-            "wq.bias": args.n_heads,
-            "wk.bias": args.n_kv_heads or args.n_heads,
-            **dict.fromkeys(("q_norm.weight", "k_norm.weight"), 1),
+        names = {key: _renamed(key, self.from_hf_map) for key in hf_state_dict}
+        return {
+            name: self._reordered(name, hf_state_dict[key], (2, -1)) for key, name in names.items()
         }
-        changed = dict(state_dict)
-        for name, tensor in state_dict.items():
-            n = n_heads.get(name.rpartition("attention.")[2])
-            if n is not None:
-                changed[name] = permute(tensor.unsqueeze(1), n).squeeze(1)
-        return changed
 
-    # Upstream names sizes that hold for heads of dim / n_heads alone; the tensor has its own.
-    def _permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        return _by_whole_heads(super()._permute, w, n_heads_arg)
-
-    def _reverse_permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        return _by_whole_heads(super()._reverse_permute, w, n_heads_arg)
+    def _reordered(self, name: str, tensor: Tensor, halves: tuple[int, int]) -> Tensor:
+        """Return one of the model's tensors with the rows of each head in the other order."""
+        args = self.model_args
+        # How many heads lie behind one another in a tensor; all share one norm.
+        n_heads = {
+            "wq": args.n_heads,
+            "wk": args.n_kv_heads or args.n_heads,
+            **dict.fromkeys(("q_norm", "k_norm"), 1),
+        }.get(name.rpartition("attention.")[2].partition(".")[0])
+        if n_heads is None:
+            return tensor
+        if isinstance(tensor, DTensor) and n_heads % tensor.device_mesh.size():
+            # Its shards cut heads.
+            mesh = tensor.device_mesh
+            whole = self._reordered(name, tensor.full_tensor(), halves)
+            replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            return replicated.redistribute(placements=tensor.placements)
+        half = tensor.shape[0] // n_heads // 2
+        sizes = (half if n == -1 else n for n in halves)
+        parts = tensor.view(n_heads, *sizes, *tensor.shape[1:])
+        return parts.transpose(1, 2).reshape(tensor.shape)
 
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
@@ -100,16 +106,9 @@ class LlamaAdapter(Llama3StateDictAdapter):
         return RenamingReader(path, {HEAD: EMBEDDING})
 
 
-def _by_whole_heads(
-    permute: Callable[[Tensor, int], Tensor], tensor: Tensor, n_heads: int
-) -> Tensor:
-    """Reorder the rows of each head; a tensor whose shards cut heads is gathered for that."""
-    if not isinstance(tensor, DTensor) or n_heads % tensor.device_mesh.size() == 0:
-        return permute(tensor, n_heads)
-    mesh = tensor.device_mesh
-    whole = permute(tensor.full_tensor(), n_heads)
-    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=tensor.placements)
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return another name of a tensor, from ``names`` that stand for those of all layers."""
+    return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 
 
 def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
@@ -120,14 +119,14 @@ def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 
 
-def tensor_errors(args: DecoderArgs, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Say what keeps ``tensors`` from being the weights of ``args``."""
+def tensor_errors(args: DecoderArgs, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Say what keeps tensors of some ``shapes`` from being the weights of ``args``."""
     expected = tensor_shapes(args)
     # Old folders keep the rotary frequencies, which follow from the configuration.
-    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
-    yield from misfits(expected, {name: tensor.shape for name, tensor in tensors.items()})
-    if unknown := sorted(tensors.keys() - expected.keys() - ignored):
-        yield f"it has {some_of(unknown)}, for which the model has no place"
+    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq")} | {HEAD}
+    yield from misfits(expected, shapes)
+    if unknown := sorted(shapes.keys() - expected.keys() - ignored):
+        yield f"it has {listed(unknown)}, for which the model has no place"
 
 
 class RenamingReader(HuggingFaceStorageReader):

@@ -18,7 +18,7 @@ from tests.torchtitan.hf.test_export import save_run
 from torchtitan.hf.adapter import LlamaAdapter, tensor_errors
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.export import export_run
-from torchtitan.hf.folder import stored_tensors
+from torchtitan.hf.folder import stored_shapes
 from torchtitan.hf.llama_config import parse_config, read_config, to_settings
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -122,8 +122,8 @@ def test_each_tensor_of_a_folder_has_a_place_and_comes_back(tmp_path: Path, kind
     make(tmp_path / "model", kind)
     source = tmp_path / "model"
     config = read_config(source)
-    assert list(tensor_errors(config, stored_tensors(source))) == []
-    assert any(name.endswith("bias") for name in stored_tensors(source)) is (kind in BIASED)
+    assert list(tensor_errors(config, stored_shapes(source))) == []
+    assert any(name.endswith("bias") for name in stored_shapes(source)) is (kind in BIASED)
     folder = export_run(save_run(tmp_path, load(source), hf_assets_path=str(source)))
     (before, weights), (after, exported) = read_folder(source), read_folder(folder)
     assert exported.keys() == weights.keys()

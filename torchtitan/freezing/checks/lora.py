@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from timelyfreeze.files import listed
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA
-from torchtitan.hf.folder import some_of
 from torchtitan.lora.adapters import (
     adapter_shapes,
     chosen_layers,
@@ -100,7 +100,7 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
         return
     told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
     told = told or [f"freezing.method is {config.freezing.method!r}"]
-    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
+    has = f"adapters such as {listed(sorted(saved))}" if saved else "no adapters"
     yield (
         f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
         "saved under, or begin anew from what timelyfreeze export makes of it"

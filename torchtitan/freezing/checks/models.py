@@ -23,7 +23,7 @@ from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pi
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
+from torchtitan.hf.folder import file_numbers, misfits, stored_shapes
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.images.settings import (
     class_count,
@@ -89,7 +89,7 @@ def reads_training_images(config: JobConfig) -> bool:
 
 def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
     found = args.library.config(folder_settings(kind, folder), args.classes)
-    stored = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    stored = stored_shapes(folder)
     expected = args.config()
     unlike = [
         f"{key} is {there}, not {here}"
@@ -275,8 +275,7 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
 
 def _compared_texts(expected: DecoderArgs, folder: Path) -> Compared:
     found = read_config(folder)
-    tensors = stored_tensors(folder)
-    return list(differences(expected, found)), list(tensor_errors(found, tensors))
+    return differences(expected, found), list(tensor_errors(found, stored_shapes(folder)))
 
 
 def _tied_elsewhere(config: JobConfig) -> Iterator[str]:
