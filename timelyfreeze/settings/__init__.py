@@ -30,10 +30,4 @@ from timelyfreeze.settings.names import (
     name_arguments,
     rule_errors,
 )
-from timelyfreeze.settings.phases import (
-    FREEZING_PHASES,
-    MIXED,
-    Phase,
-    PhaseSchedule,
-    actual_freeze_ratio,
-)
+from timelyfreeze.settings.phases import FREEZING_PHASES, MIXED, Phase, PhaseSchedule
