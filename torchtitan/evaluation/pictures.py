@@ -35,7 +35,6 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
     from torchtitan.freezing.config import config_of_run
     from torchtitan.images.settings import read_validation_images, transform_of, validation_place
     from torchtitan.images.sources import check_labels
-    from torchtitan.images.validation import Scores as Sums
     from torchtitan.images.validation import scores_of
 
     if model.run is None:
@@ -48,7 +47,7 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
     rows = validation_split(config).indices(len(examples))
     transform = transform_of(config, is_training=False)
     classifier = _load(model.folder, config.model.name).to(device, getattr(torch, dtype))
-    sums = Sums()
+    sums = torch.zeros(4, dtype=torch.float64)
     size = batch_size or _BATCH_SIZE
     with torch.inference_mode():
         for start in range(0, len(rows), size):
@@ -56,8 +55,8 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
             pictures = torch.stack([transform(examples.picture(int(row)), 0) for row in part])
             labels = torch.from_numpy(examples.labels[part]).to(device)
             sums += scores_of(classifier(pictures.to(device)), labels)
-    n = sums.pictures
-    means = {"top1": sums.top1 / n, "top5": sums.top5 / n, "loss": sums.loss / n, "pictures": n}
+    loss, top1, top5, n = sums.tolist()
+    means = {"top1": top1 / n, "top5": top5 / n, "loss": loss / n, "pictures": n}
     return unscored(
         model,
         device,

@@ -48,12 +48,7 @@ def read_validation_images(config: JobConfig) -> tuple[ImageExamples, int]:
     training = read_images(trained)
     is_same = place.identity == trained.identity
     examples = training if is_same else read_images(place, training.names)
-    return examples, class_count(config, training)
-
-
-def class_count(config: JobConfig, training: ImageExamples) -> int:
-    """Return the number of classes, given the pictures to train on."""
-    return config.vision.classes or training.classes
+    return examples, config.vision.classes or training.classes
 
 
 def configured_classes(config: JobConfig) -> int:
