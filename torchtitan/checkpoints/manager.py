@@ -229,35 +229,26 @@ def _cause(error: CheckpointException) -> str:
 _STATE = "state."
 
 
-class _FittedOptimizers:
-    """Optimizers whose tensors that were never updated get zeros, as before a first update."""
+def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -> Any:
+    """Return optimizers whose tensors that were never updated get zeros, as before the first."""
+    every = optimizers.state_dict()
+    without = {k: v for k, v in every.items() if k.startswith(_STATE) and k not in keys}
 
-    def __init__(self, optimizers: OptimizersContainer, keys: Collection[str]) -> None:
-        self._keys = frozenset(keys)
-        self._optimizers = optimizers
-        self._without: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        every = self._optimizers.state_dict()
-        self._without = {
-            key: value
-            for key, value in every.items()
-            if key.startswith(_STATE) and key not in self._keys
-        }
-        return {key: value for key, value in every.items() if key not in self._without}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for key, value in self._without.items():
+    def load(state_dict: Mapping[str, Any]) -> None:
+        for key, value in without.items():
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"the checkpoint has no optimizer.{key}, which is no tensor")
             value.zero_()
-        if self._without:
+        if without:
             logger.info(
                 "%d tensors of the optimizers' state are not in the checkpoint, since what they "
                 "belong to was never updated: they begin with zeros",
-                len(self._without),
+                len(without),
             )
-        self._optimizers.load_state_dict({**state_dict, **self._without})
+        optimizers.load_state_dict({**state_dict, **without})
+
+    held = {key: value for key, value in every.items() if key not in without}
+    return SimpleNamespace(state_dict=lambda: held, load_state_dict=load)
 
 
 def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -281,5 +272,5 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
             held = of(name)
             # Without any state it is a checkpoint of something else, which torch tells.
             if any(key.startswith(_STATE) for key in held):
-                fitted[name] = _FittedOptimizers(state, held)
+                fitted[name] = _fitted_optimizers(state, held)
     return fitted
