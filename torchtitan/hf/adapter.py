@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor, Replicate
 from torch.futures import Future
@@ -132,26 +138,38 @@ def tensor_errors(args: DecoderArgs, shapes: Mapping[str, tuple[int, ...]]) -> I
 class RenamingReader(HuggingFaceStorageReader):
     """Reads a folder as if it held tensors of other names: ``stored_as`` has what these are there.
 
-    Several may be one tensor there, be they asked for on the same rank or on others.
+    Several may be one tensor there, be they asked for on the same rank or on others. ``absent`` has
+    the shapes of what is not there, which is left as it is.
     """
 
-    def __init__(self, path: str, stored_as: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        stored_as: Mapping[str, str],
+        absent: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         super().__init__(path)
-        self.stored_as = stored_as
+        self._stored_as = stored_as
+        self._absent = absent or {}
 
     def read_metadata(self) -> Metadata:
-        """Return what the files hold, under the other names too."""
+        """Return what the files hold, under the other names too, and what they lack."""
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
-        stored.update({name: stored[there] for name, there in self.stored_as.items()})
+        stored.update({name: stored[there] for name, there in self._stored_as.items()})
+        for name, shape in self._absent.items():
+            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+            stored[name] = TensorStorageMetadata(TensorProperties(), torch.Size(shape), [whole])
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what ``plan`` asks for."""
         items = [
-            replace(item, storage_index=self._there(item.storage_index)) for item in plan.items
+            replace(item, storage_index=self._there(item.storage_index))
+            for item in plan.items
+            if item.storage_index.fqn not in self._absent
         ]
         return super().read_data(LoadPlan(items, plan.storage_data), planner)
 
     def _there(self, asked: MetadataIndex) -> MetadataIndex:
-        return replace(asked, fqn=self.stored_as.get(asked.fqn, asked.fqn))
+        return replace(asked, fqn=self._stored_as.get(asked.fqn, asked.fqn))
