@@ -32,7 +32,7 @@ def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
         config = args.config()
     except (ImportError, ValueError) as error:
         raise ValueError(str(error)) from error
-    config.architectures = [args.library.model_class]
+    config.architectures = [args.model_class]
     names = list(places_in_folder(args))
     require_tensors(exportable, weights, names)
 

@@ -6,8 +6,8 @@ The library is an optional extra, so it is imported when a model is asked for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,6 @@ class Library:
     take_blocks: Callable[[Any], list[nn.Module]]
     pool: Callable[[Tensor], Tensor]
     fixed_size: bool
-
-    @property
-    def model_class(self) -> str:
-        """What transformers calls the classifier."""
-        return f"{self.name}ForImageClassification"
-
-    def config(self, settings: Mapping[str, Any], classes: int) -> Any:
-        """Return the library's configuration of a model with so many classes; or ValueError."""
-        import transformers
-
-        given = {key: value for key, value in settings.items() if key != "num_labels"}
-        if len(given.get("id2label") or ()) != classes:
-            given = {k: v for k, v in given.items() if k not in ("id2label", "label2id")}
-            given["num_labels"] = classes
-        try:
-            return getattr(transformers, f"{self.name}Config").from_dict(given)
-        except Exception as error:  # the library has exceptions of its own for its checks
-            raise ValueError(f"{self.name}Config: {error}") from error
-
-    def rule(self, config: Any) -> Callable[[nn.Module], None]:
-        """Return what draws the weights of one module, its children left out."""
-        import transformers
-
-        # A model of the library that holds no module; it knows the configuration.
-        empty = getattr(transformers, f"{self.name}PreTrainedModel")(config)
-        rule: Callable[[nn.Module], None] = empty._init_weights
-        return rule
 
 
 def _convnext_blocks(backbone: Any) -> list[nn.Module]:
@@ -117,14 +90,38 @@ class VisionArgs(BaseModelArgs):
         return self.library.count_blocks(self.config())
 
     def config(self) -> Any:
-        """Return the library's configuration; errors as ``Library.config``."""
-        return self.library.config(self.settings, self.classes)
+        """Return the library's configuration; ValueError if it takes the settings for wrong."""
+        import transformers
+
+        given = {key: value for key, value in self.settings.items() if key != "num_labels"}
+        if len(given.get("id2label") or ()) != self.classes:
+            given = {k: v for k, v in given.items() if k not in ("id2label", "label2id")}
+            given["num_labels"] = self.classes
+        name = f"{self.library.name}Config"
+        try:
+            return getattr(transformers, name).from_dict(given)
+        except Exception as error:  # the library has exceptions of its own for its checks
+            raise ValueError(f"{name}: {error}") from error
+
+    @property
+    def model_class(self) -> str:
+        """What transformers calls the classifier."""
+        return f"{self.library.name}ForImageClassification"
 
     def build(self) -> Any:
         """Return the library's classifier, on the default device."""
         import transformers
 
-        return getattr(transformers, self.library.model_class)._from_config(self.config())
+        return getattr(transformers, self.model_class)._from_config(self.config())
+
+    def rule(self) -> Callable[[nn.Module], None]:
+        """Return what draws the weights of one module, its children left out."""
+        import transformers
+
+        # A model of the library that holds no module; it knows the configuration.
+        empty = getattr(transformers, f"{self.library.name}PreTrainedModel")(self.config())
+        rule: Callable[[nn.Module], None] = empty._init_weights
+        return rule
 
     def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
         """Take the number of classes and the size of pictures that a run asks for."""
@@ -184,9 +181,9 @@ def folder_settings(kind: str, folder: Path) -> dict[str, Any]:
 
 def described(kind: str, settings: dict[str, Any]) -> VisionArgs:
     """Return the model that ``settings`` describe, with the number of classes that they have."""
-    library = LIBRARIES[kind]
     classes = len(settings.get("id2label") or ()) or int(settings.get("num_labels") or 1000)
-    size = library.config(settings, classes).image_size
+    args = VisionArgs(kind, settings, classes)
+    size = args.config().image_size
     if not isinstance(size, int):
         raise ValueError(f"image_size is {size}; it must be one number, of square pictures")
-    return VisionArgs(kind=kind, settings=settings, classes=classes, image_size=size)
+    return replace(args, image_size=size)

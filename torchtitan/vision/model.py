@@ -50,7 +50,7 @@ class VisionModel(ModelProtocol):
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         """Draw the weights of the parts that are here by the library's rule for each module."""
-        self.apply(self.model_args.library.rule(self.model_args.config()))
+        self.apply(self.model_args.rule())
 
 
 def image_loss(prediction: Tensor, labels: Tensor, *, label_smoothing: float) -> Tensor:

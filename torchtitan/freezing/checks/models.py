@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,6 @@ from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folde
 from torchtitan.hf.folder import file_numbers, misfits, stored_shapes
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.images.settings import (
-    class_count,
     read_validation_images,
     training_place,
     validation_place,
@@ -60,7 +60,7 @@ def image_errors(config: JobConfig) -> Iterator[str]:
         if not training.is_local:
             return
         images = read_images(training)
-        _check(training, images, class_count(config, images))
+        _check(training, images, config.vision.classes or images.classes)
         if config.validation.enable:
             place = validation_place(config)
             if place.is_local and place.identity != training.identity:
@@ -88,7 +88,7 @@ def reads_training_images(config: JobConfig) -> bool:
 
 
 def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
-    found = args.library.config(folder_settings(kind, folder), args.classes)
+    found = replace(args, settings=folder_settings(kind, folder)).config()
     stored = stored_shapes(folder)
     expected = args.config()
     unlike = [
