@@ -12,7 +12,7 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -205,7 +205,8 @@ def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool =
     return kind(**read)
 
 
-def _find_fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+@cache
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the hints of a dataclass and the names of those that a file must have."""
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, tuple):
@@ -215,9 +216,6 @@ def _find_fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     return hints, [
         key for key, hint in hints.items() if key not in defaults or WRITTEN in get_args(hint)
     ]
-
-
-_fields: Callable[[Any], tuple[dict[str, Any], list[str]]] = cache(_find_fields)
 
 
 def _has_fields(kind: Any) -> bool:

@@ -109,12 +109,7 @@ def _is_text(hint: Any) -> bool:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table, without a line break at its end.
-
-    Args:
-        header: Titles of the columns.
-        rows: Cells of each line. Line breaks and markup in them are made harmless.
-    """
+    """Return a table, without a line break at its end; markup in its cells is made harmless."""
     return "\n".join(markdown_lines(header, rows))
 
 
