@@ -41,9 +41,16 @@ def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
     return run.resolve().parents[depth] / name
 
 
+def all_steps(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints by their step, also of those not written to the end."""
+    folders = checkpoints.glob("step-*")
+    found = ((re.fullmatch(r"step-(0|[1-9]\d*)", folder.name), folder) for folder in folders)
+    return {int(match[1]): folder for match, folder in found if match}
+
+
 def finished_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of finished checkpoints by their step; what is written last is there."""
-    return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
+    return {step: folder for step, folder in all_steps(checkpoints).items() if _is_finished(folder)}
 
 
 def chosen_step(checkpoints: Path, step: int | None) -> tuple[int, Path]:
@@ -82,11 +89,6 @@ def model_only_error(folder: Path) -> str:
         f"run begins with its weights by checkpoint.initial_load_path = {str(folder)!r} and "
         "another checkpoint.folder"
     )
-
-
-def unfinished_steps(checkpoints: Path) -> dict[int, Path]:
-    """Return the folders of checkpoints that a run was stopped at writing, by their step."""
-    return {step: folder for step, folder in _steps(checkpoints) if not _is_finished(folder)}
 
 
 def damage(folder: Path) -> str | None:
@@ -150,12 +152,6 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
     return values
-
-
-def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
-    for folder in checkpoints.glob("step-*"):
-        if match := re.fullmatch(r"step-(0|[1-9]\d*)", folder.name):
-            yield int(match[1]), folder
 
 
 def _is_finished(folder: Path) -> bool:

@@ -29,13 +29,13 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import (
     METADATA,
+    all_steps,
     changed_settings,
     finished_steps,
     model_only_error,
     resumable_step,
     save_settings,
     saved_keys,
-    unfinished_steps,
 )
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.lora.adapters import is_adapter
@@ -86,9 +86,10 @@ class SafeCheckpointManager(CheckpointManager):
         if not self.enable:
             return super().load(step)
         folder = Path(self.folder)
-        unfinished, finished = unfinished_steps(folder), finished_steps(folder)
+        finished = finished_steps(folder)
+        unfinished = sorted(all_steps(folder).keys() - finished.keys())
         if unfinished and dist.get_rank() == 0:
-            names = ", ".join(path.name for _, path in sorted(unfinished.items()))
+            names = ", ".join(f"step-{number}" for number in unfinished)
             logger.warning("%s: %s passed over; writing it was not finished", folder, names)
         if finished and step == -1:
             step = self._last_whole(finished)
@@ -178,9 +179,7 @@ class SafeCheckpointManager(CheckpointManager):
         Upstream takes everything with "step-" and a number in its name for a checkpoint.
         """
         if self.keep_latest_k > 0 and dist.get_rank() == 0:
-            folder = Path(self.folder)
-            checkpoints = sorted({**finished_steps(folder), **unfinished_steps(folder)}.items())
-            for _, old in checkpoints[: -self.keep_latest_k]:
+            for _, old in sorted(all_steps(Path(self.folder)).items())[: -self.keep_latest_k]:
                 self.purge_queue.put(str(old))
 
     def last_finished(self) -> str:
