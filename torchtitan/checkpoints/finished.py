@@ -31,16 +31,6 @@ def read_run_settings(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run}: {error}") from None
 
 
-def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
-    """Return where a run's checkpoints lie beside it, also if both were moved together."""
-    try:
-        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
-        name = settings["checkpoint"]["folder"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / SETTINGS_FILE} lacks {error}") from None
-    return run.resolve().parents[depth] / name
-
-
 def all_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of checkpoints by their step, also of those not written to the end."""
     folders = checkpoints.glob("step-*")
@@ -53,8 +43,16 @@ def finished_steps(checkpoints: Path) -> dict[int, Path]:
     return {step: folder for step, folder in all_steps(checkpoints).items() if _is_finished(folder)}
 
 
-def chosen_step(checkpoints: Path, step: int | None) -> tuple[int, Path]:
-    """Return a finished checkpoint, the last one without ``step``, or ValueError."""
+def chosen_step(run: Path, settings: Mapping[str, Any], step: int | None) -> tuple[int, Path]:
+    """Return a finished checkpoint of a run, the last one without ``step``, or ValueError.
+
+    Checkpoints lie beside the run's folder, also if both were moved together.
+    """
+    try:
+        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
+        checkpoints = run.resolve().parents[depth] / settings["checkpoint"]["folder"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / SETTINGS_FILE} lacks {error}") from None
     steps = finished_steps(checkpoints)
     if not steps:
         raise ValueError(

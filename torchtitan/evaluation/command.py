@@ -18,9 +18,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import Number, broken_rule, shown, write_obstacle, write_whole
 from timelyfreeze.records import (
@@ -41,11 +44,83 @@ from torchtitan.evaluation.harness import (
     read_score,
     run_lm_eval,
 )
-from torchtitan.evaluation.model import Exporter, Model, export, find_model, unscored
 from torchtitan.evaluation.pictures import reads_pictures, score_pictures
 
 DTYPES = ("float32", "bfloat16", "float16")
+SETTINGS = "settings.json"
+_PICTURES = 64  # of a batch
 _BATCH_SIZE = re.compile(r"auto(:[1-9][0-9]{0,8})?|[1-9][0-9]{0,8}")
+# Writes the checkpoint of a run at a step as a Hugging Face folder, and returns the folder.
+Exporter = Callable[[Path, int], Path]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be scored: its Hugging Face folder, and the run and step that it comes from."""
+
+    folder: Path
+    run: Path | None = None
+    step: int | None = None
+
+
+def unscored(model: Model, device: str, dtype: str, **others: Any) -> Scores:
+    """Return the scores of a model that has not been asked anything yet."""
+    import torch
+
+    return Scores(
+        model=str(model.folder),
+        step=model.step,
+        dtype=dtype,
+        device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+        evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        benchmarks={},
+        **others,
+    )
+
+
+def export(run: Path, step: int) -> Path:
+    """Export a checkpoint of a run; the import is late because it loads the trainer's model."""
+    from torchtitan.hf.export import export_run
+    from torchtitan.vision.export import FORMS
+
+    return export_run(run, step, forms=FORMS)
+
+
+def find_model(path: Path, step: int | None = None, exporter: Exporter = export) -> Model:
+    """Return the model of a Hugging Face folder, or of a run at ``path``, exported if need be."""
+    if _is_hf_folder(path):
+        if step is not None:
+            raise ValueError(
+                f"--step is {step}, but {path} is a Hugging Face folder, which holds one model; "
+                "leave it out, or name a run"
+            )
+        return Model(path)
+    # Imported late: --help need not wait for torch.
+    from torchtitan.checkpoints.finished import chosen_step, read_run_settings
+
+    run = _find_run(path)
+    chosen, _ = chosen_step(run, read_run_settings(run), step)
+    exported = run / f"hf_step-{chosen}"
+    return Model(exported if _is_hf_folder(exported) else exporter(run, chosen), run, chosen)
+
+
+def _is_hf_folder(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _find_run(path: Path) -> Path:
+    """Return the folder of the only run at ``path`` or below it."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; name a run or a Hugging Face folder")
+    found = [path] if (path / SETTINGS).is_file() else []
+    found = found or sorted(file.parent for file in path.rglob(SETTINGS))
+    if not found:
+        raise ValueError(
+            f"{path} has neither config.json, as a Hugging Face folder, nor {SETTINGS}, as a run"
+        )
+    if len(found) > 1:
+        raise ValueError(f"{path} has {len(found)} runs; name one: {', '.join(map(str, found))}")
+    return found[0]
 
 
 def main(
@@ -141,8 +216,23 @@ def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Sco
             f"{model.folder} is an image classifier, scored on all validation pictures of its run; "
             f"leave out {', '.join(given)}"
         )
-    size = options.batch_size
-    scores = score_pictures(model, *_device(options), None if size in (None, "auto") else int(size))
+    if model.run is None:
+        raise ValueError(
+            f"{model.folder} does not say which pictures to score; name the run it was exported of"
+        )
+    device, dtype = _device(options)
+    size = _PICTURES if options.batch_size in (None, "auto") else int(options.batch_size)
+    source, means = score_pictures(model.run, model.folder, device, dtype, size)
+    scores = unscored(
+        model,
+        device,
+        dtype,
+        source=source,
+        limit=None,
+        versions={name: version(name) for name in ("torch", "transformers")},
+        further={"pictures": means},
+        tasks="pictures",
+    )
     write_whole(output / SCORES, scores_to_json(scores).encode())
     return scores
 

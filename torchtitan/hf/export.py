@@ -18,12 +18,7 @@ from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object, write_obstacle
-from torchtitan.checkpoints.finished import (
-    METADATA,
-    checkpoint_folder,
-    chosen_step,
-    read_run_settings,
-)
+from torchtitan.checkpoints.finished import METADATA, chosen_step, read_run_settings
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
@@ -79,7 +74,6 @@ def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Expo
     """Return the checkpoint of ``run`` at ``step``, or its last one, of a model in ``names``."""
     try:
         settings = read_run_settings(run)
-        checkpoints = checkpoint_folder(run, settings)
     except ValueError as error:
         raise ValueError(f"{error}; name the folder that the run's report names") from error
     job_config = config_of_run(settings, "model", "checkpoint", "vision", "lora")
@@ -88,7 +82,7 @@ def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Expo
             f"the run's model.name is {job_config.model.name!r}; only "
             f"{', '.join(map(repr, names))} can be exported"
         )
-    _, checkpoint = chosen_step(checkpoints, step)
+    _, checkpoint = chosen_step(run, settings, step)
     if not (checkpoint / METADATA).is_file():
         raise ValueError(
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
