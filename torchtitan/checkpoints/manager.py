@@ -12,8 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,24 +92,27 @@ class SafeCheckpointManager(CheckpointManager):
             logger.warning("%s: %s passed over; writing it was not finished", folder, names)
         if finished and step == -1:
             step = self._last_whole(finished)
-        what = str(folder / f"step-{step}")
-        if step == -1:
-            what = str(self.initial_load_path or "the initial weights")
+        is_new = step == -1
+        new_start = Path(self.initial_load_path or "the initial weights")
+        start = new_start if is_new else folder / f"step-{step}"
+        kept = self.folder
         try:
-            if step != -1:
-                self._tell_changes(folder / f"step-{step}")
+            if not is_new or (self.initial_load_path and not self.initial_load_model_only):
+                self._tell_changes(start)
+            if is_new:
+                # Where its folder is not there upstream loads what a new run begins with.
+                self.folder = os.path.join(kept, "none-is-finished")
+            else:
                 self._saved_step = step
-                return super().load(step)
-            with self._as_if_new():
-                if self.initial_load_path and not self.initial_load_model_only:
-                    self._tell_changes(Path(self.initial_load_path))
-                return super().load(step)
+            return super().load(step)
         except CheckpointException as error:
             raise CheckpointError(
-                f"{what} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
+                f"{start} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
                 "model or configuration. checkpoint.load_step names an older one, "
                 "checkpoint.folder another place; to begin anew, move the folder away"
             ) from error
+        finally:
+            self.folder = kept
 
     def _last_whole(self, finished: Mapping[int, Path]) -> int:
         """Return the last step that has more than the model, and say what is passed over."""
@@ -135,15 +137,6 @@ class SafeCheckpointManager(CheckpointManager):
         if not from_hf:
             state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
-
-    @contextmanager
-    def _as_if_new(self) -> Iterator[None]:
-        """Name a folder that is not there: upstream then loads what a new run begins with."""
-        folder, self.folder = self.folder, os.path.join(self.folder, "none-is-finished")
-        try:
-            yield
-        finally:
-            self.folder = folder
 
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint is saved after ``step``, be it the last or not."""

@@ -195,12 +195,9 @@ def hf_settings(args: DecoderArgs, source: Mapping[str, Any], dtype: torch.dtype
 
 def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the contents of ``config.json`` with the type of the weights, for every release."""
-    settings = dict(settings)
-    settings.pop("torch_dtype", None)
-    settings["dtype"] = str(dtype).removeprefix("torch.")
-    # Releases of transformers before 5 know the type by this name alone.
-    settings["torch_dtype"] = settings["dtype"]
-    return settings
+    name = str(dtype).removeprefix("torch.")
+    # Releases of transformers before 5 know the type by the second key alone.
+    return {**settings, "dtype": name, "torch_dtype": name}
 
 
 GENERATION_FILE = "generation_config.json"
