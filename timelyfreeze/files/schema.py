@@ -91,7 +91,6 @@ class Within:
     or_odd: bool = False
     above: bool = False  # whether ``low`` itself is too small
     below: bool = False  # whether ``high`` itself is too large
-    whole: bool = False  # whether it is for whole numbers, which are finite
 
     def error(self, value: float) -> str | None:
         """Return what is wrong with a value."""
@@ -105,8 +104,7 @@ class Within:
             return "it must be finite"
         low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
         if self.high == math.inf:
-            says_finite = isinstance(value, float) and not self.whole
-            return f"it must be {low}" + (" and finite" if says_finite else "")
+            return f"it must be {low}" + (" and finite" if isinstance(value, float) else "")
         if self.high == MOST and not is_high:
             return f"it must be {low}"
         if not (self.above or self.below):

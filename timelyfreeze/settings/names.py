@@ -57,8 +57,8 @@ def arguments_named(naming: Naming) -> Iterator[None]:
 
 
 # Whole numbers without a largest one.
-AtLeast0 = Annotated[int, Within(0, whole=True)]
-AtLeast1 = Annotated[int, Within(1, whole=True)]
+AtLeast0 = Annotated[int, Within(0)]
+AtLeast1 = Annotated[int, Within(1)]
 
 
 def rule_errors(settings: Any, section: str = "", rules: type | None = None) -> Iterator[str]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.files import listed
 from torchtitan.data.rows.errors import DataError, file_of
 from torchtitan.data.rows.examples import is_local_path
 
@@ -111,7 +112,7 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
         if folder.name not in known:
             raise DataError(
                 f"{place}, whose class {folder.name!r} the training data does not have; it has "
-                f"{_shortened(known)}"
+                f"{listed(known)}"
             )
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
         files = sorted(e.path for e in entries if e.name.lower().endswith(suffixes) and e.is_file())
@@ -165,7 +166,7 @@ def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> No
         ("vision.label_column", place.label_column),
     ):
         if columns.count(column) != 1:
-            raise DataError(f"{key} is {column!r}; {name} has the columns {_shortened(columns)}")
+            raise DataError(f"{key} is {column!r}; {name} has the columns {listed(columns)}")
 
 
 def _examples_of(
@@ -178,8 +179,7 @@ def _examples_of(
     own = tuple(feature.names) if isinstance(feature, ClassLabel) else ()
     if own and names and own != tuple(names):
         raise DataError(
-            f"{place}, with the classes {_shortened(own)}; the training data has "
-            f"{_shortened(names)}"
+            f"{place}, with the classes {listed(own)}; the training data has {listed(names)}"
         )
     if isinstance(rows.features[place.image_column], Image):
         rows = rows.cast_column(place.image_column, Image(decode=False))
@@ -197,10 +197,6 @@ def _examples_of(
             "must be whole numbers from 0"
         )
     return replace(found, labels=labels.astype(np.int64))
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join([*names[:8], "..."] if len(names) > 8 else names)
 
 
 # What is read; Pillow would start programs for others, such as Ghostscript for EPS.

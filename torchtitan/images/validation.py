@@ -74,11 +74,9 @@ class _Outputs:
         self._logits: Tensor | None = None
 
     def eval(self, *args: Any, **kwargs: Any) -> None:
-        """Evaluate a batch in the pipeline."""
         self._logits = self._schedule.eval(*args, return_outputs=True, **kwargs)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch without a pipeline."""
         self._logits = logits
         return self._loss_fn(logits, labels)
 

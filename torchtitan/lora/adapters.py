@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -90,7 +90,16 @@ def add_adapters(
     layers = chosen_layers(linear_layers(part), settings.targets)
     if layers:
         _inject(part, layers, settings)
-        part.init_weights = _then_adapters(part, part.init_weights, seed)
+        init_weights = part.init_weights
+
+        @wraps(init_weights)
+        def init(*args: Any, **kwargs: Any) -> None:
+            init_weights(*args, **kwargs)
+            for name, tensor in part.state_dict(keep_vars=True).items():
+                if is_adapter(name):
+                    _begin(name.replace(_COMPILED, ""), tensor, seed)
+
+        part.init_weights = init
     for module in part.modules() if autocast is not None else ():
         if isinstance(module, nn.Linear) and not module.weight.requires_grad:
             module.to(autocast)
@@ -127,19 +136,6 @@ def _name_as_within(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     for name, _tensor in module.base_layer.named_parameters():
         if prefix + name in state:
             state[f"{prefix}{BASE}{name}"] = state.pop(prefix + name)
-
-
-def _then_adapters(
-    part: nn.Module, init_weights: Callable[..., None], seed: int
-) -> Callable[..., None]:
-    @wraps(init_weights)
-    def init(*args: Any, **kwargs: Any) -> None:
-        init_weights(*args, **kwargs)
-        for name, tensor in part.state_dict(keep_vars=True).items():
-            if is_adapter(name):
-                _begin(name.replace(_COMPILED, ""), tensor, seed)
-
-    return init
 
 
 @torch.no_grad()
