@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -33,6 +33,12 @@ class StoredWeights:
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""
         return name in self._entries
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise ValueError if the checkpoint lacks one of the named tensors."""
+        for name in names:
+            if name not in self:
+                raise ValueError(f"{str(self._checkpoint)!r} lacks {name} of the run's model")
 
     @property
     def has_adapters(self) -> bool:

@@ -114,15 +114,6 @@ class VisionArgs(BaseModelArgs):
 
         return getattr(transformers, self.model_class)._from_config(self.config())
 
-    def rule(self) -> Callable[[nn.Module], None]:
-        """Return what draws the weights of one module, its children left out."""
-        import transformers
-
-        # A model of the library that holds no module; it knows the configuration.
-        empty = getattr(transformers, f"{self.library.name}PreTrainedModel")(self.config())
-        rule: Callable[[nn.Module], None] = empty._init_weights
-        return rule
-
     def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
         """Take the number of classes and the size of pictures that a run asks for."""
         self.classes = job_config.vision.classes or self.classes

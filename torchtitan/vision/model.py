@@ -50,7 +50,12 @@ class VisionModel(ModelProtocol):
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         """Draw the weights of the parts that are here by the library's rule for each module."""
-        self.apply(self.model_args.rule())
+        import transformers
+
+        args = self.model_args
+        # A model of the library that holds no module; it knows the configuration.
+        empty = getattr(transformers, f"{args.library.name}PreTrainedModel")(args.config())
+        self.apply(empty._init_weights)
 
 
 def image_loss(prediction: Tensor, labels: Tensor, *, label_smoothing: float) -> Tensor:
