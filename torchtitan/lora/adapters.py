@@ -34,16 +34,15 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def is_meant(layer: str, target: str) -> bool:
-    """Return whether ``target`` names a layer: whole, or by the last words of its name."""
-    return layer == target or layer.endswith(f".{target}")
-
-
 def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
-    """Return those of ``layers`` that get an adapter; all but the head without ``targets``."""
+    """Return those of ``layers`` that get an adapter; all but the head without ``targets``.
+
+    A target names a layer whole, or by the last words of its name.
+    """
     if not targets:
         return [layer for layer in layers if layer != HEAD]
-    return [layer for layer in layers if any(is_meant(layer, target) for target in targets)]
+    ends = tuple(f".{target}" for target in targets)
+    return [layer for layer in layers if f".{layer}".endswith(ends)]
 
 
 def adapter_shapes(

@@ -19,7 +19,6 @@ from torchtitan.lora.adapters import (
     adapter_shapes,
     chosen_layers,
     is_adapter,
-    is_meant,
     linear_layers,
 )
 from torchtitan.vision.spec import known_args
@@ -34,7 +33,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     if model is None:
         return  # told by model_errors
     layers, targets = linear_layers(model), config.lora.targets
-    unknown = [t for t in targets if not any(is_meant(layer, t) for layer in layers)]
+    unknown = [target for target in targets if not chosen_layers(layers, [target])]
     for target in unknown:
         words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
         yield (
