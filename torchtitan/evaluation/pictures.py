@@ -56,8 +56,7 @@ def _load(folder: Path, kind: str) -> VisionModel:
     import torch.distributed.checkpoint as dcp
 
     from torchtitan.vision.adapter import VisionAdapter
-    from torchtitan.vision.library import described, folder_settings
-    from torchtitan.vision.model import VisionModel
+    from torchtitan.vision.model import VisionModel, described, folder_settings
 
     args = described(kind, folder_settings(kind, folder))
     classifier = VisionModel(args).eval()

@@ -44,7 +44,7 @@ from torchtitan.upstream.fixes import (
     evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
-from torchtitan.vision.library import VisionArgs
+from torchtitan.vision.model import VisionArgs
 from torchtitan.vision.spec import with_classes
 
 

@@ -14,8 +14,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.hf.adapter import RenamingReader
 from torchtitan.hf.folder import file_numbers, stored_shapes
-from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import VisionArgs, VisionModel
 
 
 class VisionAdapter(StateDictAdapter):

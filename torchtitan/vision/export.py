@@ -16,7 +16,7 @@ from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.weights import FolderForm, StoredWeights
 from torchtitan.images.settings import PREPROCESSOR
 from torchtitan.vision.adapter import VisionAdapter, places_in_folder
-from torchtitan.vision.library import vision_flavors
+from torchtitan.vision.model import vision_flavors
 
 _HEAD = "output.weight"
 

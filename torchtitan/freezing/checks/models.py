@@ -39,7 +39,7 @@ from torchtitan.images.sources import (
     read_images,
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
-from torchtitan.vision.library import folder_settings
+from torchtitan.vision.model import folder_settings
 from torchtitan.vision.spec import base_spec, known_args
 
 # What makes the same weights another model, in the words of both kinds.

@@ -11,7 +11,7 @@ from tests.torchtitan.helpers.job_configs import config, errors
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
-from torchtitan.vision.library import FLAVORS
+from torchtitan.vision.model import FLAVORS
 
 pytest.importorskip("transformers")
 
