@@ -177,16 +177,11 @@ def json_lines(plain: Any, depth: int, indent: str = "") -> str:
 
 
 def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool = False) -> T:
-    """Build a dataclass from an object that was read from JSON.
+    """Build a dataclass from an object that was read from JSON and may lack fields with a default.
 
-    Args:
-        kind: The dataclass. Fields with a default may be missing in ``value``.
-        value: The object.
-        where: Its key, for messages; empty for the whole.
-        partly: Whether fields that the dataclass does not have are left out, here and deeper.
-
-    Raises:
-        ValueError: As :func:`read_as`, or if a field is unknown or missing.
+    ``where`` is its key, for messages. Read ``partly``, fields that the dataclass does not have are
+    left out, here and deeper; otherwise they are a ValueError, as missing ones are, and what
+    :func:`read_as` refuses.
     """
     name, prefix = where or "the whole", f"{where}." if where else ""
     hints, required = _fields(kind)
@@ -223,17 +218,8 @@ def _has_fields(kind: Any) -> bool:
 def read_as(hint: Any, value: Any, where: str, *, partly: bool = False, more: str = "") -> Any:
     """Return a value that was read from JSON at ``where`` as what its type hint says.
 
-    A number whose hint has no rule may be NaN or infinite, as a loss may be.
-
-    Args:
-        hint: As the module says.
-        value: What stands there.
-        where: Its key, for messages.
-        partly: As for :func:`read_dataclass`.
-        more: What else it may be, for messages.
-
-    Raises:
-        ValueError: If the value is of another type, or breaks a rule.
+    A number whose hint has no rule may be NaN or infinite, as a loss may be. ``more`` is what else
+    the value may be, for messages. ValueError if it is of another type, or breaks a rule.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -25,12 +25,7 @@ AnyFloat = Annotated[float, Within(-MOST, MOST, or_odd=True)]
 
 
 class Table(Generic[Row]):
-    """A CSV file that folders may have.
-
-    Args:
-        name: Of the file.
-        kind: Dataclass of a row.
-    """
+    """A CSV file that folders may have, with a row for each ``kind``, a dataclass."""
 
     def __init__(self, name: str, kind: type[Row]) -> None:
         self.name = name

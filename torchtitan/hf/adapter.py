@@ -31,14 +31,10 @@ from torchtitan.hf.folder import file_numbers, misfits
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
 
-# {name in the files: ours}
-_ATTENTION, _SELF_ATTENTION = "layers.{}.attention", "model.layers.{}.self_attn"
-_BIASES = {
-    f"{_SELF_ATTENTION}.{theirs}_proj.bias": f"{_ATTENTION}.w{theirs}.bias" for theirs in "qkvo"
-}
-_NORMS = {
-    f"{_SELF_ATTENTION}.{theirs}_norm.weight": f"{_ATTENTION}.{theirs}_norm.weight"
-    for theirs in "qk"
+# {name in an attention of the files: ours}
+_BIASES_AND_NORMS = {
+    **{f"{name}_proj.bias": f"w{name}.bias" for name in "qkvo"},
+    **{f"{name}_norm.weight": f"{name}_norm.weight" for name in "qk"},
 }
 
 
@@ -53,7 +49,10 @@ class LlamaAdapter(Llama3StateDictAdapter):
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
         super().__init__(model_args, None)
         self.hf_assets_path = hf_assets_path
-        self.from_hf_map |= _BIASES | _NORMS
+        self.from_hf_map |= {
+            f"model.layers.{{}}.self_attn.{theirs}": f"layers.{{}}.attention.{ours}"
+            for theirs, ours in _BIASES_AND_NORMS.items()
+        }
         index = self.fqn_to_index_mapping = file_numbers(hf_assets_path)
         if index is not None and EMBEDDING in index:
             # Trained models are never tied: saving one has to know a file for its output layer.
