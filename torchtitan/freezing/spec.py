@@ -27,13 +27,7 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
-from torchtitan.hf.decoder import (
-    Decoder,
-    DecoderArgs,
-    as_decoder,
-    attention_error,
-    conversation_error,
-)
+from torchtitan.hf.decoder import Decoder, DecoderArgs, for_packing, require_turns
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
@@ -59,13 +53,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     if isinstance(model_args, VisionArgs):
         model_args = with_classes(model_args, job_config)
     if job_config.data.packing:
-        if error := attention_error(upstream.model_cls, flavor, model_args):
-            raise ValueError(error)
-        model_args = as_decoder(model_args)
-    elif has_turns(job_config.training.dataset) and (
-        error := conversation_error(flavor, model_args)
-    ):
-        raise ValueError(error)
+        model_args = for_packing(upstream.model_cls, flavor, model_args)
+    elif has_turns(job_config.training.dataset):
+        require_turns(flavor, model_args)
     ours = _Builders(upstream)
     spec = replace(
         upstream,

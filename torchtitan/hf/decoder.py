@@ -152,31 +152,30 @@ class Decoder(Transformer):
         )
 
 
-def attention_error(model_cls: type, flavor: str, model_args: Any) -> str | None:
-    """Return why a model cannot read packed sequences, or None."""
+def for_packing(model_cls: type, flavor: str, model_args: Any) -> DecoderArgs:
+    """Return the description of a model that reads packed sequences; ValueError if it cannot."""
     if model_cls is not Transformer:
-        return (
+        raise ValueError(
             "data.packing is true, and model.name is not llama3, whose attention alone can be kept "
             "within examples; set it to false"
         )
     if model_args.attn_type != "sdpa":
-        return (
+        raise ValueError(
             f"data.packing is true, and model.flavor {flavor!r} has attn_type "
             f"{model_args.attn_type!r}, which ends an example at every end token, also within a "
             "conversation; use a flavor with 'sdpa'"
         )
-    return None
+    return as_decoder(model_args)
 
 
-def conversation_error(flavor: str, model_args: Any) -> str | None:
-    """Return why a model cannot read conversations, an example to a sequence, or None."""
-    if getattr(model_args, "attn_mask_type", "causal") != "block_causal":
-        return None
-    return (
-        f"training.dataset may have conversations, and model.flavor {flavor!r} (attn_type "
-        f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would not "
-        "see those before it; use a flavor with 'sdpa'"
-    )
+def require_turns(flavor: str, model_args: Any) -> None:
+    """Raise ValueError if a model cannot read conversations, an example to a sequence."""
+    if getattr(model_args, "attn_mask_type", "causal") == "block_causal":
+        raise ValueError(
+            f"training.dataset may have conversations, and model.flavor {flavor!r} (attn_type "
+            f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would "
+            "not see those before it; use a flavor with 'sdpa'"
+        )
 
 
 def to_every_stage(

@@ -43,26 +43,20 @@ class ImageValidator(BatchValidator):
                 logits = self._outputs.take()
                 if logits is not None:
                     scores += scores_of(logits, labels.to(logits.device))
-            self._log(*map(self._of_all_replicas, scores), step=step)
+            loss, top1, top5, n = map(self._of_all_replicas, scores)
+            if not n:
+                processor.log_validation(loss=_ELSEWHERE, step=step)
+                return
+            top1, top5 = top1 / n, top5 / n
+            logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
+            further = {"validation_metrics/top1": top1, "validation_metrics/top5": top5}
+            processor.log_validation(loss=loss / n, step=step, extra_metrics=further)
 
     def post_dataloading_process(
         self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
         """Hand on pictures and labels; no masks belong to them."""
         return input_dict["input"], labels, {}, {}
-
-    def _log(self, loss: float, first: float, first_five: float, n: float, *, step: int) -> None:
-        processor = self._metrics_processor
-        if not n:
-            processor.log_validation(loss=_ELSEWHERE, step=step)
-            return
-        top1, top5 = first / n, first_five / n
-        logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
-        processor.log_validation(
-            loss=loss / n,
-            step=step,
-            extra_metrics={"validation_metrics/top1": top1, "validation_metrics/top5": top5},
-        )
 
 
 class _Outputs:

@@ -13,8 +13,8 @@ from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, join_example
 from torchtitan.hf.decoder import (
     Decoder,
     as_decoder,
-    attention_error,
     document_mask,
+    for_packing,
     to_every_stage,
 )
 
@@ -166,14 +166,13 @@ def test_padding_gives_no_nan() -> None:
 
 
 def test_models_that_cannot_read_packed_sequences() -> None:
-    assert attention_error(Transformer, "8B", ARGS) is None
-    error = attention_error(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
-    assert error is not None
-    for part in ("data.packing is true", "'8B_flex'", "'flex'", "use a flavor with 'sdpa'"):
-        assert part in error
-    other = attention_error(SimpleNamespace, "8B", ARGS)
-    assert other is not None
-    assert "model.name is not llama3" in other
+    assert for_packing(Transformer, "8B", ARGS) == ARGS
+    with pytest.raises(ValueError, match=r"data\.packing is true") as error:
+        for_packing(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
+    for part in ("'8B_flex'", "'flex'", "use a flavor with 'sdpa'"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match=r"model\.name is not llama3"):
+        for_packing(SimpleNamespace, "8B", ARGS)
 
 
 def test_positions_go_to_every_stage() -> None:
