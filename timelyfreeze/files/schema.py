@@ -67,11 +67,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(path.read_bytes())
         json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written
-    except UnicodeEncodeError:
-        raise ValueError(f"{path.name} holds half a character, \\ud800 to \\udfff") from None
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
