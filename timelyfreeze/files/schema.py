@@ -39,7 +39,7 @@ def listed(names: Iterable[str]) -> str:
     """Return names as a message lists them: the first few, and of long ones the beginning."""
     names = list(names)
     rest = len(names) - _N_LISTED
-    first = ", ".join(name[:60] for name in names[:_N_LISTED])
+    first = ", ".join(name[:100] for name in names[:_N_LISTED])
     # Half a character, which JSON can hold, cannot be written.
     first = first.encode(errors="backslashreplace").decode()
     return first + (f" and {rest} more" if rest > 0 else "")

@@ -175,7 +175,7 @@ def folder_settings(kind: str, folder: Path) -> dict[str, Any]:
 def described(kind: str, settings: dict[str, Any]) -> VisionArgs:
     """Return the model that ``settings`` describe, with the number of classes that they have."""
     classes = len(settings.get("id2label") or ()) or int(settings.get("num_labels") or 1000)
-    args = VisionArgs(kind, settings, classes)
+    args = VisionArgs(kind=kind, settings=settings, classes=classes)
     size = args.config().image_size
     if not isinstance(size, int):
         raise ValueError(f"image_size is {size}; it must be one number, of square pictures")

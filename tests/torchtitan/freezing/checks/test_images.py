@@ -90,7 +90,7 @@ def test_broken_pictures_and_labels_end_a_launch_before_it_starts(tmp_path: Path
 
 
 def test_hub_data_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtitan.images.sources._read_hub", pytest.fail)
+    monkeypatch.setattr("datasets.load_dataset", pytest.fail)
     assert list(image_errors(images("somebody/pictures", validation__enable=True))) == []
 
 
