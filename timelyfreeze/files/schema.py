@@ -12,7 +12,7 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -100,7 +100,8 @@ class Within:
             return "it must be finite"
         low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
         if self.high == math.inf:
-            return f"it must be {low}" + (" and finite" if isinstance(value, float) else "")
+            is_of_floats = isinstance(self.low, float) and isinstance(value, float)
+            return f"it must be {low}" + (" and finite" if is_of_floats else "")
         if self.high == MOST and not is_high:
             return f"it must be {low}"
         if not (self.above or self.below):
@@ -194,8 +195,7 @@ def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool =
     return kind(**read)
 
 
-@cache
-def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+def _find_fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the hints of a dataclass and the names of those that a file must have."""
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, tuple):
@@ -205,6 +205,9 @@ def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     return hints, [
         key for key, hint in hints.items() if key not in defaults or WRITTEN in get_args(hint)
     ]
+
+
+_fields: Callable[[Any], tuple[dict[str, Any], list[str]]] = cache(_find_fields)
 
 
 def _has_fields(kind: Any) -> bool:
