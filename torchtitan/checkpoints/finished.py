@@ -115,18 +115,14 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def saved_keys(folder: Path) -> list[str]:
-    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
-    return list(_saved(folder))
-
-
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors of a finished checkpoint; nothing if they cannot be read."""
-    saved = _saved(folder).items()
+    saved = saved_keys(folder).items()
     return {name: tuple(one.size) for name, one in saved if isinstance(one, TensorStorageMetadata)}
 
 
-def _saved(folder: Path) -> dict[str, Any]:
+def saved_keys(folder: Path) -> dict[str, Any]:
+    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
     try:
         return read_contents(folder).state_dict_metadata
     except Exception:  # a file that is no pickle can raise anything; whoever loads it is told

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +77,7 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            saved = list(memory.metadata.state_dict_metadata)
+            saved = memory.metadata.state_dict_metadata
             states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
@@ -243,7 +243,7 @@ def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -
     return SimpleNamespace(state_dict=lambda: held, load_state_dict=load)
 
 
-def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def fitted_states(states: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Return states that ask for what a checkpoint has, of which ``keys`` are the full names."""
 
     def of(name: str) -> list[str]:

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -163,12 +162,10 @@ class RenamingReader(HuggingFaceStorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what ``plan`` asks for."""
-        items = [
-            replace(item, storage_index=self._there(item.storage_index))
-            for item in plan.items
-            if item.storage_index.fqn not in self._absent
-        ]
+        items = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if name not in self._absent:
+                there = replace(item.storage_index, fqn=self._stored_as.get(name, name))
+                items.append(replace(item, storage_index=there))
         return super().read_data(LoadPlan(items, plan.storage_data), planner)
-
-    def _there(self, asked: MetadataIndex) -> MetadataIndex:
-        return replace(asked, fqn=self._stored_as.get(asked.fqn, asked.fqn))

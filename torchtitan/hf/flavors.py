@@ -95,11 +95,11 @@ def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
     Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
     SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.
     """
-    given = {
-        field.name: getattr(job_config.model, f"rope_{field.name}")
+    wanted = {
+        field.name: value
         for field in fields(RoPEScalingArgs)
+        if (value := getattr(job_config.model, f"rope_{field.name}")) is not None
     }
-    wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         return model_args
     if not hasattr(model_args, "rope_scaling_args"):
