@@ -63,18 +63,22 @@ class Model:
     step: int | None = None
 
 
-def unscored(model: Model, device: str, dtype: str, **others: Any) -> Scores:
-    """Return the scores of a model that has not been asked anything yet."""
+def unscored(model: Model, options: argparse.Namespace, source: str, **others: Any) -> Scores:
+    """Return the scores of a model that has not been asked anything yet, its device chosen."""
     import torch
 
+    on_cpu = options.device == "cpu"
     return Scores(
         model=str(model.folder),
         step=model.step,
-        dtype=dtype,
-        device="cpu" if device == "cpu" else torch.cuda.get_device_name(device),
+        dtype=options.dtype,
+        device="cpu" if on_cpu else torch.cuda.get_device_name(options.device),
         evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         benchmarks={},
-        **others,
+        source=source,
+        limit=options.limit,
+        options=shlex.join(options.further),
+        **{"versions": {"torch": torch.__version__}, **others},
     )
 
 
@@ -135,6 +139,11 @@ def main(
         if obstacle := write_obstacle(output):  # better told now than after hours of questions
             raise ValueError(f"scores go to {output}, but {obstacle}; name another with --output")
         output.mkdir(parents=True, exist_ok=True)
+        # Imported late: --help need not wait for torch.
+        import torch
+
+        options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
         is_of_pictures = reads_pictures(model.folder)
         scores = (
             _on_pictures(model, options, output)
@@ -157,31 +166,20 @@ def check(arguments: Sequence[str]) -> None:
 
 def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Runner) -> Scores:
     """Score a model, and keep what is known after each task; ValueError if lm-eval fails."""
-    # Imported late: --help need not wait for torch.
-    import torch
-
-    device, dtype = _device(options)
-    batch_size = "8" if device == "cpu" else "auto"
+    batch_size = "8" if options.device == "cpu" else "auto"
     local = find_files(options.data_dir, options.tasks) if options.data_dir else {}
-    scores = unscored(
-        model,
-        device,
-        dtype,
-        source=str(options.data_dir or HUB),
-        limit=options.limit,
-        versions={"torch": torch.__version__},
-        options=shlex.join(options.further),
-    )
+    scores = unscored(model, options, str(options.data_dir or HUB))
+    # As JSON: a path may have a comma.
+    model_args = json.dumps({"pretrained": str(model.folder), "dtype": options.dtype})
     for task in options.tasks:
         benchmark, files = BY_KEY.get(task), local.get(task)
         given = {
             "--model": "hf",
-            # As JSON: a path may have a comma.
-            "--model_args": json.dumps({"pretrained": str(model.folder), "dtype": dtype}),
+            "--model_args": model_args,
             "--tasks": task,
             "--num_fewshot": benchmark and benchmark.n_shots,
             "--limit": benchmark.limit_of_task(options.limit) if benchmark else options.limit,
-            "--device": device,
+            "--device": options.device,
             "--batch_size": options.batch_size or batch_size,
         }
         folder = output / "lm_eval" / re.sub(r"[^\w.-]", "_", task)
@@ -200,13 +198,6 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
     return scores
 
 
-def _device(options: argparse.Namespace) -> tuple[str, str]:
-    import torch
-
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return device, options.dtype or ("float32" if device == "cpu" else "bfloat16")
-
-
 def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Scores:
     """Score an image classifier; raise for options of questions, which it is not asked."""
     asked = {"--tasks": options.tasks != [*BY_KEY], "--data-dir": options.data_dir is not None,
@@ -220,19 +211,12 @@ def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Sco
         raise ValueError(
             f"{model.folder} does not say which pictures to score; name the run it was exported of"
         )
-    device, dtype = _device(options)
     size = _PICTURES if options.batch_size in (None, "auto") else int(options.batch_size)
-    source, means = score_pictures(model.run, model.folder, device, dtype, size)
-    scores = unscored(
-        model,
-        device,
-        dtype,
-        source=source,
-        limit=None,
-        versions={name: version(name) for name in ("torch", "transformers")},
-        further={"pictures": means},
-        tasks="pictures",
-    )
+    how = options.device, options.dtype, size
+    source, means = score_pictures(model.run, model.folder, *how)
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    further = {"pictures": means}
+    scores = unscored(model, options, source, versions=versions, further=further, tasks="pictures")
     write_whole(output / SCORES, scores_to_json(scores).encode())
     return scores
 
