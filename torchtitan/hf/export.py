@@ -95,7 +95,7 @@ def export_run(
         raise ValueError(f"{str(folder)!r} is there already; remove it or name another folder")
     if obstacle := write_obstacle(folder):
         raise ValueError(f"the weights go to {folder}, but {obstacle}; name another with --output")
-    weights = StoredWeights(checkpoint, job_config.lora.scale)
+    weights = StoredWeights(checkpoint, job_config.lora.scale, dtype)
     if adapter and not weights.has_adapters:
         raise ValueError(
             f'{str(checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
@@ -105,11 +105,10 @@ def export_run(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     if adapter:
-        base = str(weights_folder(job_config))
-        write_adapter(part, weights, form, lora=job_config.lora, base=base, dtype=dtype)
+        write_adapter(part, weights, form, job_config.lora, str(weights_folder(job_config)))
     else:
-        write_weights(part, weights, form, dtype=dtype, max_file_bytes=max_file_bytes)
-        write_json(part / CONFIG_FILE, form.settings(part, dtype))
+        write_weights(part, weights, form, max_file_bytes)
+        write_json(part / CONFIG_FILE, form.settings(part))
         _drop_code(part)
     part.rename(folder)
     return folder
@@ -118,8 +117,8 @@ def export_run(
 def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     """Return the form of a LLaMA; ValueError if the checkpoint or its model lacks something.
 
-    Embeddings that were tied in the folder the run began from stay tied if they are still equal,
-    bit for bit; trained apart, they are written apart.
+    Embeddings that were tied in the folder the run began from stay tied if what is written of them
+    is still equal, bit for bit; trained apart, they are written apart.
     """
     args = as_decoder(chosen_args(job_config, llama3_args))
     with torch.device("meta"):
@@ -135,8 +134,8 @@ def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
             logger.info("The output layer was trained apart from the embeddings; both are written")
     args = replace(args, tie_word_embeddings=_HEAD not in names)
 
-    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-        said = hf_settings(args, source, dtype or weights.dtype(_EMBEDDING))
+    def settings(folder: Path) -> dict[str, Any]:
+        said = hf_settings(args, source, weights.dtype(_EMBEDDING))
         copy_companions(job_config, _COPIED, folder)
         tokenizer = _tokenizer_of(folder)
         named = {key: value for key, value in said.items() if value is not None}

@@ -23,11 +23,17 @@ from torchtitan.lora.adapters import adapter_of, is_adapter
 
 
 class StoredWeights:
-    """The tensors of a checkpoint that torch has written, by name, and adapters merged in."""
+    """The tensors of a checkpoint that torch has written, by name, and adapters merged in.
 
-    def __init__(self, checkpoint: Path, adapter_scale: float = 1.0) -> None:
+    They are of ``dtype``, or as they lie in the checkpoint.
+    """
+
+    def __init__(
+        self, checkpoint: Path, adapter_scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> None:
         self._checkpoint = checkpoint
         self._adapter_scale = adapter_scale
+        self._dtype = dtype
         self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
@@ -54,7 +60,8 @@ class StoredWeights:
         """Return the type in which a tensor is loaded."""
         pair = [one for one in adapter_of(name) if one in self]
         # Frozen weights may be of a smaller type than what was learned.
-        return reduce(torch.promote_types, (self.empty(one).dtype for one in [name, *pair]))
+        own = reduce(torch.promote_types, (self.empty(one).dtype for one in [name, *pair]))
+        return self._dtype or own
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the named tensors, in the order of ``names``, adapters merged into weights."""
@@ -67,8 +74,8 @@ class StoredWeights:
             dcp.load(weights, checkpoint_id=self._checkpoint, no_dist=True)
         for name, (down, up) in adapters.items():
             added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
-            weights[name] = (weights[name].float() + added).to(self.dtype(name))
-        return weights
+            weights[name] = weights[name].float() + added
+        return {name: weights[name].to(self.dtype(name)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -76,47 +83,42 @@ class FolderForm:
     """What a folder of one model is made of.
 
     ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
-    the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
-    checkpoint, and writes what transformers reads besides into the folder.
+    the files. ``settings`` makes ``config.json``, and writes what transformers reads besides into
+    the folder.
     """
 
     names: Sequence[str]
     translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-    settings: Callable[[Path, torch.dtype | None], dict[str, Any]]
+    settings: Callable[[Path], dict[str, Any]]
 
-    def empty(self, name: str, weights: StoredWeights, dtype: torch.dtype | None) -> Any:
+    def empty(self, name: str, weights: StoredWeights) -> tuple[str, Tensor]:
         """Return the name of a tensor in the files, and the tensor without its values."""
-        empty = weights.empty(name).to(dtype or weights.dtype(name))
+        empty = weights.empty(name).to(weights.dtype(name))
         ((there, tensor),) = self.translate({name: empty}).items()
         return there, tensor
 
 
 def write_weights(
-    folder: Path,
-    weights: StoredWeights,
-    form: FolderForm,
-    *,
-    dtype: torch.dtype | None,
-    max_file_bytes: int,
+    folder: Path, weights: StoredWeights, form: FolderForm, max_file_bytes: int
 ) -> None:
     """Write tensors as ``model.safetensors``, or as several files of at most so many bytes."""
     tensors, names = {}, {}
     for name in form.names:
-        there, tensors[there] = form.empty(name, weights, dtype)
+        there, tensors[there] = form.empty(name, weights)
         names[there] = name
     files = split_torch_state_dict_into_shards(tensors, max_shard_size=max_file_bytes)
     for file, group in files.filename_to_tensors.items():
-        _save(folder / file, form.translate(weights.load([names[there] for there in group])), dtype)
+        _save(folder / file, form.translate(weights.load([names[there] for there in group])))
     if files.is_sharded:
         index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         write_json(folder / INDEX_FILE, index)
 
 
-def _save(path: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+def _save(path: Path, weights: Mapping[str, Tensor]) -> None:
     path.touch()
     mode = path.stat().st_mode  # as that of every other file; the library hides its own
-    cast = {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in weights.items()}
-    save_file(cast, path, metadata={"format": "pt"})
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(whole, path, metadata={"format": "pt"})
     path.chmod(mode)
 
 
@@ -130,18 +132,12 @@ _PREFIX = "base_model.model."  # what peft puts before a model's own names
 
 
 def write_adapter(
-    folder: Path,
-    weights: StoredWeights,
-    form: FolderForm,
-    *,
-    lora: Lora,
-    base: str,
-    dtype: torch.dtype | None,
+    folder: Path, weights: StoredWeights, form: FolderForm, lora: Lora, base: str
 ) -> None:
     """Write the adapters of a checkpoint into a folder that peft loads onto the model ``base``."""
     tensors, layers, every = {}, [], set()
     for name in form.names:
-        layer = form.empty(name, weights, dtype)[0].removesuffix(".weight")
+        layer = form.empty(name, weights)[0].removesuffix(".weight")
         every.add(layer)
         down, up = adapter_of(name)
         if up not in weights:
@@ -152,7 +148,7 @@ def write_adapter(
         (reordered,) = form.translate({name: pair[up]}).values()
         tensors[f"{_PREFIX}{layer}.lora_A.weight"] = pair[down]
         tensors[f"{_PREFIX}{layer}.lora_B.weight"] = reordered
-    _save(folder / _WEIGHTS, tensors, dtype)
+    _save(folder / _WEIGHTS, tensors)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

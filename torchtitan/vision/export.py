@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf import export as hf_export
 from torchtitan.hf.export import copy_companions, with_dtype
@@ -34,9 +32,9 @@ def vision_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     names = list(places_in_folder(args))
     weights.require(names)
 
-    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+    def settings(folder: Path) -> dict[str, Any]:
         copy_companions(job_config, [PREPROCESSOR], folder)
-        return with_dtype(json.loads(config.to_json_string()), dtype or weights.dtype(_HEAD))
+        return with_dtype(json.loads(config.to_json_string()), weights.dtype(_HEAD))
 
     return FolderForm(names, VisionAdapter(args, None).to_hf, settings)
 
