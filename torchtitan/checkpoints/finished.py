@@ -40,7 +40,11 @@ def all_steps(checkpoints: Path) -> dict[int, Path]:
 
 def finished_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of finished checkpoints by their step; what is written last is there."""
-    return {step: folder for step, folder in all_steps(checkpoints).items() if _is_finished(folder)}
+    return {
+        step: folder
+        for step, folder in all_steps(checkpoints).items()
+        if any((folder / last).is_file() for last in (METADATA, INDEX_FILE))
+    }
 
 
 def chosen_step(run: Path, settings: Mapping[str, Any], step: int | None) -> tuple[int, Path]:
@@ -146,10 +150,6 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
     return values
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()
 
 
 # What a run shows and where it writes; that may always differ.

@@ -26,7 +26,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from torchtitan.hf.decoder import Decoder, DecoderArgs
-from torchtitan.hf.folder import file_numbers, misfits
+from torchtitan.hf.folder import Shapes, file_numbers, misfits
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
 
@@ -115,7 +115,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 
 
-def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(args: DecoderArgs) -> Shapes:
     """Return the shape of every tensor in a folder of ``args``, but for a tied output layer."""
     with torch.device("meta"):
         weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
@@ -123,7 +123,7 @@ def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 
 
-def tensor_errors(args: DecoderArgs, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+def tensor_errors(args: DecoderArgs, shapes: Shapes) -> Iterator[str]:
     """Say what keeps tensors of some ``shapes`` from being the weights of ``args``."""
     expected = tensor_shapes(args)
     # Old folders keep the rotary frequencies, which follow from the configuration.
@@ -141,10 +141,7 @@ class RenamingReader(HuggingFaceStorageReader):
     """
 
     def __init__(
-        self,
-        path: str,
-        stored_as: Mapping[str, str],
-        absent: Mapping[str, tuple[int, ...]] | None = None,
+        self, path: str, stored_as: Mapping[str, str], absent: Shapes | None = None
     ) -> None:
         super().__init__(path)
         self._stored_as = stored_as

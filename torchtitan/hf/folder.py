@@ -39,6 +39,7 @@ def file_numbers(folder: str | None) -> dict[str, int] | None:
     return {name: places[file] for name, file in files.items()} or None
 
 
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 SUFFIX = ".safetensors"
 # What Mistral puts beside the files: the same weights by names of its own, which nothing reads.
 _OTHER_FORM = "consolidated"
@@ -74,9 +75,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def misfits(
-    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]]
-) -> Iterator[str]:
+def misfits(wanted: Shapes, stored: Shapes) -> Iterator[str]:
     """Say which tensors a folder lacks of a model, or has in another shape."""
     if missing := [name for name in wanted if name not in stored]:
         yield f"it lacks {listed(missing)}"

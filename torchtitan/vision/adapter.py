@@ -13,7 +13,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.tools.logging import logger
 
 from torchtitan.hf.adapter import RenamingReader
-from torchtitan.hf.folder import file_numbers, stored_shapes
+from torchtitan.hf.folder import Shapes, file_numbers, stored_shapes
 from torchtitan.vision.model import VisionArgs, VisionModel
 
 
@@ -84,9 +84,7 @@ def places_in_folder(args: VisionArgs) -> dict[str, Place]:
     return {name: place(tensor) for name, tensor in ours.named_parameters()}
 
 
-def new_tensors(
-    places: Mapping[str, Place], stored: Mapping[str, tuple[int, ...]]
-) -> dict[str, Place]:
+def new_tensors(places: Mapping[str, Place], stored: Shapes) -> dict[str, Place]:
     """Return the output layer's tensors that a folder lacks, or has for other classes."""
     return {
         name: place
