@@ -196,20 +196,15 @@ class ActivationCache:
 
 
 NONE = "none"
-PERFORMANCE = "performance"
 EFFICIENCY = "efficiency"
-_MODES = (NONE, PERFORMANCE, EFFICIENCY)
-
 LINEAR = "linear"
-SQRT = "sqrt"
-_RATES = (NONE, LINEAR, SQRT)
 
 
 @dataclass(frozen=True)
 class PackingSettings:
     """Whether batches grow, or ranks become fewer, as the front of the model freezes."""
 
-    mode: Annotated[str, OneOf(*_MODES)] = NONE
+    mode: Annotated[str, OneOf(NONE, "performance", EFFICIENCY)] = NONE
     """"performance": use memory that the frozen front sets free for larger microbatches, so that a
     step takes fewer gradient accumulations. "efficiency": once the model fits on fewer ranks, go on
     with as many processes, from a checkpoint. "none": both stay. For methods that freeze the front
@@ -219,7 +214,7 @@ class PackingSettings:
     """Once a step is down to one batch, training.global_batch_size may grow up to this, in whole
     multiples; the run then takes fewer steps for the same rows. 0: it stays."""
 
-    learning_rate: Annotated[str, OneOf(*_RATES)] = NONE
+    learning_rate: Annotated[str, OneOf(NONE, LINEAR, "sqrt")] = NONE
     """How the learning rate grows with the global batch: "none" (not at all), "linear" (as the
     batch does) or "sqrt" (as its square root)."""
 

@@ -42,7 +42,6 @@ from torchtitan.hf.weights import (
     write_weights,
 )
 
-MAX_FILE_BYTES = 5 * 10**9
 _SECTIONS = ("model", "checkpoint", "vision", "lora", "training", "data")
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
 
@@ -77,7 +76,7 @@ def export_run(
     *,
     output: Path | None = None,
     dtype: torch.dtype | None = None,
-    max_file_bytes: int = MAX_FILE_BYTES,
+    max_file_bytes: int = 5 * 10**9,
     forms: Forms | None = None,
     adapter: bool = False,
 ) -> Path:
