@@ -212,8 +212,7 @@ def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Sco
             f"{model.folder} does not say which pictures to score; name the run it was exported of"
         )
     size = _PICTURES if options.batch_size in (None, "auto") else int(options.batch_size)
-    how = options.device, options.dtype, size
-    source, means = score_pictures(model.run, model.folder, *how)
+    source, means = score_pictures(model.run, model.folder, options.device, options.dtype, size)
     versions = {name: version(name) for name in ("torch", "transformers")}
     further = {"pictures": means}
     scores = unscored(model, options, source, versions=versions, further=further, tasks="pictures")
