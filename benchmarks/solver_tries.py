@@ -39,7 +39,7 @@ from timelyfreeze.planning.interior_point import (
     solve_certified,
     weighted_cost,
 )
-from timelyfreeze.runtime import known_schedules, named_order, stages_per_rank
+from timelyfreeze.runtime import SCHEDULES, named_order, stages_per_rank
 from timelyfreeze.schedule import PipelineDag, build_dag, makespan
 from timelyfreeze.timing import DurationBounds
 
@@ -176,7 +176,7 @@ def _try(options: argparse.Namespace) -> int:
 
 def _require_pipeline(schedule: str, n_ranks: int, n_microbatches: int) -> None:
     """Raise unless there can be such a pipeline, and its program can be solved."""
-    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
+    names = [name for name in SCHEDULES if stages_per_rank(name) is not None]
     if schedule not in names:
         raise ValueError(f"--schedules has {shown(schedule)}; known: {', '.join(names)}")
     if min(n_ranks, n_microbatches) < 1 or n_ranks * n_microbatches > MAX_CELLS:
