@@ -87,7 +87,7 @@ class PipelineFiles(RunPart):
         notes = pipeline_notes(run.config, order, run.n_layers, n_processors, sizes)
         number_former(run.folder, ("bounds.json", "plan.json"))
         run.write("schedule.csv", order_to_csv(order))
-        run.write("bounds.json", bounds_file_text(controller.dag, bounds, notes))
+        run.write("bounds.json", bounds_file_text(controller.in_force.dag, bounds, notes))
         run.write("plan.json", plan_to_json(plan))
 
 

@@ -153,7 +153,7 @@ class BatchTimes(RunPart):
             }
         controller = self.run.controller
         if controller is not None and controller.plans:
-            found["switched_off"] = controller.switched_off
+            found["switched_off"] = controller.in_force.switched_off
             found |= _planned(controller, summary.batches_per_step)
         return found
 
@@ -179,7 +179,7 @@ def _of_cache(cache: CacheUse | None) -> dict[str, float | None]:
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
     plan, bounds = controller.plan, controller.bounds
     if plan is None:
-        return {"failure": controller.failure or "not enough steps to measure"}
+        return {"failure": controller.planner.failure or "not enough steps to measure"}
     return {
         "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
         "batch_ms_predicted": plan.batch_ms,
@@ -187,7 +187,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
         "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
         "all_frozen_batch_ms": plan.frozen_batch_ms,
         "interval_factor": None if bounds is None else bounds.interval_factor,
-        "predicts_for": controller.predicts_for,
+        "predicts_for": controller.in_force.predicts_for,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
         "upper_bound_gain": plan.upper_bound_gain,

@@ -54,11 +54,12 @@ def controller(
 ) -> Any:
     return SimpleNamespace(
         plan=plan,
-        failure=failure,
+        planner=SimpleNamespace(failure=failure),
         plans=plans,
-        switched_off=switched_off,
+        in_force=SimpleNamespace(
+            switched_off=switched_off, predicts_for="4 ranks that share 2 cores"
+        ),
         bounds=None if plan is None else SimpleNamespace(interval_factor=1.25),
-        predicts_for="4 ranks that share 2 cores",
     )
 
 
