@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import ObservedBatch
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import (
-    RESPONSES,
-    ResponseRow,
-    SeenBatch,
-    measured_timeline,
-    timeline_file,
-    timeline_to_json,
-)
+from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
+from timelyfreeze.records.tables import RESPONSES, ResponseRow
+from timelyfreeze.records.timeline import timeline_file, timeline_to_json
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.report.parts import LoggedStep, RunPart
@@ -83,8 +77,11 @@ class Timelines(RunPart):
         return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
-        run, controller = self.run, self.run.controller
-        batches = of_commonest_entry(batches)
+        run, bounds = self.run, self.run.controller.bounds
+        # Those that began where most did; of several such places the latest counts.
+        entries = Counter(observed.entry_stage for observed in reversed(batches))
+        ((entry_stage, _),) = entries.most_common(1)
+        batches = [observed for observed in batches if observed.entry_stage == entry_stage]
         everyone = run.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]
         processes = run.exchange.all_gather(
@@ -92,27 +89,14 @@ class Timelines(RunPart):
         )
         if not run.is_shown:
             return
-        bounds = controller.bounds
+        latency_ms = None if bounds is None else bounds.p2p_latency_ms
+        more = {"step": chosen.step, "p2p_latency_ms": latency_ms, "entry_stage": entry_stage}
         try:
-            timeline = measured_timeline(
-                controller.order,
-                processes,
-                phase,
-                step=chosen.step,
-                p2p_latency_ms=None if bounds is None else bounds.p2p_latency_ms,
-                entry_stage=chosen.entry_stage,
-            )
+            timeline = measured_timeline(run.controller.order, processes, phase, **more)
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
         run.write(str(timeline_file(Path(), phase)), timeline_to_json(timeline))
-
-
-def of_commonest_entry(batches: Sequence[ObservedBatch]) -> list[ObservedBatch]:
-    """Return the batches that began where most did; of several such places the latest counts."""
-    counts = Counter(observed.entry_stage for observed in reversed(batches))
-    ((most, _),) = counts.most_common(1)
-    return [observed for observed in batches if observed.entry_stage == most]
 
 
 def typical(spans_ms: list[list[float]]) -> int:
@@ -130,7 +114,7 @@ class Responses(RunPart):
     n_kept = 120  # of each stage, kind and phase
 
     def begin_pipeline(self) -> None:
-        self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
+        self.kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
         self._n_seen: Counter[tuple[int, str, str]] = Counter()
         self._rng = np.random.default_rng(0)
 
@@ -138,10 +122,9 @@ class Responses(RunPart):
         """Write what all ranks have kept, ``responses.csv``."""
         if self.run.controller is None:
             return
-        everyone = self.run.exchange.all_gather(self.by_stage())
-        by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
-        rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
-        self.run.append(RESPONSES, rows)
+        everyone = self.run.exchange.all_gather(self.kept)
+        kept = {key: rows for rank in reversed(everyone) for key, rows in rank.items()}
+        self.run.append(RESPONSES, [row for key in sorted(kept) for row in kept[key]])
 
     def batch(self, observed: ObservedBatch) -> None:
         if observed.is_cold:
@@ -151,20 +134,10 @@ class Responses(RunPart):
                 action.stage, action.kind.value, observed.phase.value, action.microbatch,
                 fraction, observed.record.durations_ms[action], int(action in observed.cut),
             )  # fmt: skip
-            self._offer(row)
-
-    def _offer(self, row: ResponseRow) -> None:
-        key = (row.stage, row.kind, row.phase)
-        kept = self._kept.setdefault(key, [])
-        self._n_seen[key] += 1
-        if self._n_seen[key] <= self.n_kept:
-            kept.append(row)
-        elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
-            kept[place] = row
-
-    def by_stage(self) -> dict[int, list[ResponseRow]]:
-        """Return what is kept, by stage."""
-        stages: dict[int, list[ResponseRow]] = {}
-        for key in sorted(self._kept):
-            stages.setdefault(key[0], []).extend(self._kept[key])
-        return stages
+            key = (row.stage, row.kind, row.phase)
+            kept = self.kept.setdefault(key, [])
+            self._n_seen[key] += 1
+            if self._n_seen[key] <= self.n_kept:
+                kept.append(row)
+            elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
+                kept[place] = row

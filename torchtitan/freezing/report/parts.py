@@ -12,7 +12,9 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
 from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import Move, RunSummary, StepLog
+from timelyfreeze.records.convergence import StepLog
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records.tables import Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds

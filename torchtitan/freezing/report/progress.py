@@ -9,13 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import model_family, padding_note
 from torchtitan.freezing.report.parts import EndedStep, Run, RunPart
@@ -98,7 +98,7 @@ class Progress(RunPart):
         self._use_bar = self._shown and sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._bar: tqdm[None] | None = None
-        self._redirect = None
+        self._redirected = ExitStack()
 
     def note(self, loss: float, tokens_per_second: float | None) -> None:
         """Take note of what is shown until the next logged step."""
@@ -127,8 +127,7 @@ class Progress(RunPart):
             self._bar = tqdm(
                 total=self._n_steps, initial=step - 1, dynamic_ncols=True, bar_format=_FORMAT
             )
-            self._redirect = logging_redirect_tqdm()
-            self._redirect.__enter__()
+            self._redirected.enter_context(logging_redirect_tqdm())
         self._bar.set_description_str(status_text(status), refresh=False)
         with suppress(OSError):  # the terminal is gone: SIGHUP is on its way
             self._bar.update(step - self._bar.n)
@@ -157,9 +156,7 @@ class Progress(RunPart):
                 self._bar.refresh()
                 self._bar.close()
             self._bar = None
-        if self._redirect is not None:
-            self._redirect.__exit__(None, None, None)
-            self._redirect = None
+        self._redirected.close()
 
 
 def quiet_unless(shown: bool, rank: int) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,10 +20,10 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger as titan_logger
 from torchtitan.tools.utils import NoColor
 
-from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
+from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.planning import FreezePlan, plan_to_json
 from timelyfreeze.policies import makes_plan
-from timelyfreeze.records import Move
+from timelyfreeze.records.tables import Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.settings import Phase
@@ -37,22 +37,12 @@ from torchtitan.freezing.config import (
     preset_line,
 )
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.report.batches import Responses, Timelines
-from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference
+from torchtitan.freezing.report import batches, losses, reports, steps, times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
-from torchtitan.freezing.report.reports import Page, Report
 from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder, number_former
-from torchtitan.freezing.report.steps import Counts, EmulatedSteps, Front, Moves, Steps
 from torchtitan.freezing.report.tensorboard import RunTensorBoard
-from torchtitan.freezing.report.times import (
-    BatchTimes,
-    Memory,
-    Outcome,
-    StepTimes,
-    summary_at_start,
-)
 from torchtitan.lora.adapters import count_trained
 from torchtitan.upstream.fixes import lines_count
 
@@ -116,19 +106,18 @@ class RunRecorder:
         run.controller, run.emulation = controller, emulation
         run.ranks_per_replica = ranks_per_replica or run.ranks_per_replica
         if controller is not None:
-            controller.on_batch = self._batch
-        for part in self.parts:
-            part.begin_pipeline()
+            controller.on_batch = partial(self.tell, RunPart.batch)
+        self.tell(RunPart.begin_pipeline)
 
-    def _batch(self, observed: ObservedBatch) -> None:
+    def tell(self, hook: Callable[..., object], *told: Any, **about: Any) -> None:
+        """Call a hook of all parts."""
         for part in self.parts:
-            part.batch(observed)
+            getattr(part, hook.__name__)(*told, **about)
 
     def leave(self) -> None:
         """Write what is known of a pipeline, and let go of it; every rank comes here."""
         self._gather()
-        for part in self.parts:
-            part.leave()
+        self.tell(RunPart.leave)
         self.run.controller = None  # room for the next pipeline
 
     def log_step(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
@@ -144,8 +133,7 @@ class RunRecorder:
         self.run.seconds += seconds
         of_device = n_tokens / self.run.ranks_per_replica
         ended = EndedStep(step, self.run.phase, seconds, n_tokens, of_device)
-        for part in self.parts:
-            part.end_step(ended)
+        self.tell(RunPart.end_step, ended)
 
     def end(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
         """Gather what is still out, write the summary, show the report; every rank comes here.
@@ -157,18 +145,15 @@ class RunRecorder:
         summary = replace(self.run.start, ended_early=ended_early, device_seconds=seconds)
         for part in self.parts:
             summary = replace(summary, **part.fields(summary))
-        for part in self.parts:
-            part.finish(summary)
+        self.tell(RunPart.finish, summary)
 
     def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        self.tell(RunPart.close)
         self.logger.close()
 
     def _gather(self) -> None:
         self._collect()
-        for part in self.parts:
-            part.gather()
+        self.tell(RunPart.gather)
 
     def _collect(self, grad_norm: float = math.nan) -> CollectedMetrics | None:
         if self.run.controller is None:
@@ -176,8 +161,7 @@ class RunRecorder:
         # What undoes the clipping of gradients.
         max_norm, is_finite = self.run.config.training.max_norm, math.isfinite(grad_norm)
         metrics = self.run.controller.collect(max(1.0, grad_norm / max_norm) if is_finite else None)
-        for part in self.parts:
-            part.collect(metrics)
+        self.tell(RunPart.collect, metrics)
         return metrics
 
 
@@ -222,7 +206,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         guard = OutputGuard(folder)
         n_copies = max(1, dims.world_size // dims.pp)  # an emulation has all stages in one
         start = replace(
-            summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
+            times.summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
             **count_trained(self.model_parts, n_copies),
         )
         run = Run(config, start, folder, is_shown, guard, Exchange(), self._n_layers)
@@ -251,14 +235,13 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
         """Take note of the move that brought the run here, as in ``moves.csv``."""
         layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
-        for part in self.recorder.parts:
-            part.move(Move(step, n_frozen, len(split), n_replicas, layers, seconds))
+        move = Move(step, n_frozen, len(split), n_replicas, layers, seconds)
+        self.recorder.tell(RunPart.move, move)
         self.time_last_log = time.perf_counter()
 
     def save_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
         """Keep what was measured and what was solved; ``about`` as ``RunPart.begin_plan``."""
-        for part in self.recorder.parts:
-            part.begin_plan(plan, bounds, **about)
+        self.recorder.tell(RunPart.begin_plan, plan, bounds, **about)
 
     def log(
         self,
@@ -282,8 +265,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
-        for part in self.recorder.parts:
-            part.log_validation(step, loss, extra_metrics or {})
+        self.recorder.tell(RunPart.log_validation, step, loss, extra_metrics or {})
         with self._units():
             super().log_validation(loss, step, extra_metrics)
 
@@ -312,19 +294,18 @@ def record(
     if run.is_shown and makes_plan(run.config.freezing.method) and rank != 0:
         titan_logger.info(f"Frozen weights still learn, in {rank} directions each")
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
-    batches, steps, moves, counts = BatchTimes(run), Steps(run), Moves(run), Counts(run)
-    progress = Progress(run)
-    emulated = [EmulatedSteps(run, steps)] if run.config.emulation.enable else []
+    moves, counts, progress = steps.Moves(run), steps.Counts(run), Progress(run)
     parts: list[RunPart] = [
-        PipelineFiles(run), StepTimes(run), batches, Front(run),
-        moves, steps, *emulated, Losses(run), Responses(run), counts,
-        Timelines(run), Memory(run, device), Outcome(run, flops_per_token, peak_flops),
-        Reference(run), FiniteWatch(run), progress,
+        PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run), moves,
+        steps.Steps(run), losses.Losses(run), batches.Responses(run), counts,
+        batches.Timelines(run), times.Memory(run, device),
+        times.Outcome(run, flops_per_token, peak_flops),
+        losses.Reference(run), losses.FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:
         parts.append(tensorboard)
-    parts.append(Report(run, moves))
+    parts.append(reports.Report(run, moves))
     if run.is_shown and run.config.plots.enable:
         parts.append(RunPlots(run, None if tensorboard is None else tensorboard.writer))
-    parts.append(Page(run, moves, counts))
+    parts.append(reports.Page(run, moves, counts))
     return RunRecorder(run, parts, progress, logger)

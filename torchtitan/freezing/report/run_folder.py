@@ -62,14 +62,10 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 def number_former(folder: Path, names: Iterable[str]) -> None:
     """Put one number behind files whose names are wanted anew: ``plan_1.json`` is oldest."""
     files = [folder / name for name in names if (folder / name).exists()]
-    number = next(n for n in count(1) if not any(numbered(file, n).exists() for file in files))
-    for file in files:
-        file.rename(numbered(file, number))
-
-
-def numbered(file: Path, number: int) -> Path:
-    """Return the name that ``file`` has once it is the ``number``-th former one."""
-    return file.with_stem(f"{file.stem}_{number}")
+    numbered = ([f.with_stem(f"{f.stem}_{n}") for f in files] for n in count(1))
+    free = next(names for names in numbered if not any(name.exists() for name in names))
+    for file, name in zip(files, free, strict=True):
+        file.rename(name)
 
 
 class OutputGuard:

@@ -16,16 +16,9 @@ from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records import (
-    LOSSES,
-    MOVES,
-    RESPONSES,
-    STEPS,
-    FrozenCount,
-    Move,
-    StepLog,
-    read_summary,
-)
+from timelyfreeze.records.convergence import StepLog
+from timelyfreeze.records.summary import read_summary
+from timelyfreeze.records.tables import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase

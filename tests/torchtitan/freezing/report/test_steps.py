@@ -11,9 +11,17 @@ from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.policies import Decision, Evaluation
-from timelyfreeze.records import MOVES, Move
 from timelyfreeze.records.convergence import PassedEnergy, StepLog, TimedStep
-from timelyfreeze.records.tables import FRONT, PLASTICITY, STEPS, FrontRow, PlasticityRow, StepRow
+from timelyfreeze.records.tables import (
+    FRONT,
+    MOVES,
+    PLASTICITY,
+    STEPS,
+    FrontRow,
+    Move,
+    PlasticityRow,
+    StepRow,
+)
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord
 from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove
@@ -25,7 +33,9 @@ def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None
     run = run_in(folder, start, controller=controller)
     if emulates:
         run.config.emulation.enable = True
-        run.emulation = SimpleNamespace(steps=StepLog())  # type: ignore[assignment]
+        run.emulation = SimpleNamespace(  # type: ignore[assignment]
+            steps=StepLog(), metrics=dict, take_steps_ms=list, end_step=lambda *_: None
+        )
     return Steps(run)
 
 
