@@ -44,7 +44,7 @@ from timelyfreeze.compare.table import Table, render_csv, render_html, render_ma
 from timelyfreeze.files import printable
 from timelyfreeze.files.options import parse_with_keys, status_of
 from timelyfreeze.plots import style
-from timelyfreeze.records import WINDOW
+from timelyfreeze.records.tables import WINDOW
 
 OUTPUT = Path("outputs/comparison")
 TITLE = "Runs compared"

@@ -21,7 +21,9 @@ from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Term
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
-from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
+from timelyfreeze.records.scores import BY_KEY, Scores
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records.tables import STEPS
 
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")

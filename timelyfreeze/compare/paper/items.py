@@ -184,17 +184,18 @@ class Item:
                 f"{self.name} has no run of {', '.join(unknown)}; it has {', '.join(sorted(known))}"
             )
         kept = []
-        for one in self.studies:
-            wanted = (*(methods or one.methods), "none")
+        for study in self.studies:
+            one = study.small() if small else study
+            wanted = (*(methods or study.methods), "none")
             one = replace(
-                one.small() if small else one,
+                one,
                 schedules=tuple(s for s in one.schedules if not schedules or s in schedules),
                 methods=tuple(m for m in one.methods if m in wanted),
+                seeds=tuple(seeds) or one.seeds,
+                is_emulated=emulate or one.is_emulated,
             )
             if one.schedules and ("none" in methods or set(one.methods) != {"none"}):
-                is_emulated = emulate or one.is_emulated
-                seeds_kept = tuple(seeds) or one.seeds
-                kept.append(replace(one, seeds=seeds_kept, is_emulated=is_emulated))
+                kept.append(one)
         return replace(self, studies=tuple(kept))
 
 

@@ -22,7 +22,7 @@ from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
 from timelyfreeze.files import Within, markdown_table, parse_json, read_dataclass, write_whole
 from timelyfreeze.plots import gallery, style
-from timelyfreeze.records import Scores, read_scores
+from timelyfreeze.records.scores import Scores, read_scores
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 UNKNOWN = "-"

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.runs.jobs import Job, Settings
+from timelyfreeze.compare.runs.jobs import DEGREE, Job, Settings
 from timelyfreeze.compare.runs.run import Run, finished_run
 from timelyfreeze.compare.runs.variants import (
     FEWER_STEPS,
@@ -23,7 +23,7 @@ from timelyfreeze.compare.runs.variants import (
     split_peer,
     variant_folder,
 )
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 
@@ -185,9 +185,10 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
     settings = none.settings
     if settings.get(_CSV):
         raise ValueError(f"{_CSV} is {settings[_CSV]!r}, which is for one number of microbatches")
-    n_ranks = int(_setting(settings, "parallelism.pipeline_parallel_degree"))
-    size = int(_setting(settings, "parallelism.pipeline_parallel_microbatch_size"))
-    n_examples = int(_setting(settings, "training.local_batch_size"))
+    keys = (DEGREE, "parallelism.pipeline_parallel_microbatch_size", "training.local_batch_size")
+    if missing := [key for key in keys if key not in settings]:
+        raise ValueError(f"the run of none does not say {missing[0]}")
+    n_ranks, size, n_examples = (int(settings[key]) for key in keys)
     n_before = n_examples // size
     length = _length(none.schedule, n_ranks, n_before)
     for n in range(n_before, 0, -1):
@@ -196,19 +197,13 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
         except ValueError:  # a schedule may want a multiple of something
             continue
         if expected <= seconds:
-            keys = {"training.local_batch_size": n * size}
+            fewer = {"training.local_batch_size": n * size}
             if (whole := settings.get("training.global_batch_size", -1)) > 0:
-                keys["training.global_batch_size"] = whole * n // n_before
-            return keys
+                fewer["training.global_batch_size"] = whole * n // n_before
+            return fewer
     raise ValueError(
         f"no number of microbatches that {none.schedule} can have fits into {seconds:.4g} s"
     )
-
-
-def _setting(settings: Mapping[str, Any], key: str) -> Any:
-    if key not in settings:
-        raise ValueError(f"the run of none does not say {key}")
-    return settings[key]
 
 
 def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from timelyfreeze.cli import run_environment
 from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
 from timelyfreeze.compare.runs.run import BASE_MODEL, Run, find_runs, finished_run
-from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
+from timelyfreeze.records.scores import BY_KEY, HUB, Scores, read_scores
 
 LOG = "evaluate.log"
 _HARNESS = "lm_eval"
@@ -113,9 +113,9 @@ class Scoring:
     def score_base_model(self) -> bool:
         """Score the model that the runs began with; return False if that failed."""
         runs = [run for run in find_runs([self.output]).runs if run.is_finished]
-        began = {_base_model(run) for run in runs}
         if not runs:
             return True
+        began = {_base_model(run) for run in runs}
         print("The model before training: ", end="")
         if len(began) > 1 or None in began:
             names = sorted(str(name or "none that is a Hugging Face folder") for name in began)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -97,7 +97,7 @@ def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
         if key in values:
             raise ValueError(f"--vary has {key} twice; give all its values at once")
         values[key] = listed.split(",")
-        if len({_value(text) for text in values[key]}) < len(values[key]):
+        if len({read_value(text) for text in values[key]}) < len(values[key]):
             raise ValueError(f"--vary has {key}={listed}; name each value once")
     return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
@@ -119,12 +119,8 @@ def variant_folder(variant: Mapping[str, str]) -> Path:
     return Path(*(quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items()))
 
 
-def read_variant(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a variant as a run's settings have them: numbers and truths, if any."""
-    return {key: _value(text) for key, text in texts.items()}
-
-
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """Return a varied value as a run's settings have it: a number or a truth, if it is one."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -163,12 +159,14 @@ def variants(
         return len(known) + (key in always and any(key not in own for own in counting)) > 1
 
     apart = {key for key in keys if differs(key)}
-    return [_listed(own, apart) for own in counting]
-
-
-def _listed(own: FlatSettings, apart: Iterable[str]) -> str:
-    found = ((_short(key), value) for key, value in own.items() if key in apart)
-    return ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in found)
+    return [
+        ", ".join(
+            f"{_short(key)} {'unset' if value in ('', None) else value}"
+            for key, value in own.items()
+            if key in apart
+        )
+        for own in counting
+    ]
 
 
 def _short(key: str) -> str:

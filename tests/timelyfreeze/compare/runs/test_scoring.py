@@ -20,7 +20,8 @@ from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import scoring
 from timelyfreeze.compare.runs.scoring import parse_questions
 from timelyfreeze.compare.table import Table, render_html
-from timelyfreeze.records import STEPS, read_scores
+from timelyfreeze.records.scores import read_scores
+from timelyfreeze.records.tables import STEPS
 
 CONFIG = "[training]\nsteps = 60\n[checkpoint]\nenable = true\n"
 AVERAGE, TO_ACCURACY = "average accuracy, %", "time to none's accuracy over none's"

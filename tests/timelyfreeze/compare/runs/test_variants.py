@@ -12,7 +12,7 @@ from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs.asked import plan_jobs
 from timelyfreeze.compare.runs.jobs import Settings
 from timelyfreeze.compare.runs.variants import parse_variants, variant_folder
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"
 RATE, STEPS_KEY = "optimizer.lr", "training.steps"
