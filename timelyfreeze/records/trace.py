@@ -52,14 +52,11 @@ def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
 
 def _slices(timeline: Timeline) -> list[tuple[int, int]]:
     """Return start and end of each block in whole nanoseconds; none reaches into the next."""
-    rounded = [
-        (round(block.start_ms * _NS_PER_MS), round(block.end_ms * _NS_PER_MS))
-        for block in timeline.blocks
-    ]
-    slices = []
-    for i, (start, end) in enumerate(rounded):
-        follows = i + 1 < len(rounded) and timeline.blocks[i + 1].rank == timeline.blocks[i].rank
-        slices.append((start, min(end, rounded[i + 1][0]) if follows else end))
+    slices: list[tuple[int, int]] = []
+    for lane in timeline.lanes:
+        starts = [round(block.start_ms * _NS_PER_MS) for block in lane]
+        ends = [round(block.end_ms * _NS_PER_MS) for block in lane]
+        slices += zip(starts, map(min, ends, [*starts[1:], ends[-1]]), strict=True)
     return slices
 
 

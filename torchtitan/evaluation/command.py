@@ -24,7 +24,7 @@ from pathlib import Path
 
 from timelyfreeze.files import shown, write_obstacle, write_whole
 from timelyfreeze.files.options import require
-from timelyfreeze.records import (
+from timelyfreeze.records.scores import (
     AVERAGED,
     BY_KEY,
     HUB,

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.records import Scores
+from timelyfreeze.records.scores import Scores
 
 SETTINGS = "settings.json"
 # Writes the checkpoint of a run at a step as a Hugging Face folder, and returns the folder.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from timelyfreeze.files import read_object
-from timelyfreeze.records import Scores
+from timelyfreeze.records.scores import Scores
 from torchtitan.evaluation.model import Model, unscored
 
 if TYPE_CHECKING:
