@@ -120,9 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
     # The trainer starts in the repository, not where this command was started.
     settings = jobs.Settings(options.config.resolve(), arguments)
-    if not settings.emulates:
+    emulates = settings.is_on("emulation.enable")  # one process does the work of all ranks
+    if not emulates:
         settings = replace(settings, degree=options.nproc)
-    own = 1 if settings.emulates else settings.n_ranks
+    own = 1 if emulates else settings.n_ranks
     nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
     asked = plan_jobs(

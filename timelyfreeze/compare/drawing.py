@@ -165,29 +165,23 @@ def draw_stages(found: Sequence[StageRatios], title: str, place: str) -> Figure:
     row_height = 0.14 * max(name.count("\n") + 1 for name in names) + 0.12
     figure, axes = _panels(list(panels), title, place, inner_height=row_height * tallest,
                            left=0.075 * longest + 0.3)  # fmt: skip
-    for one, rows in zip(axes, panels.values(), strict=True):
-        _draw_ratios(one, rows)
-        one.set_ylim(tallest - 0.5, -0.5)
-    return figure
-
-
-def _draw_ratios(axes: Axes, rows: Sequence[StageRatios]) -> None:
-    n_stages = 1 + max(stage for one in rows for stage in one.ratios)
-    for row, one in enumerate(rows):
-        for stage, ratio in one.ratios.items():
-            corner = stage - 0.48, row - 0.46
-            axes.add_patch(Rectangle(corner, 0.96, 0.92, facecolor=_RATIOS(ratio),
-                                     edgecolor=style.GRID, linewidth=0.5))  # fmt: skip
+    for one, of_one in zip(axes, panels.values(), strict=True):
+        n_stages = 1 + max(stage for row in of_one for stage in row.ratios)
+        points = style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1
+        cells = [(i, stage, r) for i, row in enumerate(of_one) for stage, r in row.ratios.items()]
+        for i, stage, ratio in cells:
+            one.add_patch(Rectangle((stage - 0.48, i - 0.46), 0.96, 0.92, facecolor=_RATIOS(ratio),
+                                    edgecolor=style.GRID, linewidth=0.5))  # fmt: skip
             if n_stages <= 16:
-                axes.text(stage, row, f"{ratio:.2f}", ha="center", va="center",
-                          fontsize=style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1,
-                          color="white" if ratio > 0.7 else style.INK)  # fmt: skip
-    axes.set(xlim=(-0.5, n_stages - 0.5), xlabel="stage")
-    names = [wrap(one.group.short_name) for one in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=style.SMALL_POINTS + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
+                one.text(stage, i, f"{ratio:.2f}", ha="center", va="center", fontsize=points,
+                         color="white" if ratio > 0.7 else style.INK)  # fmt: skip
+        one.set(xlim=(-0.5, n_stages - 0.5), ylim=(tallest - 0.5, -0.5), xlabel="stage")
+        names = [wrap(row.group.short_name) for row in of_one]
+        one.set_yticks(range(len(of_one)), names, fontsize=style.SMALL_POINTS + 1)
+        one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+        one.tick_params(length=0)
+        one.spines[["left", "bottom"]].set_visible(False)
+    return figure
 
 
 def draw_batches(batches: Sequence[Example[Timeline]], title: str, place: str) -> Figure:

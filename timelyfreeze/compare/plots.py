@@ -140,7 +140,12 @@ def _plots(places: Sequence[_Place]) -> Iterator[Plot]:
         yield place.plot(VALIDATION, shown.points(place.groups, "validation_loss"), draw)
         yield _losses(place)
         if place.groups[0].unit == "images":
-            yield _top1(place)
+            # A peer's learning rate is that of a shorter run: what it has on the way says little.
+            yield _curves(
+                place, TOP1, place.groups,
+                lambda run: run.top1[-1:] if split_peer(run.method) else run.top1,
+                "{y:.2f}% after {x:,.0f} s", labels=("seconds of training", "top-1, %"),
+            )  # fmt: skip
         yield _curves(
             place, RATIOS, place.freezing, lambda run: run.freeze_ratios, "{y:.2f}",
             labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02),
@@ -202,15 +207,6 @@ def _losses(place: _Place) -> Plot:
         labels=("seconds of training", "loss"), target=target,
         marks=shown.curves(place.groups, lambda run: run.validation_losses),
     )  # fmt: skip
-
-
-def _top1(place: _Place) -> Plot:
-    def points(run: Run) -> Points:
-        # A peer's learning rate is that of a shorter run, so what it has on the way says little.
-        return run.top1[-1:] if split_peer(run.method) else run.top1
-
-    labels, ends = ("seconds of training", "top-1, %"), "{y:.2f}% after {x:,.0f} s"
-    return _curves(place, TOP1, place.groups, points, ends, labels=labels)
 
 
 def _of_schedules(

@@ -322,11 +322,8 @@ def draw_plasticity(
     is_positive = all(found.plasticity > 0.0 for found in evaluations)
     axes.set_yscale("log" if is_positive else "linear")
     axes.set_ylabel("plasticity of the\nfrontmost live module")
-    _mark(axes, decisions(rows), rows[-1].step - rows[0].step + 1)
-
-
-def _mark(axes: Axes, decided: Decisions, n_steps: int) -> None:
-    """Draw a line where each decision begins to hold, between two steps."""
+    # A line where each decision begins to hold, between two steps.
+    decided, n_steps = decisions(rows), rows[-1].step - rows[0].step + 1
     looks: list[tuple[str, Sequence[int], Any]] = [
         ("end of bootstrapping", [decided.guided] if decided.guided else [],
          {"color": style.INK, "lw": 1.2, "ls": ":"}),

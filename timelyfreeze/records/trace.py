@@ -83,27 +83,23 @@ def _slice(pid: int, tid: int, name: str, start_ns: int, end_ns: int, **more: An
 def _actions(
     timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
 ) -> Iterator[Event]:
-    for block, (start, end) in zip(timeline.blocks, slices, strict=True):
-        action = block.action
+    for block, span in zip(timeline.blocks, slices, strict=True):
+        action, kind = block.action, KIND_WORDS[block.action.kind]
         if timeline.is_passed(action):
             continue
-        category = KIND_WORDS[action.kind]
-        yield _slice(
-            first_pid + block.rank,
-            _ACTIONS_THREAD,
-            f"{action.kind.value} {action.microbatch}{_CRITICAL if block.is_critical else ''}",
-            start,
-            end,
-            cat=f"{category},critical" if block.is_critical else category,
-            args={
-                "action": str(action),
-                "kind": category,
-                "stage": action.stage,
-                "microbatch": action.microbatch,
-                "freeze_ratio": block.freeze_ratio,
-                "critical": block.is_critical,
-            },
-        )
+        name, category = f"{action.kind.value} {action.microbatch}", kind
+        if block.is_critical:
+            name, category = f"{name}{_CRITICAL}", f"{kind},critical"
+        about = {
+            "action": str(action),
+            "kind": kind,
+            "stage": action.stage,
+            "microbatch": action.microbatch,
+            "freeze_ratio": block.freeze_ratio,
+            "critical": block.is_critical,
+        }
+        pid = first_pid + block.rank
+        yield _slice(pid, _ACTIONS_THREAD, name, *span, cat=category, args=about)
 
 
 def _idle_times(

@@ -19,9 +19,9 @@ from timelyfreeze.compare.runs.variants import (
     concerning,
     freezes,
     peer_name,
+    run_folder,
     run_label,
     split_peer,
-    variant_folder,
 )
 from timelyfreeze.records.tables import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
@@ -36,12 +36,12 @@ def _job(
     varies = {"variant": variant} if variant else {}
     fit = None
     if peer or stretch != 1.0:
-        none = _folder(schedule, "none", seed, concerning("none", variant))
-        beside = _folder(schedule, method, seed, variant)
+        none = run_folder(schedule, "none", seed, concerning("none", variant))
+        beside = run_folder(schedule, method, seed, variant)
         fit = partial(_fitted, peer, none=none, beside=beside, stretch=stretch)
     return Job(
         label=run_label(schedule, name, seed, variant),
-        path=_folder(schedule, name, seed, variant),
+        path=run_folder(schedule, name, seed, variant),
         nproc=nproc,
         keys={
             "freezing.method": trained,
@@ -52,10 +52,6 @@ def _job(
         record={"schedule": schedule, "method": name, "seed": seed, **varies, "stretch": stretch},
         fit=fit,
     )
-
-
-def _folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
-    return Path(schedule, name, variant_folder(variant), f"seed_{seed}")
 
 
 def plan_jobs(

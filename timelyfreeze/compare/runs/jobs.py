@@ -61,11 +61,6 @@ class Settings:
         flags = (word.split("=")[0] for word in self.arguments if word.startswith("--"))
         return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
-    @property
-    def emulates(self) -> bool:
-        """Whether one process does the work of all ranks."""
-        return self.is_on("emulation.enable")
-
     def is_on(self, key: str) -> bool:
         """Return whether the runs have ``key`` switched on; keys are off by default."""
         said = last_flag(self.arguments, key)

@@ -36,13 +36,8 @@ class Questions:
     limit: int | None  # questions of each task; None for all
     dtype: str | None  # type to compute in; None for that of the device
 
-    def command(self, model: Path, output: Path) -> list[str]:
-        """Return the command that scores a model into the folder ``output``."""
-        words = self.arguments(model, output)
-        return [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
-
     def arguments(self, model: Path, output: Path) -> list[str]:
-        """Return what ``timelyfreeze evaluate`` is given for it."""
+        """Return what ``evaluate`` is given to score a model into the folder ``output``."""
         words = [str(model), *self.options, "--output", str(output)]
         return [*words, "--", *self.further] if self.further else words
 
@@ -133,7 +128,8 @@ class Scoring:
             return True
         print("  scores: ...", end="", flush=True)
         started = time.monotonic()
-        command = self.questions.command(model, place)
+        words = self.questions.arguments(model, place)
+        command = [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
         status = self.starter(command, run_environment(os.environ, 1), log)
         took = duration(time.monotonic() - started)
         scores = self._known(place, step) if status == 0 else None

@@ -114,9 +114,10 @@ def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, 
     return " ".join([schedule, name, *varied, f"seed {'-' if seed is None else seed}"])
 
 
-def variant_folder(variant: Mapping[str, str]) -> Path:
-    """Return a folder for the runs of a variant, another one for each."""
-    return Path(*(quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items()))
+def run_folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
+    """Return the folder of a run, another one for each variant."""
+    varied = (quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items())
+    return Path(schedule, name, *varied, f"seed_{seed}")
 
 
 def read_value(text: str) -> Any:

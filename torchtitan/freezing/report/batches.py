@@ -62,19 +62,16 @@ class Timelines(RunPart):
 
     def _write_due(self, *, is_last: bool) -> None:
         """Write what is due; every rank comes here at the same step."""
-        for phase in [phase for phase in Phase if self._is_due(phase, is_last=is_last)]:
+        for phase in [phase for phase in Phase if phase in self._kept]:
+            is_first = phase in _ENDLESS and phase not in self._written
+            is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
+            if not (is_last or is_enough or phase is not self._current):
+                continue
             self._write(phase, list(self._kept[phase]))
             self._written.add(phase)
             self.run.has_news = True
             if phase is not self._current:
                 del self._kept[phase]
-
-    def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
-        if phase not in self._kept:
-            return False
-        is_first = phase in _ENDLESS and phase not in self._written
-        is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
-        return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
         run, bounds = self.run, self.run.controller.bounds

@@ -59,14 +59,13 @@ def status_text(status: Status) -> str:
         left = status.steps_left_in_phase
         words = {0: "last step", 1: "1 more step"}.get(left, f"{left} more steps")
         parts.append(_WORDS[status.phase] + ("" if left is None else f" ({words})"))
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.3f}")
-    if status.tokens_per_second is not None:
-        parts.append(f"{status.tokens_per_second:,.0f} {status.unit}/s{status.note}")
-    if status.gain is not None:
-        parts.append(f"{status.gain:+.0%} throughput")
-    if status.seconds_left is not None:
-        parts.append(f"{duration_text(status.seconds_left)} left")
+    left_s = status.seconds_left
+    parts += [form.format(value) for form, value in (
+        ("loss {:.3f}", status.loss),
+        (f"{{:,.0f}} {status.unit}/s{status.note}", status.tokens_per_second),
+        ("{:+.0%} throughput", status.gain),
+        ("{} left", None if left_s is None else duration_text(left_s)),
+    ) if value is not None]  # fmt: skip
     return ", ".join(parts)
 
 

@@ -186,21 +186,20 @@ def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str
     """Return the table of stages; its ratios are by element."""
     planned, applied = summary.planned_stage_ratios or {}, summary.stage_ratios or {}
     ranks = {count.stage: count.rank for count in counts}
+    ran, frozen = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    for count in counts:
+        ran[count.stage] += count.elements * count.backwards
+        frozen[count.stage] += count.elements * count.times_frozen
     return [
         {
             "stage": stage,
             "rank": ranks.get(stage, ""),
             "planned": planned.get(stage),
             "applied": applied.get(stage),
-            "since": _frozen_ratio([count for count in counts if count.stage == stage]),
+            "since": frozen[stage] / ran[stage] if ran.get(stage) else None,
         }
         for stage in sorted({*planned, *applied, *ranks})
     ]
-
-
-def _frozen_ratio(counts: Sequence[FrozenCount]) -> float | None:
-    total = sum(count.elements * count.backwards for count in counts)
-    return sum(count.elements * count.times_frozen for count in counts) / total if total else None
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -223,9 +223,9 @@ def test_options_go_to_evaluate_with_folders_that_hold_anywhere(
     text = (
         "--data-dir 'my questions' --batch-size 4 --limit=40 --tasks mmlu,gsm8k -- --apply_template"
     )
-    words = parse_questions(text).command(Path("run"), Path("there"))
-    assert words[3:] == [
-        "evaluate", "run", "--batch-size", "4", "--tasks", "mmlu,gsm8k", "--data-dir",
+    words = parse_questions(text).arguments(Path("run"), Path("there"))
+    assert words == [
+        "run", "--batch-size", "4", "--tasks", "mmlu,gsm8k", "--data-dir",
         str(tmp_path / "my questions"), "--limit", "40", "--output", "there",
         "--", "--apply_template",
     ]  # fmt: skip
