@@ -135,14 +135,10 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
 def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
     if run.method == "none":
         return run
-    candidates = [
-        other
-        for other in runs
-        if other.method == "none"
-        and other.is_finished
-        and (other.schedule, other.seed, other.place) == (run.schedule, run.seed, run.place)
-        and _is_same_work(other, run)
-    ]
+    where = run.schedule, run.seed, run.place
+    nones = [other for other in runs if other.method == "none" and other.is_finished]
+    beside = [other for other in nones if (other.schedule, other.seed, other.place) == where]
+    candidates = [other for other in beside if _is_same_work(other, run)]
 
     def apart(other: Run) -> timedelta:
         began = [datetime.fromisoformat(one.summary.started_at) for one in (run, other)]

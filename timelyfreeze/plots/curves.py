@@ -85,14 +85,10 @@ def speeds(rows: Sequence[tables.StepRow], n_emulated: int = 1) -> list[float]:
 
 def running_medians(rows: Sequence[tables.StepRow], values: Sequence[float]) -> list[float]:
     """Return for each step the median of the steps around it that are of its phase."""
-    half = _WINDOW // 2
+    half, pairs = _WINDOW // 2, list(zip(rows, values, strict=True))
     return [
-        statistics.median(
-            values[j]
-            for j in range(max(0, i - half), min(len(rows), i + half + 1))
-            if rows[j].phase == row.phase
-        )
-        for i, row in enumerate(rows)
+        statistics.median(v for r, v in pairs[max(0, i - half) : i + half + 1] if r.phase == phase)
+        for i, phase in enumerate(row.phase for row in rows)
     ]
 
 
@@ -331,8 +327,8 @@ def draw_plasticity(
          {"color": style.VERMILLION, "lw": 0.9}),
         ("all live again", decided.unfrozen, {"color": style.GREEN, "lw": 1.6, "ls": (0, (4, 2))}),
     ]  # fmt: skip
-    for name, steps, look in looks:
-        for i, step in enumerate(steps):  # once in the legend
+    for name, begins, look in looks:
+        for i, step in enumerate(begins):  # once in the legend
             axes.axvline(step - 0.5, label="_" if i else name, zorder=1, **look)
     for at, numbers in frozen_labels(decided.frozen, _LEAST_DISTANCE * n_steps):
         look = {"shift": (0, 2), "color": style.VERMILLION, "ha": "center", "va": "bottom"}

@@ -235,28 +235,16 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
 def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
     points = min(style.TEXT_POINTS, 0.5 * 72.0 * lane_inches)
     rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(stage_places(timeline).values()) else 0.0
+    look: Any = {"ha": "center", "va": "center_baseline", "color": style.INK, "zorder": 5}
     for kind in ActionKind:
         blocks = [block for block in timeline.ran if block.action.kind is kind]
         widths = (_DIGIT_WIDTH * len(str(block.action.microbatch)) + 0.3 for block in blocks)
         sizes = [b.duration_ms * points_per_ms / w for b, w in zip(blocks, widths, strict=True)]
-        sized = [
-            (block, round(size, 1))
-            for block, size in zip(blocks, sizes, strict=True)
-            if size >= _LEAST_POINTS
-        ]
+        sized = [(b, round(s, 1)) for b, s in zip(blocks, sizes, strict=True) if s >= _LEAST_POINTS]
         # Where they are less than half of what there is, the few numbers left would only be noise.
         # By time and not by count: backwards that a plan leaves out altogether take next to none.
         if 2.0 * sum(block.duration_ms for block, _ in sized) <= sum(b.duration_ms for b in blocks):
             continue
         for block, size in sized:
-            ax.text(
-                (block.start_ms + block.end_ms) / 2,
-                block.rank - rise,
-                str(block.action.microbatch),
-                ha="center",
-                va="center_baseline",
-                fontsize=min(points, size),
-                color=style.INK,
-                zorder=5,
-                clip_on=True,
-            )
+            x, text = (block.start_ms + block.end_ms) / 2, str(block.action.microbatch)
+            ax.text(x, block.rank - rise, text, fontsize=min(points, size), clip_on=True, **look)

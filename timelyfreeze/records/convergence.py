@@ -33,11 +33,8 @@ class PassedEnergy:
 
     def __add__(self, other: PassedEnergy) -> PassedEnergy:
         """Return both together."""
-        return PassedEnergy(
-            self.passed + other.passed,
-            self.total + other.total,
-            self.is_complete and other.is_complete,
-        )
+        is_complete = self.is_complete and other.is_complete
+        return PassedEnergy(self.passed + other.passed, self.total + other.total, is_complete)
 
     def keeping(self, captured: float) -> PassedEnergy:
         """Return the same where frozen tensors keep a part of theirs, in [0, 1]."""

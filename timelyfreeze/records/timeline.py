@@ -138,10 +138,8 @@ class Timeline:
         batch_ms = self.batch_ms
         if batch_ms <= 0.0:
             return (0.0,) * self.n_ranks
-        return tuple(
-            max(0.0, 1.0 - sum(block.duration_ms for block in lane) / batch_ms)
-            for lane in self.lanes
-        )
+        busy_ms = (sum(block.duration_ms for block in lane) for lane in self.lanes)
+        return tuple(max(0.0, 1.0 - ms / batch_ms) for ms in busy_ms)
 
     @property
     def bubble(self) -> float:

@@ -77,10 +77,8 @@ class Study:
             values = measured()[self.model, schedule, method]
             if "seconds" in values:
                 return values["seconds"]
-            rows, steps = (
-                self.keys.get(f"training.{key}", training[key])
-                for key in ("global_batch_size", "steps")
-            )
+            rows = self.keys.get("training.global_batch_size", training["global_batch_size"])
+            steps = self.keys.get("training.steps", training["steps"])
             n_tokens = self._n_values(method) * steps * rows * training["seq_len"]
             return float(n_tokens / (self.n_ranks * values["device_tokens_per_second"]))
 

@@ -160,13 +160,10 @@ def variants(
         return len(known) + (key in always and any(key not in own for own in counting)) > 1
 
     apart = {key for key in keys if differs(key)}
+    told = ([(_short(key), own[key]) for key in own if key in apart] for own in counting)
     return [
-        ", ".join(
-            f"{_short(key)} {'unset' if value in ('', None) else value}"
-            for key, value in own.items()
-            if key in apart
-        )
-        for own in counting
+        ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in one)
+        for one in told
     ]
 
 
