@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import tomllib
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -171,11 +172,9 @@ class Item:
         """Whether it shows accuracies, for which runs are scored."""
         return "accuracy" in self.columns or self.plot[1] in (ACCURACY, MODELS)
 
-    def narrowed(
-        self, schedules: Sequence[str], methods: Sequence[str], seeds: Sequence[int], *,
-        small: bool, emulate: bool = False,
-    ) -> Item:  # fmt: skip
-        """Return the item with runs of these, where given, and of none, which gains are over."""
+    def narrowed(self, asked: Namespace) -> Item:
+        """Return the item with the runs that options ask for, and of none, which gains are over."""
+        schedules, methods = asked.schedules, asked.methods
         known = {name for s in self.studies for name in (*s.schedules, *s.methods)}
         if unknown := [name for name in (*schedules, *methods) if name not in known]:
             raise ValueError(
@@ -183,14 +182,14 @@ class Item:
             )
         kept = []
         for study in self.studies:
-            one = study.small() if small else study
+            one = study.small() if asked.small else study
             wanted = (*(methods or study.methods), "none")
             one = replace(
                 one,
                 schedules=tuple(s for s in one.schedules if not schedules or s in schedules),
                 methods=tuple(m for m in one.methods if m in wanted),
-                seeds=tuple(seeds) or one.seeds,
-                is_emulated=emulate or one.is_emulated,
+                seeds=tuple(asked.seeds) or one.seeds,
+                is_emulated=asked.emulate or one.is_emulated,
             )
             if one.schedules and ("none" in methods or set(one.methods) != {"none"}):
                 kept.append(one)
