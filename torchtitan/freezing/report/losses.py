@@ -62,7 +62,7 @@ class Losses(RunPart):
     def _append(self, row: str) -> None:
         # Opened for each row: what is closed is not lost in a crash.
         if self.run.is_shown:
-            with self.run.guard.writing(), (self.run.folder / tables.LOSSES.name).open("a") as file:
+            with self.run.writing(), (self.run.folder / tables.LOSSES.name).open("a") as file:
                 file.write(row + "\n")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +21,6 @@ from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.report.run_folder import OutputGuard
 
 Row = TypeVar("Row")
 
@@ -33,7 +33,6 @@ class Run:
     start: RunSummary  # what is known of it before its first step
     folder: Path  # where its files go
     is_shown: bool  # whether this is the process that has the loss, which shows and writes
-    guard: OutputGuard  # what files are written in
     exchange: Exchange  # talks to the other ranks
     n_layers: int | None = None  # layers of the model; None for a model that does not count them
     # of the present pipeline; None for a run without freezing
@@ -44,6 +43,7 @@ class Run:
     # time of a step over that of an unfrozen one; None before freezing began
     kappa: float | None = None
     has_news: bool = False  # whether there is something that was not drawn yet
+    has_warned: bool = False  # whether it was told that files cannot be written
     # processes that share a batch, in the present pipeline
     ranks_per_replica: int = field(init=False)
 
@@ -71,17 +71,35 @@ class Run:
         """How many pipelines share each batch; an emulation holds the model once for all."""
         return self.n_held if self.emulation is None else self.emulation.n_replicas
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write files inside: a full disk is told once, as a gap in a curve costs no run its night.
+
+        Checkpoints do not come through here; without them a run has nothing to show.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not self.has_warned:
+                self.has_warned = True
+                logger.warning(
+                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
+                    "are missing there from now on",
+                    self.folder,
+                    error.strerror or error,
+                )
+
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder, where this process writes; who is killed leaves no half."""
         if self.is_shown:
-            with self.guard.writing():
+            with self.writing():
                 write_whole(self.folder / name, text.encode())
             logger.debug("Wrote %s", self.folder / name)
 
     def append(self, table: Table[Row], rows: Sequence[Row]) -> None:
         """Append rows to a table, which is begun with its first ones; a part may have none."""
         if self.is_shown:
-            with self.guard.writing():
+            with self.writing():
                 is_there = (self.folder / table.name).exists()
                 (table.append if is_there else table.write)(self.folder, rows)
 

@@ -41,7 +41,7 @@ from torchtitan.freezing.report import batches, losses, reports, steps, times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
-from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder, number_former
+from torchtitan.freezing.report.run_folder import make_run_folder, number_former
 from torchtitan.freezing.report.tensorboard import RunTensorBoard
 from torchtitan.lora.adapters import count_trained
 from torchtitan.upstream.fixes import lines_count
@@ -61,7 +61,7 @@ class PipelineFiles(RunPart):
         """Write the order; files of a former pipeline get a number and stay."""
         run = self.run
         if run.is_shown:
-            with run.guard.writing():
+            with run.writing():
                 for names in _OF_A_PIPELINE:
                     number_former(run.folder, names)
         if run.controller is not None:
@@ -203,13 +203,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
         config, dims, monitor = self.job_config, self.parallel_dims, self.device_memory_monitor
         is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(dims, config)
         folder = make_run_folder(config, create=is_shown)
-        guard = OutputGuard(folder)
         n_copies = max(1, dims.world_size // dims.pp)  # an emulation has all stages in one
         start = replace(
             times.summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
             **count_trained(self.model_parts, n_copies),
         )
-        run = Run(config, start, folder, is_shown, guard, Exchange(), self._n_layers)
+        run = Run(config, start, folder, is_shown, Exchange(), self._n_layers)
         # Upstream would open a TensorBoard folder named by the minute, in which runs started
         # together mix.
         others = replace(config, metrics=replace(config.metrics, enable_tensorboard=False))
@@ -217,7 +216,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         tensorboard, all_ranks = None, config.metrics.save_for_all_ranks
         if config.metrics.enable_tensorboard and (is_shown or all_ranks):
             name = f"rank_{dist.get_rank()}" if all_ranks else ""
-            tensorboard = RunTensorBoard(str(folder / name), config, guard)
+            tensorboard = RunTensorBoard(str(folder / name), run)
             both = LoggerContainer()
             both.add_logger(logger)
             both.add_logger(tensorboard)

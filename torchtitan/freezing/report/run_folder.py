@@ -1,14 +1,11 @@
-"""One folder per run, under a name that says what ran, and a run that goes on when it is full."""
+"""One folder per run, under a name that says what ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-
-from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import Exchange
 from torchtitan.checkpoints.finished import SETTINGS_FILE, read_run_settings
@@ -66,29 +63,3 @@ def number_former(folder: Path, names: Iterable[str]) -> None:
     free = next(names for names in numbered if not any(name.exists() for name in names))
     for file, name in zip(files, free, strict=True):
         file.rename(name)
-
-
-class OutputGuard:
-    """Turns a full disk into one warning: a curve that has a gap is no reason to lose a night.
-
-    Checkpoints do not come through here; without them a run has nothing to show.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_warned = False
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Write inside; what fails for the file system's reasons is told once."""
-        try:
-            yield
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
-                    "are missing there from now on",
-                    self._folder,
-                    error.strerror or error,
-                )

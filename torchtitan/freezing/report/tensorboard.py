@@ -13,8 +13,7 @@ from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records.summary import FINAL, RunSummary
 from torchtitan.freezing.config import JobConfig, model_family
-from torchtitan.freezing.report.parts import RunPart
-from torchtitan.freezing.report.run_folder import OutputGuard
+from torchtitan.freezing.report.parts import Run, RunPart
 
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
 # one and is written a second time, under the tag behind it.
@@ -65,9 +64,9 @@ def tag_of(tag: str, unit: str) -> str:
 class RunTensorBoard(TensorBoardLogger, RunPart):
     """TensorBoard files of one run; metrics that do not exist are left out, not drawn as NaN."""
 
-    def __init__(self, folder: str, job_config: JobConfig, guard: OutputGuard) -> None:
+    def __init__(self, folder: str, run: Run) -> None:
         super().__init__(folder)
-        self._guard = guard
+        self.run, job_config = run, run.config
         rows = (
             (f"{section}.{key}", str(value))
             for section, values in job_config.to_dict().items()
@@ -90,18 +89,18 @@ class RunTensorBoard(TensorBoardLogger, RunPart):
         upstreams, ours = THROUGHPUT
         if upstreams in known:
             known[ours] = known[upstreams]
-        with self._guard.writing():
+        with self.run.writing():
             super().log({tag_of(tag, self._unit): value for tag, value in known.items()}, step)
 
     def finish(self, summary: RunSummary) -> None:
-        with self._guard.writing():
+        with self.run.writing():
             for name, tag in self._final.items():
                 if (value := getattr(summary, name)) is not None:
                     self.writer.add_scalar(tag, value, summary.steps_done)
             self.writer.file_writer.add_summary(self._end)
 
     def close(self) -> None:
-        with self._guard.writing():
+        with self.run.writing():
             super().close()
 
 
