@@ -15,7 +15,7 @@ from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records.convergence import StepLog
 from timelyfreeze.records.summary import RunSummary
-from timelyfreeze.records.tables import Move
+from timelyfreeze.records.tables import FrozenCount, Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
@@ -42,6 +42,8 @@ class Run:
     seconds: float = 0.0  # sum of the step times so far, without validation and checkpoints
     # time of a step over that of an unfrozen one; None before freezing began
     kappa: float | None = None
+    moves: list[Move] = field(default_factory=list)  # those so far, the oldest first
+    frozen_counts: Sequence[FrozenCount] = ()  # of its tensors; empty until it ends
     has_news: bool = False  # whether there is something that was not drawn yet
     has_warned: bool = False  # whether it was told that files cannot be written
     # processes that share a batch, in the present pipeline

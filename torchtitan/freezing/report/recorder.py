@@ -293,18 +293,18 @@ def record(
     if run.is_shown and makes_plan(run.config.freezing.method) and rank != 0:
         titan_logger.info(f"Frozen weights still learn, in {rank} directions each")
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
-    moves, counts, progress = steps.Moves(run), steps.Counts(run), Progress(run)
+    progress = Progress(run)
     parts: list[RunPart] = [
-        PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run), moves,
-        steps.Steps(run), losses.Losses(run), batches.Responses(run), counts,
-        batches.Timelines(run), times.Memory(run, device),
+        PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run),
+        steps.Moves(run), steps.Steps(run), losses.Losses(run), batches.Responses(run),
+        steps.Counts(run), batches.Timelines(run), times.Memory(run, device),
         times.Outcome(run, flops_per_token, peak_flops),
         losses.Reference(run), losses.FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:
         parts.append(tensorboard)
-    parts.append(reports.Report(run, moves))
+    parts.append(reports.Report(run))
     if run.is_shown and run.config.plots.enable:
         parts.append(RunPlots(run, None if tensorboard is None else tensorboard.writer))
-    parts.append(reports.Page(run, moves, counts))
+    parts.append(reports.Page(run))
     return RunRecorder(run, parts, progress, logger)

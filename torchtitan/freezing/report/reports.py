@@ -15,9 +15,9 @@ from timelyfreeze.records.convergence import kappa_of_cap
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, as_shown, summary_to_json
 from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.parts import Run, RunPart
+from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.run_folder import REPORT
-from torchtitan.freezing.report.steps import Counts, Moves, TimedMove
+from torchtitan.freezing.report.steps import TimedMove, timed_moves
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
@@ -31,13 +31,9 @@ _MOST_SHOWN = 7
 class Report(RunPart):
     """Writes ``summary.json`` and the short report, and shows the most important of it."""
 
-    def __init__(self, run: Run, moves: Moves) -> None:
-        super().__init__(run)
-        self._moves = moves
-
     def finish(self, summary: RunSummary) -> None:
         run = self.run
-        text = render_report(summary, run.folder, self._moves.timed())
+        text = render_report(summary, run.folder, timed_moves(run))
         run.write(SUMMARY_FILE, summary_to_json(summary))
         run.write(REPORT, text)
         if run.is_shown and not run.config.report.quiet:
@@ -134,13 +130,9 @@ _FREEZING_SETTINGS = (
 class Page(RunPart):
     """Writes the page, which lists the files that are there, after all others are."""
 
-    def __init__(self, run: Run, moves: Moves, counts: Counts) -> None:
-        super().__init__(run)
-        self._moves, self._counts = moves, counts
-
     def finish(self, summary: RunSummary) -> None:
-        run, moves, counts = self.run, self._moves.timed(), self._counts.rows
-        page = render_page(summary, run.config.to_dict(), run.folder, counts, moves)
+        run, settings = self.run, self.run.config.to_dict()
+        page = render_page(summary, settings, run.folder, run.frozen_counts, timed_moves(run))
         run.write("report.md", page)
         if run.is_shown and run.config.report.quiet:
             print(f"report: {run.folder / 'report.md'}", flush=True)

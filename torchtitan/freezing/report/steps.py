@@ -183,12 +183,14 @@ class TimedMove:
     after_ms: float | None  # likewise of the pipeline that came
 
 
+def timed_moves(run: Run) -> list[TimedMove]:
+    """Return the moves so far, the oldest first."""
+    pairs = pairwise(run.counted_steps.medians_ms())
+    return [TimedMove(move, *pair) for move, pair in zip(run.moves, pairs, strict=True)]
+
+
 class Moves(RunPart):
     """Writes each move to another pipeline down at once, ``moves.csv``."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._moves: list[tables.Move] = []
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
         controller = self.run.controller
@@ -200,29 +202,22 @@ class Moves(RunPart):
         }
 
     def move(self, move: tables.Move) -> None:
-        self._moves.append(move)
+        self.run.moves.append(move)
         self.run.append(tables.MOVES, [move])
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if self.run.controller is None or not self.run.config.freezing.elastic.enable:
             return {}
-        seconds = sum(move.seconds for move in self._moves)
-        return {"moves": len(self._moves), "moves_seconds": seconds}
-
-    def timed(self) -> list[TimedMove]:
-        """Return the moves so far, the oldest first."""
-        pairs = pairwise(self.run.counted_steps.medians_ms())
-        return [TimedMove(move, *pair) for move, pair in zip(self._moves, pairs, strict=True)]
+        moves = self.run.moves
+        return {"moves": len(moves), "moves_seconds": sum(move.seconds for move in moves)}
 
 
 class Counts(RunPart):
     """Writes how often each tensor was frozen, ``frozen_counts.csv``."""
 
-    rows: Sequence[tables.FrozenCount] = ()
-
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if self.run.controller is None:
             return {}
-        self.rows = self.run.controller.frozen_counts()
-        self.run.append(tables.COUNTS, self.rows)
-        return tables.never_updated(self.rows)
+        self.run.frozen_counts = counts = self.run.controller.frozen_counts()
+        self.run.append(tables.COUNTS, counts)
+        return tables.never_updated(counts)

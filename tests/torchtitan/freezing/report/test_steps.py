@@ -24,7 +24,7 @@ from timelyfreeze.records.tables import (
 )
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord
-from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove
+from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove, timed_moves
 
 
 def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
@@ -258,7 +258,7 @@ def test_steps_before_and_after_without_those_that_run_cold(tmp_path: Path) -> N
         moves.move(move)
         for ms in times_ms:
             steps.add(TimedStep(None, ms))
-    assert moves.timed() == [TimedMove(FIRST, 600.0, None), TimedMove(SECOND, None, 200.0)]
+    assert timed_moves(moves.run) == [TimedMove(FIRST, 600.0, None), TimedMove(SECOND, None, 200.0)]
 
 
 def test_each_move_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -273,5 +273,5 @@ def test_ranks_that_write_nothing_know_of_moves(tmp_path: Path) -> None:
     moves = Moves(run_in(tmp_path, is_shown=False))
     moves.run.steps.begin_pipeline()
     moves.move(FIRST)
-    assert [timed.move for timed in moves.timed()] == [FIRST]
+    assert [timed.move for timed in timed_moves(moves.run)] == [FIRST]
     assert list(tmp_path.iterdir()) == []
