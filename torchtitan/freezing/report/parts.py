@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
@@ -35,6 +37,9 @@ class Run:
     is_shown: bool  # whether this is the process that has the loss, which shows and writes
     exchange: Exchange  # talks to the other ranks
     n_layers: int | None = None  # layers of the model; None for a model that does not count them
+    device: torch.device | None = None  # whose memory is watched
+    flops_per_token: float = math.nan  # what the model needs with nothing frozen; NaN: not known
+    peak_flops: float = math.nan  # those of a device each second, likewise
     # of the present pipeline; None for a run without freezing
     controller: FreezeController | None = None
     emulation: EmulationRecord | None = None  # likewise; None where every rank has its own process

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
@@ -208,7 +207,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
             times.summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
             **count_trained(self.model_parts, n_copies),
         )
-        run = Run(config, start, folder, is_shown, Exchange(), self._n_layers)
+        about = self._n_layers, monitor.device, self.num_flops_per_token, self.gpu_peak_flops
+        run = Run(config, start, folder, is_shown, Exchange(), *about)
         # Upstream would open a TensorBoard folder named by the minute, in which runs started
         # together mix.
         others = replace(config, metrics=replace(config.metrics, enable_tensorboard=False))
@@ -221,8 +221,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             both.add_logger(logger)
             both.add_logger(tensorboard)
             logger = both
-        flops = self.num_flops_per_token, self.gpu_peak_flops
-        return record(run, monitor.device, tensorboard, logger, *flops)
+        return record(run, tensorboard, logger)
 
     def leave(self) -> RunRecorder:
         """Write what is known so far, and give away what the run goes on with elsewhere."""
@@ -274,14 +273,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self.recorder.close()
 
 
-def record(
-    run: Run,
-    device: torch.device,
-    tensorboard: RunTensorBoard | None,
-    logger: BaseLogger,
-    flops_per_token: float = math.nan,
-    peak_flops: float = math.nan,
-) -> RunRecorder:
+def record(run: Run, tensorboard: RunTensorBoard | None, logger: BaseLogger) -> RunRecorder:
     """Return what records and shows a run, and write how it is configured.
 
     The order of parts is that of tags, of fields that follow from those of parts before, and of
@@ -297,8 +289,7 @@ def record(
     parts: list[RunPart] = [
         PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run),
         steps.Moves(run), steps.Steps(run), losses.Losses(run), batches.Responses(run),
-        steps.Counts(run), batches.Timelines(run), times.Memory(run, device),
-        times.Outcome(run, flops_per_token, peak_flops),
+        steps.Counts(run), batches.Timelines(run), times.Memory(run), times.Outcome(run),
         losses.Reference(run), losses.FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:

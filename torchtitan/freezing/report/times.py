@@ -184,13 +184,10 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
 class Memory(RunPart):
     """Remembers the peak of a device, which upstream resets whenever it has logged."""
 
-    def __init__(self, run: Run, device: torch.device) -> None:
-        super().__init__(run)
-        self._device = device
-        self._peak_bytes = -1  # unknown
+    _peak_bytes = -1  # unknown
 
     def gather(self, *_: Any) -> None:
-        stats = titan_tools.device_module.memory_stats(self._device)
+        stats = titan_tools.device_module.memory_stats(self.run.device)
         self._peak_bytes = max(self._peak_bytes, stats.get("reserved_bytes.all.peak", -1))
 
     log_step = log_validation = gather  # both are just before upstream's reset
@@ -202,19 +199,12 @@ class Memory(RunPart):
 
 
 class Outcome(RunPart):
-    """Says what the times of a run come to.
-
-    ``flops_per_token`` are what the model needs with nothing frozen, ``peak_flops`` those of a
-    device each second, NaN where they are not known.
-    """
-
-    def __init__(self, run: Run, flops_per_token: float, peak_flops: float = math.nan) -> None:
-        super().__init__(run)
-        self._flops = flops_per_token, peak_flops
+    """Says what the times of a run come to."""
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        found = convergence(summary) | utilization(summary, *self._flops)
-        price, seconds = self.run.config.report.device_hour_price, summary.device_seconds
+        run = self.run
+        found = convergence(summary) | utilization(summary, run.flops_per_token, run.peak_flops)
+        price, seconds = run.config.report.device_hour_price, summary.device_seconds
         if price and seconds is not None:
             found["cost"] = price * seconds / 3600
         return found
