@@ -17,6 +17,7 @@ from typing import Any
 from timelyfreeze.records.timeline import KIND_WORDS, Timeline
 
 Event = dict[str, Any]
+Slices = list[tuple[int, int]]  # start and end of each block in whole nanoseconds
 
 _ACTIONS_THREAD, _IDLE_THREAD = 0, 1
 # Part of a slice's name, by which viewers colour and search.
@@ -50,9 +51,9 @@ def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
     return names + sorted(events, key=lambda event: event["ts"])
 
 
-def _slices(timeline: Timeline) -> list[tuple[int, int]]:
-    """Return start and end of each block in whole nanoseconds; none reaches into the next."""
-    slices: list[tuple[int, int]] = []
+def _slices(timeline: Timeline) -> Slices:
+    """Return the slices of a timeline; none reaches into the next."""
+    slices: Slices = []
     for lane in timeline.lanes:
         starts = [round(block.start_ms * _NS_PER_MS) for block in lane]
         ends = [round(block.end_ms * _NS_PER_MS) for block in lane]
@@ -80,9 +81,7 @@ def _slice(pid: int, tid: int, name: str, start_ns: int, end_ns: int, **more: An
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, **times, **more}
 
 
-def _actions(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
-) -> Iterator[Event]:
+def _actions(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Event]:
     for block, span in zip(timeline.blocks, slices, strict=True):
         action, kind = block.action, KIND_WORDS[block.action.kind]
         if timeline.is_passed(action):
@@ -102,9 +101,7 @@ def _actions(
         yield _slice(pid, _ACTIONS_THREAD, name, *span, cat=category, args=about)
 
 
-def _idle_times(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
-) -> Iterator[Event]:
+def _idle_times(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Event]:
     """Yield the time from the batch's start to its end in which a rank runs nothing."""
     last = max(end for _, end in slices)
     free_since = [0] * timeline.n_ranks
@@ -122,7 +119,7 @@ def _idle(pid: int, start_ns: int, end_ns: int, until: str) -> Event:
 
 
 def _arrows(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int, numbers: Iterator[int]
+    timeline: Timeline, slices: Slices, first_pid: int, numbers: Iterator[int]
 ) -> Iterator[Event]:
     """Yield an arrow, from within a slice, for each dependency between ranks that takes time."""
     for i, j in timeline.edges:
