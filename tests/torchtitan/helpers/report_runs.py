@@ -40,4 +40,5 @@ def log_step(
 ) -> dict[str, float]:
     if metrics is not None:
         part.collect(metrics)
-    return part.log_step(LoggedStep(step, loss, grad_norm, phase, metrics))
+    tags = part.log_step(LoggedStep(step, loss, grad_norm, phase, metrics)) or {}
+    return {tag: value for tag, value in tags.items() if value is not None}

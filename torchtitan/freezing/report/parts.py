@@ -152,9 +152,8 @@ class RunPart:
     def collect(self, metrics: CollectedMetrics) -> None:
         """Take note of what all ranks have measured since the last time."""
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float] | None:
-        """Take note of a logged step, and return its metrics by tag; unknown ones have none."""
-        return None
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None] | None:
+        """Take note of a logged step, and return its metrics by tag, None for unknown ones."""
 
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
         """Take note of a validation, and of what it counted besides."""

@@ -122,10 +122,10 @@ class RunRecorder:
     def log_step(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
         """Return the metrics of freezing of a logged step, by tag; all ranks come here."""
         logged = LoggedStep(step, loss, grad_norm, self.run.phase, self._collect(grad_norm))
-        tags: dict[str, float] = {}
+        tags: dict[str, float | None] = {}
         for part in self.parts:
             tags |= part.log_step(logged) or {}
-        return tags
+        return {tag: value for tag, value in tags.items() if value is not None}
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step; its tokens are of the processes that share a batch."""

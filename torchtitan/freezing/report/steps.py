@@ -53,12 +53,12 @@ class Steps(RunPart):
         for step, ratio in metrics.step_ratios.items():
             self._known[step]["freeze_ratio"] = ratio
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
         tags = self._log(logged, self._known[logged.step])
         if self._emulates:
             tags |= self.run.emulation.metrics()
             self.add_virtual(self.run.emulation.take_steps_ms())
-        return {tag: value for tag, value in tags.items() if value is not None}
+        return tags
 
     def _log(self, logged: LoggedStep, known: dict[str, Any]) -> dict[str, Any]:
         known["train_loss"] = logged.loss

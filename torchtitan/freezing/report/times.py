@@ -104,13 +104,17 @@ class BatchTimes(RunPart):
         self._n_collected = self._n_steps
         self._metrics = metrics
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
         controller, metrics = self.run.controller, logged.metrics
         if controller is None or metrics is None or logged.phase is None:
             return {}
+        latest = metrics.batch_ms.get(logged.phase)
         found = {
             "freezing/phase": PHASE_NUMBERS[logged.phase],
             "freezing/average_ratio": metrics.average_freeze_ratio,
+            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
+            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
+            "freezing/drift": metrics.drift,
         }
         for group, values in {
             "planned_ratio/stage_": controller.expected_stage_ratios(),
@@ -121,14 +125,8 @@ class BatchTimes(RunPart):
         if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
             found["freezing/score_time_ms"] = metrics.score_ms_per_step
             found["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
-        latest = metrics.batch_ms.get(logged.phase)
-        known = {
-            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
-            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
-            "freezing/drift": metrics.drift,
-        }
         if (use := self.cache) is not None:
-            known |= {
+            found |= {
                 "freezing/cache/entered_batches": float(use.entered),
                 "freezing/cache/read_ahead_rows": float(use.read_ahead),
                 "freezing/cache/spent_ms": use.spent_ms,
@@ -136,7 +134,7 @@ class BatchTimes(RunPart):
                 "freezing/cache/disk_mib": use.disk_bytes / _MIB,
                 "freezing/cache/saved_ms": use.saved_ms,
             }
-        return found | {tag: value for tag, value in known.items() if value is not None}
+        return found
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         medians = {phase: statistics.median(ms) for phase, ms in self._batch_ms.items() if ms}
