@@ -54,35 +54,30 @@ class Steps(RunPart):
             self._known[step]["freeze_ratio"] = ratio
 
     def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
-        tags = self._log(logged, self._known[logged.step])
+        tags: dict[str, float | None] = {}
+        known = self._known[logged.step]
+        known["train_loss"] = logged.loss
+        controller, phase, metrics = self.run.controller, logged.phase, logged.metrics
+        if controller is not None and metrics is not None and phase is not None:
+            known["batch_predicted_ms"] = controller.expected_batch_ms()
+            batches_ms = metrics.batch_ms.get(phase)
+            known["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
+            known["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
+            # While everything is frozen to measure, it is no gain.
+            if phase in FREEZING_PHASES:
+                self.run.kappa = kappa or self.run.kappa
+            captured = 0.0 if controller.bounds is None else controller.bounds.captured
+            energy = None if metrics.energy is None else metrics.energy.keeping(captured)
+            known["p_eff"] = p_eff = None if energy is None else energy.p_eff
+            if phase is Phase.STABLE and energy is not None and p_eff is not None:
+                # Each replica has the energy of the whole model.
+                self._stable.append((p_eff, energy.total / self.run.n_held))
+            tags = {"freezing/kappa": kappa, "freezing/p_eff": p_eff}
+            tags["freezing/kappa_over_p_eff"] = kappa_over_p_eff(kappa, p_eff)
         if self._emulates:
             tags |= self.run.emulation.metrics()
             self.add_virtual(self.run.emulation.take_steps_ms())
         return tags
-
-    def _log(self, logged: LoggedStep, known: dict[str, Any]) -> dict[str, Any]:
-        known["train_loss"] = logged.loss
-        controller, phase, metrics = self.run.controller, logged.phase, logged.metrics
-        if controller is None or metrics is None or phase is None:
-            return {}
-        known["batch_predicted_ms"] = controller.expected_batch_ms()
-        batches_ms = metrics.batch_ms.get(phase)
-        known["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
-        known["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
-        # While everything is frozen to measure, it is no gain.
-        if phase in FREEZING_PHASES:
-            self.run.kappa = kappa or self.run.kappa
-        captured = 0.0 if controller.bounds is None else controller.bounds.captured
-        energy = None if metrics.energy is None else metrics.energy.keeping(captured)
-        known["p_eff"] = p_eff = None if energy is None else energy.p_eff
-        if phase is Phase.STABLE and energy is not None and p_eff is not None:
-            # Each replica has the energy of the whole model.
-            self._stable.append((p_eff, energy.total / self.run.n_held))
-        return {
-            "freezing/kappa": kappa,
-            "freezing/p_eff": p_eff,
-            "freezing/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
-        }
 
     def end_step(self, ended: EndedStep) -> None:
         phase, seconds, known = ended.phase, ended.seconds, self._known[ended.step]
