@@ -175,9 +175,7 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
         homes = {run.place for run in members if run.told is not None} or {NO_PLACE}
         for home in sorted(homes):
             alike = [run for run in members if run.place in (home, NO_PLACE)]
-            texts = variants(
-                method, [run.settings for run in alike], [run.variant for run in alike]
-            )
+            texts = variants(method, [(run.settings, run.variant) for run in alike])
             told |= {run.folder: text for run, text in zip(alike, texts, strict=True)}
     return told
 

@@ -72,10 +72,11 @@ def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
         "training.seq_len": 64, "optimizer.lr": 0.2,
     }  # fmt: skip
     cap, threshold, rate = "max_freeze_ratio 0.5", "apf.threshold 0.3", "optimizer.lr 0.1"
-    assert variants("timelyfreeze", [one, other], [{}, {}])[0] == f"{cap}, {rate}"
-    assert variants("timelyfreeze+apf", [one, other], [{}, {}])[0] == f"{cap}, {threshold}, {rate}"
-    assert variants("none", [one, other, {}], [{}] * 3) == [rate, "optimizer.lr 0.2", ""]
-    assert variants("none", [one, one], [{}, {}]) == ["", ""]
+    both = [(one, {}), (other, {})]
+    assert variants("timelyfreeze", both)[0] == f"{cap}, {rate}"
+    assert variants("timelyfreeze+apf", both)[0] == f"{cap}, {threshold}, {rate}"
+    assert variants("none", [*both, ({}, {})]) == [rate, "optimizer.lr 0.2", ""]
+    assert variants("none", [(one, {}), (one, {})]) == ["", ""]
 
 
 def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:

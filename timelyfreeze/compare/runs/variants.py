@@ -139,21 +139,19 @@ def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
     )
 
 
-def variants(
-    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings]
-) -> list[str]:
+def variants(method: str, runs: Sequence[tuple[FlatSettings, FlatSettings]]) -> list[str]:
     """Return of each run the settings in which it differs from other runs of its method.
 
     Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
     no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
-    counts in any case, and so does that a run was not asked for it.
+    (a run's second settings) counts in any case, and so does that a run was not asked for it.
     """
     counting = [
         {key: value for key, value in own.items() if _counts(key, method, own)} | dict(variant)
-        for own, variant in zip(settings, asked, strict=True)
+        for own, variant in runs
     ]
     keys = set(itertools.chain.from_iterable(counting))
-    always = set(itertools.chain.from_iterable(asked))
+    always = {key for _, variant in runs for key in variant}
 
     def differs(key: str) -> bool:
         known = {repr(own[key]) for own in counting if key in own}
