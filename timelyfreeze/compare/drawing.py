@@ -292,12 +292,15 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         probe.remove()
         options = []
         for radius, angle in itertools.product(_RADII, _DIRECTIONS):
-            box = _beside(x, y, radius * pixels, angle, size.width, size.height)
+            dx, dy, distance = math.cos(angle), math.sin(angle), radius * pixels
+            left = x + distance * dx + (dx - 1.0) / 2.0 * size.width
+            bottom = y + distance * dy + (dy - 1.0) / 2.0 * size.height
+            box = Bbox.from_bounds(left, bottom, size.width, size.height)
             outside = box.width * box.height - _overlap(box, inside)
             over = sum(_overlap(box, other) for other in taken) + outside
             # Any overlap is worse than being farther away.
             cost = _OVERLAP * (over > 0.0) + 2.0 * over
-            options.append((cost + radius * pixels, radius, box))
+            options.append((cost + distance, radius, box))
         _, radius, box = min(options, key=lambda option: option[0])
         taken.append(box)
         middle = (box.x0 + box.x1) / 2.0 - x, (box.y0 + box.y1) / 2.0 - y
@@ -337,14 +340,6 @@ def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -
         min(max(start, 0.0), last) + low + height / 2.0
         for start, low, height in zip(rising, below, heights, strict=True)
     ]
-
-
-def _beside(x: float, y: float, distance: float, angle: float, width: float, height: float) -> Bbox:
-    """Return the box of a text in one direction from a point."""
-    dx, dy = math.cos(angle), math.sin(angle)
-    left = x + distance * dx + (dx - 1.0) / 2.0 * width
-    bottom = y + distance * dy + (dy - 1.0) / 2.0 * height
-    return Bbox.from_bounds(left, bottom, width, height)
 
 
 def _overlap(one: Bbox, other: Bbox) -> float:
