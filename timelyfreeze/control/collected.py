@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.front.caching import CacheUse, use_of_all
-from timelyfreeze.records import PassedEnergy
+from timelyfreeze.records.convergence import PassedEnergy
 from timelyfreeze.runtime import ActionRecorder
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
 from timelyfreeze.schedule import Action

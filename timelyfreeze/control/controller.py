@@ -35,7 +35,7 @@ from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
-from timelyfreeze.records import FrozenCount
+from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime import ActionRecorder, Exchange, FreezingStage, FrontAhead, OutsideClock
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from timelyfreeze.records import kappa_of_cap
+from timelyfreeze.records.convergence import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 
 # Number of layers of each stage.

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.files import Number, broken_rule, shown, write_obstacle, write_whole
-from timelyfreeze.records import (
+from timelyfreeze.records.scores import (
     AVERAGED,
     BY_KEY,
     HUB,

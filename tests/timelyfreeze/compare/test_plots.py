@@ -16,7 +16,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
 from timelyfreeze.compare.runs.run import find_runs, flatten, read_run
 from timelyfreeze.compare.runs.variants import FEWER_STEPS, peer_name, variants, work_differs
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 
 
 def groups_of(folder: Path, window: int = 2) -> list[Group]:
@@ -75,10 +75,11 @@ def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
         "training.seq_len": 64, "optimizer.lr": 0.2,
     }  # fmt: skip
     cap, threshold, rate = "max_freeze_ratio 0.5", "apf.threshold 0.3", "optimizer.lr 0.1"
-    assert variants("timelyfreeze", [one, other], [{}, {}])[0] == f"{cap}, {rate}"
-    assert variants("timelyfreeze+apf", [one, other], [{}, {}])[0] == f"{cap}, {threshold}, {rate}"
-    assert variants("none", [one, other, {}], [{}] * 3) == [rate, "optimizer.lr 0.2", ""]
-    assert variants("none", [one, one], [{}, {}]) == ["", ""]
+    both = [(one, {}), (other, {})]
+    assert variants("timelyfreeze", both)[0] == f"{cap}, {rate}"
+    assert variants("timelyfreeze+apf", both)[0] == f"{cap}, {threshold}, {rate}"
+    assert variants("none", [*both, ({}, {})]) == [rate, "optimizer.lr 0.2", ""]
+    assert variants("none", [(one, {}), (one, {})]) == ["", ""]
 
 
 def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_repeats_make_one_curve_with_its_spread(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", seed=1, losses=[(10, 4.0), (20, 2.0), (30, 1.0)])
     write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0), (40, 4.0), (60, 2.0)])
     (one,) = groups_of(tmp_path)
-    (curve,) = curves(one, training_losses(2))
+    (curve,) = curves([one], training_losses(2))
     assert (curve.xs, curve.ys) == ((30.0, 45.0), (3.5, 2.25))
     assert (curve.lows, curve.highs) == ((3.0, 1.5), (4.0, 3.0))
 
@@ -217,16 +218,16 @@ def test_repeats_that_do_not_fit_together_stay_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0)])
     write_run(tmp_path / "c", "apf", seed=3)
     (one,) = groups_of(tmp_path)
-    assert [curve.xs for curve in curves(one, training_losses(1))] == [(10.0, 20.0), (20.0,)]
+    assert [curve.xs for curve in curves([one], training_losses(1))] == [(10.0, 20.0), (20.0,)]
 
 
 def test_freeze_ratios_are_those_of_the_steps_that_know_theirs(tmp_path: Path) -> None:
     write_steps(write_run(tmp_path / "a", "apf", stage_ratios={"1": 0.5, "0": 0.25}), ["", 0.5, 1])
     write_run(tmp_path / "b", "apf", seed=2, stage_ratios={"0": 0.75, "1": 0.5})
     (one,) = groups_of(tmp_path)
-    (curve,) = curves(one, lambda run: run.freeze_ratios)
+    (curve,) = curves([one], lambda run: run.freeze_ratios)
     assert (curve.xs, curve.ys) == ((2.0, 3.0), (0.5, 1.0))
-    assert stage_ratios(one) == {0: 0.5, 1: 0.5}
+    assert [found.ratios for found in stage_ratios([one])] == [{0: 0.5, 1: 0.5}]
     plot = drawn(tmp_path)["freeze_ratio_stages"]
     assert "1F1B apf: stage 0 0.50, stage 1 0.50" in plot.alt
     assert texts(axes_of(plot)[0]) == {"0.50"}

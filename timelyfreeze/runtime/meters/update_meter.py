@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from timelyfreeze.masks import ParameterTable
-from timelyfreeze.records import FrozenCount, PassedEnergy, passed_energy
+from timelyfreeze.records.convergence import PassedEnergy, passed_energy
+from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime.shards import local_gradient, sum_over_shards
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 

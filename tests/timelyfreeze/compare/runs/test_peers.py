@@ -17,7 +17,7 @@ from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.asked import fewer_microbatches, fewer_steps
 from timelyfreeze.compare.runs.run import Run, find_runs, read_run
 from timelyfreeze.compare.runs.variants import freezes, peer_name, split_peer
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"
 SETTINGS = {
