@@ -12,7 +12,6 @@ from pathlib import Path
 
 from timelyfreeze.cli.doctor.host import host_findings, meeting_place, reached, render
 from timelyfreeze.cli.train import ALONE, count_gpus, run_environment
-from timelyfreeze.files import shown
 from timelyfreeze.files.options import existing_file, status_of, whole, words
 
 # Of a process that torchrun started: our torchrun then ends without a stack trace.
@@ -69,13 +68,11 @@ def _output_of(config: Path | None) -> Path:
         return Path("outputs")
     try:
         job = tomllib.loads(config.read_text("utf-8-sig")).get("job", {})
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{config} is no TOML: {error}") from error
-    folder = job.get("dump_folder", "outputs") if isinstance(job, dict) else None
-    if not isinstance(folder, str):
-        said = f"job is {shown(job)}" if folder is None else f"job.dump_folder is {shown(folder)}"
-        raise ValueError(f"{said} in {config}; expected a text job.dump_folder")
-    return Path(folder).expanduser()
+        return Path(job.get("dump_folder", "outputs")).expanduser()
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{config} is no TOML that has a text as job.dump_folder: {error}"
+        ) from error
 
 
 def _launch(options: argparse.Namespace, torchrun: Sequence[str]) -> bool:
