@@ -266,15 +266,23 @@ def test_a_tied_llama_is_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gpt_oss", pytest.param("flux", marks=needs_transformers), "vlm"]
+    ("name", "flavor"),
+    [
+        ("qwen3", "debugmodel"),
+        ("gpt_oss", "debugmodel"),
+        pytest.param("flux", "flux-debug", marks=needs_transformers),
+        ("vlm", "debugmodel"),
+    ],
 )
-def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str) -> None:
+def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str, flavor: str) -> None:
     assert get_train_spec(name).pipelining_fn is None
-    (error,) = model_errors(config(model__name=name))
+    (error,) = model_errors(config(model__name=name, model__flavor=flavor))
     assert f"model.name is {name!r} and parallelism.pipeline_parallel_degree is 4" in error
     assert "the degree must be 1" in error
-    one = config(model__name=name, parallelism__pipeline_parallel_degree=1)
-    assert list(model_errors(one)) == []
+    alone = {"parallelism__pipeline_parallel_degree": 1}
+    assert list(model_errors(config(model__name=name, model__flavor=flavor, **alone))) == []
+    (error,) = model_errors(config(model__name=name, model__flavor="none of theirs"))
+    assert f"model.flavor is 'none of theirs', which {name} does not have; known: " in error
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama4", "deepseek_v3", "llama3_ft"])
