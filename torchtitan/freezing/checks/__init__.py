@@ -10,10 +10,6 @@ from torchtitan.freezing.checks.configuration import (
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT, with_rank
 from torchtitan.freezing.checks.freezing import caches, freeze_settings
-from torchtitan.freezing.checks.pipeline import (
-    n_microbatches,
-    partition_errors,
-    pipeline_errors,
-)
+from torchtitan.freezing.checks.pipeline import n_microbatches, partition_errors
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import size_errors

@@ -21,22 +21,26 @@ _MAX_CELLS = 65536
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the pipeline that is asked for: key, value and rule."""
     parallelism = config.parallelism
-    if parallelism.pipeline_parallel_degree <= 1:
+    name, n_ranks = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_degree
+    if n_ranks <= 1:
         return
-    yield from schedule_errors(config)
-    yield from microbatch_errors(config)
-    if parallelism.pipeline_parallel_schedule_csv:
-        yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv))
-
-
-def schedule_errors(config: JobConfig) -> Iterator[str]:
-    """Say that the schedule has a name which torch does not know."""
-    name = config.parallelism.pipeline_parallel_schedule
     if not is_known(name):
+        known = ", ".join(known_schedules())
+        yield f"parallelism.pipeline_parallel_schedule is {name!r}; known: {known}"
+    n = n_microbatches(config)
+    if n is None:
         yield (
-            f"parallelism.pipeline_parallel_schedule is {name!r}; "
-            f"known: {', '.join(known_schedules())}"
+            f"training.local_batch_size is {config.training.local_batch_size}, which "
+            "parallelism.pipeline_parallel_microbatch_size "
+            f"({parallelism.pipeline_parallel_microbatch_size}) must divide"
         )
+    elif n_ranks * n > _MAX_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
+        )
+    if parallelism.pipeline_parallel_schedule_csv:
+        yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv), n)
 
 
 def n_microbatches(config: JobConfig) -> int | None:
@@ -65,23 +69,7 @@ def splits_backwards(config: JobConfig) -> bool:
     return any(action.kind is ActionKind.WEIGHT_BACKWARD for row in order.ranks for action in row)
 
 
-def microbatch_errors(config: JobConfig) -> Iterator[str]:
-    """Say that a batch cannot be split into microbatches, or into too many of them."""
-    n, n_ranks = n_microbatches(config), config.parallelism.pipeline_parallel_degree
-    if n is None:
-        yield (
-            f"training.local_batch_size is {config.training.local_batch_size}, which "
-            "parallelism.pipeline_parallel_microbatch_size "
-            f"({config.parallelism.pipeline_parallel_microbatch_size}) must divide"
-        )
-    elif n_ranks * n > _MAX_CELLS:
-        yield (
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
-        )
-
-
-def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
+def _csv_errors(config: JobConfig, path: Path, n: int | None) -> Iterator[str]:
     key = f"{_CSV} is {str(path)!r}"
     if not os.path.isfile(path):
         yield f"{key}, which is not a file"
@@ -98,7 +86,7 @@ def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
             f"{key}, which has {order.n_ranks} ranks; it needs "
             f"parallelism.pipeline_parallel_degree ({degree})"
         )
-    if (n := n_microbatches(config)) is not None and order.n_microbatches != n:
+    if n is not None and order.n_microbatches != n:
         yield (
             f"{key}, which has {order.n_microbatches} microbatches; it needs "
             f"training.local_batch_size / parallelism.pipeline_parallel_microbatch_size ({n})"

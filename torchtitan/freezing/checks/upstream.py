@@ -14,11 +14,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 from timelyfreeze.files import MOST, OneOf, Within
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
-from torchtitan.freezing.checks.pipeline import (
-    data_parallel_degree,
-    microbatch_errors,
-    schedule_errors,
-)
+from torchtitan.freezing.checks.pipeline import data_parallel_degree, pipeline_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.upstream.fixes import SGD
@@ -174,6 +170,5 @@ def rule_errors(config: JobConfig) -> dict[str, str]:
 def size_errors(config: JobConfig) -> Iterator[str]:
     """Yield which values are impossible, or make no pipeline that anyone could run."""
     yield from (impossible := rule_errors(config)).values()
-    if not impossible and config.parallelism.pipeline_parallel_degree > 1:
-        yield from schedule_errors(config)
-        yield from microbatch_errors(config)
+    if not impossible:
+        yield from pipeline_errors(config)
