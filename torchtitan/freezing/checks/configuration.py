@@ -24,10 +24,10 @@ from torchtitan.freezing.checks.data import (
     validation_errors,
     validation_split,
 )
-from torchtitan.freezing.checks.features import FEATURES
+from torchtitan.freezing.checks.features import DEVICE, FEATURES
 from torchtitan.freezing.checks.freezing import freezing_errors, front_errors
 from torchtitan.freezing.checks.lora import lora_errors
-from torchtitan.freezing.checks.models import device_errors, image_errors, model_errors
+from torchtitan.freezing.checks.models import image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
     data_parallel_degree,
     parallel_errors,
@@ -96,7 +96,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
         ]
         if trains:
             errors += [
-                *device_errors(job_config),
+                *feature_errors(job_config, (DEVICE,)),
                 *tokenizer_errors(job_config),
                 *checkpoint_errors(job_config),
                 *output_errors(job_config),

@@ -7,14 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from timelyfreeze.files import shown
-from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
+from torchtitan.data.named_templates import build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
-from torchtitan.data.rows.kinds import (
-    INSTRUCT_DATASETS,
-    has_rows,
-    is_image_dataset,
-    is_instruct_dataset,
-)
+from torchtitan.data.rows.kinds import has_rows, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sequences import pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
@@ -43,7 +38,8 @@ def data_errors(config: JobConfig) -> Iterator[str]:
                 f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
             )
     yield from _source_errors(config)
-    yield from _template_errors(config)
+    if message := template_error(config.data.chat_template, config.model.hf_assets_path):
+        yield message
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
@@ -89,24 +85,6 @@ def _source_errors(config: JobConfig) -> Iterator[str]:
         yield f"data.paths is {data.paths}; each must be a file, a folder or a hub name"
     if not all(0 < source.weight <= MOST_REPEATS for source in sources):
         yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
-
-
-def _template_errors(config: JobConfig) -> Iterator[str]:
-    name = config.data.chat_template
-    if message := template_error(name, config.model.hf_assets_path):
-        yield message
-        return
-    validates = config.validation.enable and is_instruct_dataset(config.validation.dataset)
-    if (
-        name not in (AUTO, PLAIN)
-        and not is_instruct_dataset(config.training.dataset)
-        and not validates
-    ):
-        yield (
-            f"data.chat_template is {name!r}, and training.dataset is "
-            f"{config.training.dataset!r}; templates are for {', '.join(INSTRUCT_DATASETS)}, so it "
-            f"must be {AUTO!r} or {PLAIN!r}"
-        )
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:

@@ -18,7 +18,9 @@ from timelyfreeze.policies import (
     parse_method,
 )
 from timelyfreeze.settings import AUTO
-from torchtitan.data.rows.kinds import is_image_dataset
+from torchtitan.data.named_templates import AUTO as AUTO_TEMPLATE
+from torchtitan.data.named_templates import PLAIN
+from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
@@ -146,6 +148,11 @@ FEATURES = (
         for name in ("paths", "weights", "subset", "split", "revision")
     ),
     Feature(
+        "data.chat_template", "templates are for examples", (needs.INSTRUCTIONS,),
+        lambda run: run.data.chat_template not in (AUTO_TEMPLATE, PLAIN)
+        and not (run.validation.enable and is_instruct_dataset(run.validation.dataset)),
+        "`data.chat_template` by name"),
+    Feature(
         "data.validation_fraction", "examples alone can be held out", (needs.ROWS,),
         lambda run: 0.0 < run.data.validation_fraction < 1.0),
     # -- methods
@@ -166,7 +173,7 @@ FEATURES = (
         "a plan with compiled blocks"),
     Feature(
         _METHOD, "each rank compares whole outputs of blocks, of several pictures",
-        (*needs.WHOLE_LAYERS, needs.SEVERAL_PICTURES),
+        (*needs.WHOLE_LAYERS, needs.SEVERAL_PICTURES, needs.PLAIN_MASKS),
         lambda run: isinstance(_policy(run), ComparesOutputs),
         "`egeria` or another policy that compares outputs"),
     Feature(
@@ -222,6 +229,12 @@ FEATURES = (
         "profiling.enable_profiling", "upstream's profiler needs a GPU", (needs.ACCELERATOR,)),
 )
 
+# What only a run that trains here looks at.
+DEVICE = Feature(
+    "model.flavor", "torch counts the tokens of each expert on accelerators only",
+    (needs.ACCELERATOR,),
+    lambda run: hasattr(args := known_args(run), "moe_args") and getattr(args, "moe_enabled", True),
+    "a `model.flavor` with experts, where a run trains")
 # What commands do with the configuration of a run.
 PROFILE = Feature(
     "stages are profiled",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
+from timelyfreeze.policies import freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     AUTO,
@@ -20,7 +20,6 @@ from timelyfreeze.settings import (
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
-from torchtitan.vision.spec import known_args
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -79,10 +78,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         if discarded < 0:
             yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
-        policy = getattr(freezing, method.policy)
-        yield from policy.errors()
-        if isinstance(policy, ComparesOutputs):
-            yield from _comparison_errors(config)
+        yield from getattr(freezing, method.policy).errors()
     yield from unknown_words(
         first_stage=freezing.first_stage,
         skip_input_grads=freezing.skip_input_grads,
@@ -104,17 +100,6 @@ def _n_stages(config: JobConfig) -> int | None:
         return None
     per_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
     return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
-
-
-def _comparison_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what keeps a rank from running a copy of a block alone."""
-    args = known_args(config)
-    if getattr(args, "attn_type", "sdpa") != "sdpa":
-        yield (
-            f"model.flavor {config.model.flavor!r} has attn_type {args.attn_type!r}, whose masks "
-            "cannot be handed to a copy of a block, and freezing.method "
-            f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
-        )
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:

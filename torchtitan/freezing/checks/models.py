@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.experiments import _supported_experiments
 from torchtitan.models import _supported_models
@@ -39,7 +38,7 @@ from torchtitan.images.sources import (
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
 from torchtitan.vision.library import folder_settings
-from torchtitan.vision.spec import base_spec, known_args
+from torchtitan.vision.spec import base_spec
 
 # What makes the same weights another model, in the words of both kinds.
 _MEANING = (
@@ -214,18 +213,6 @@ def _family_errors(config: JobConfig, args: DecoderArgs) -> Iterator[str]:
             f"parallelism.tensor_parallel_degree is {degree}, and the model norms its queries and "
             f"keys ({args.model_type}); the norms' gradients would not be summed over the ranks "
             "that share its heads, so the degree must be 1"
-        )
-
-
-def device_errors(config: JobConfig) -> Iterator[str]:
-    """Say that this machine cannot compute the model."""
-    if torch.accelerator.is_available():
-        return
-    args = known_args(config)
-    if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
-        yield (
-            f"model.flavor {config.model.flavor!r} of {config.model.name!r} has experts; torch "
-            "counts the tokens of each on accelerators only, so it needs one"
         )
 
 

@@ -23,6 +23,7 @@ from torchtitan.data.rows.kinds import (
 )
 from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, examples_of_microbatch
+from torchtitan.vision.spec import known_args
 
 Test = Callable[[JobConfig], Any]
 
@@ -193,6 +194,10 @@ SEVERAL_PICTURES = Requirement(
     "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture",
     lambda run: run.model.name not in IMAGE_MODELS or examples_of_microbatch(run) != 1,
     "it must be 2 or more")
+PLAIN_MASKS = Requirement(
+    "a `model.flavor` that attends by flex attention", "model.flavor",
+    lambda run: getattr(known_args(run), "attn_type", "sdpa") == "sdpa",
+    "it must be one with the attn_type 'sdpa', whose blocks make their masks themselves")
 ACCELERATOR = Requirement(
     "a machine without an accelerator", "this machine has no accelerator",
     lambda run: torch.accelerator.is_available(), "do without it on a CPU")

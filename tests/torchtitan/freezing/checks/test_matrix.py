@@ -16,12 +16,12 @@ import torch
 from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.cli.torchrun import NEXT
 from torchtitan.freezing.checks import check, features, requirements
-from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE
+from torchtitan.freezing.checks.features import DEVICE, FEATURES, MEMORY, PROFILE
 from torchtitan.freezing.checks.requirements import Feature, feature_errors
 from torchtitan.freezing.config import JobConfig
 
 ROOT = Path(__file__).resolve().parents[4]
-ALL = (*FEATURES, PROFILE, MEMORY)
+ALL = (*FEATURES, DEVICE, PROFILE, MEMORY)
 FLOAT8, GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
 PP = "parallelism.pipeline_parallel_"
 NONE = {"freezing.method": "none"}
@@ -51,6 +51,7 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "subset": ("data.subset", "en", {}),
     "data split": ("data.split", "test", {}),
     "revision": ("data.revision", "v1", {}),
+    "template": ("data.chat_template", "chatml", {}),
     "held out": ("data.validation_fraction", 0.1, {}),
     "fixed": ("freezing.method", "fixed", {}),
     "apf": ("freezing.method", "apf", {}),
@@ -74,6 +75,8 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "early step": ("optimizer.early_step_in_backward", True, {f"{PP}degree": 1, **NONE}),
     "loaded": ("checkpoint.initial_load_in_hf", True, SAVES),
     "profiler": ("profiling.enable_profiling", True, {}),
+    "experts": ("model.flavor", "debugmodel",
+                {"model.name": "deepseek_v3", "freezing.method": "none", f"{PP}degree": 1}),
     "profile": ("stages are profiled", None, {}),
     "estimate": ("memory is estimated", None, {}),
 }
@@ -153,6 +156,8 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
     "excluded": ("checkpoint.exclude_from_loading", ["freezing"], "it must be []"),
     "saves all": ("checkpoint.last_save_model_only", False, TRUE),
     "offload": ("training.enable_cpu_offload", True, FALSE),
+    "flex": ("model.flavor", "debugmodel_flex_attn",
+             "it must be one with the attn_type 'sdpa', whose blocks make their masks themselves"),
     "cpu": ("this machine has no accelerator", {"accelerator": False}, "do without it on a CPU"),
     "small gpu": ("no GPU of compute capability 8.9 or more is here", {"gpu": False},
                   "set quantize.linear.float8.emulate = true, to try it slowly"),
@@ -163,7 +168,8 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
 }
 _LAYERS = "context, tensor"
 _ALONE = f"replicate, shard, {_LAYERS}, expert, expert tensor"
-_EXAMPLES = dict.fromkeys(("paths", "weights", "subset", "data split", "revision"), "text")
+_EXAMPLES = dict.fromkeys(
+    ("paths", "weights", "subset", "data split", "revision", "template"), "text")
 GRID: dict[str, str] = {
     "emulation": f"{_ALONE}, one rank, processes, fake",
     "overlap": "cpu, freezing, emulated",
@@ -182,8 +188,8 @@ GRID: dict[str, str] = {
     "apf": "one rank, compile",
     "planned apf": "one rank, compile",
     "compiled": "discard",
-    "egeria": f"one rank, {_LAYERS}",
-    "planned egeria": f"one rank, {_LAYERS}",
+    "egeria": f"one rank, {_LAYERS}, flex",
+    "planned egeria": f"one rank, {_LAYERS}, flex",
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
     "rank": f"compile, {_LAYERS}, moves, converters",
@@ -200,6 +206,7 @@ GRID: dict[str, str] = {
     "early step": "ranks",
     "loaded": "not saved",
     "profiler": "cpu",
+    "experts": "cpu",
     "profile": f"{_ALONE}, one rank, compile, adapters, packing, offload",
     "estimate": f"{_ALONE}, unknown, sgd, selective",
 }
@@ -266,8 +273,9 @@ def asked(key: str, value: Any) -> dict[str, Any]:
 
 
 def features_of(name: str) -> tuple[Feature, ...]:
-    """Return the features of a run, or what a command needs."""
-    return {"profile": (PROFILE,), "estimate": (MEMORY,)}.get(name, FEATURES)
+    """Return the features of a run, or what a command or a run that trains needs."""
+    apart = {"profile": (PROFILE,), "estimate": (MEMORY,), "experts": (DEVICE,)}
+    return apart.get(name, FEATURES)
 
 
 @pytest.mark.parametrize("name", ON)

@@ -13,7 +13,9 @@ from torchtitan.protocols.train_spec import get_train_spec
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from tests.torchtitan.helpers.job_configs import config, errors
 from torchtitan.freezing.checks import ConfigError, check, models
-from torchtitan.freezing.checks.models import device_errors, model_errors
+from torchtitan.freezing.checks.features import DEVICE
+from torchtitan.freezing.checks.models import model_errors
+from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args, known_flavors
@@ -242,7 +244,7 @@ def test_they_are_described_to_each_caller_anew() -> None:
     assert (args.n_layers, args.vocab_size) == (flavors["debugmodel"].n_layers, 99)
     args.n_layers = 7
     assert chosen_args(job_config, flavors).n_layers == 2
-    assert list(device_errors(job_config)) == []
+    assert not DEVICE.is_on(job_config)
 
 
 @pytest.mark.parametrize("key", ["model__hf_assets_path", "checkpoint__initial_load_path"])
@@ -333,11 +335,12 @@ def test_experts_need_an_accelerator(
 ) -> None:
     asked = config(model__name=name, model__flavor=flavor)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    errors = list(device_errors(asked))
+    errors = list(feature_errors(asked, (DEVICE,)))
     assert len(errors) == has_experts
-    assert all(f"model.flavor {flavor!r} of {name!r} has experts" in error for error in errors)
+    lacks = f"model.flavor is {flavor!r}, and this machine has no accelerator; torch counts the "
+    assert all(error.startswith(lacks) for error in errors)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert list(device_errors(asked)) == []
+    assert list(feature_errors(asked, (DEVICE,))) == []
 
 
 def test_torch_still_cannot_count_the_tokens_of_experts_on_a_cpu() -> None:
