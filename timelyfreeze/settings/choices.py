@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import Annotated
 
-from timelyfreeze.files import OneOf, broken_rule
+from timelyfreeze.files import OneOf, Within
 from timelyfreeze.settings.names import key
 from timelyfreeze.settings.phases import PhaseSchedule
-from timelyfreeze.settings.rules import rule_errors
+from timelyfreeze.settings.rules import AtLeast0, rule_errors
 
 ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"
@@ -25,6 +24,13 @@ SKIP_INPUT_GRADS = (OFF, USE)
 DEVICE = "device"
 HOST = "host"
 
+FirstStage = Annotated[str, OneOf(*FIRST_STAGE_MODES)]
+SkipInputGrads = Annotated[str, OneOf(*SKIP_INPUT_GRADS)]
+ScoreMemory = Annotated[str, OneOf(DEVICE, HOST)]
+ScoreDtype = Annotated[str, OneOf("float32", "bfloat16")]
+Positive = Annotated[float, Within(0.0, above=True)]
+Gain = Annotated[float, Within(-1.0)]
+
 
 @dataclass(frozen=True)
 class FreezeSettings:
@@ -37,28 +43,22 @@ class FreezeSettings:
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     gradient_rank: int = 0
     seed: int = 42
-    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] = ALL_OR_NOTHING
-    skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] = USE
+    first_stage: FirstStage = ALL_OR_NOTHING
+    skip_input_grads: SkipInputGrads = USE
     discard_batches: int = 2
-    solver_time_limit_s: float = 60.0
+    solver_time_limit_s: Positive = 60.0
     solver_delay_steps: int | None = None
-    replan_every: int = 100
-    replan_threshold: float = 0.1
-    min_gain: float = 0.02
-    score_memory: Annotated[str, OneOf(DEVICE, HOST)] = DEVICE
-    score_dtype: Annotated[str, OneOf("float32", "bfloat16")] = "float32"
+    replan_every: AtLeast0 = 100
+    replan_threshold: Positive = 0.1
+    min_gain: Gain = 0.02
+    score_memory: ScoreMemory = DEVICE
+    score_dtype: ScoreDtype = "float32"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
             *rule_errors(self),
-            *replanning_errors(
-                phases=self.phases,
-                solver_delay_steps=self.solver_delay_steps,
-                replan_every=self.replan_every,
-                replan_threshold=self.replan_threshold,
-                min_gain=self.min_gain,
-            ),
+            *delay_errors(self.solver_delay_steps, self.phases),
             *rank_errors(self.gradient_rank),
         ]
         if errors:
@@ -99,14 +99,6 @@ def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
     return first_stage == ALL_OR_NOTHING and skip_input_grads == USE
 
 
-def unknown_words(**words: str) -> Iterator[str]:
-    """Yield what is wrong with settings that have a fixed choice of words."""
-    hints = get_type_hints(FreezeSettings, include_extras=True)
-    for name, word in words.items():
-        if rule := broken_rule(hints[name], word):
-            yield f"{key(name)} is {word!r}; {rule}"
-
-
 def ratio_errors(
     max_freeze_ratio: float | Sequence[float] | str, n_stages: int | None
 ) -> Iterator[str]:
@@ -136,28 +128,12 @@ def seed_errors(seed: int) -> Iterator[str]:
         yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
 
 
-def replanning_errors(
-    *,
-    phases: PhaseSchedule,
-    solver_delay_steps: int | None,
-    replan_every: int,
-    replan_threshold: float,
-    min_gain: float,
-) -> Iterator[str]:
-    """Yield what is wrong with the numbers that say when a plan is made, made anew or given up."""
+def delay_errors(delay_steps: int | None, phases: PhaseSchedule) -> Iterator[str]:
+    """Yield what is wrong with the steps that training goes on while a plan is made."""
     n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-    delay = 0 if solver_delay_steps is None or not phases.measures else solver_delay_steps
+    delay = (delay_steps or 0) if phases.measures else 0
     if delay < 0 or delay >= max(1, n_ramp_steps):
         yield (
             f"{key('solver_delay_steps')} is {delay}; it must be 0 or more and below the "
             f"{n_ramp_steps} steps of the ramp ({key('monitor')} to {key('ramp')})"
-        )
-    if replan_every < 0:
-        yield f"{key('replan_every')} is {replan_every}; it must be 0 (never) or more"
-    if not (math.isfinite(replan_threshold) and replan_threshold > 0.0):
-        yield f"{key('replan_threshold')} is {replan_threshold}; it must be above 0 and finite"
-    if not (math.isfinite(min_gain) and min_gain >= -1.0):
-        yield (
-            f"{key('min_gain')} is {min_gain}; it must be -1 (freezing is never switched off) "
-            "or more, and finite"
         )

@@ -11,11 +11,11 @@ from timelyfreeze.settings import (
     AUTO,
     FreezeSettings,
     PhaseSchedule,
+    delay_errors,
     rank_errors,
     ratio_errors,
-    replanning_errors,
+    rule_errors,
     seed_errors,
-    unknown_words,
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.pipeline import n_microbatches
@@ -79,12 +79,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
             yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
         yield from getattr(freezing, method.policy).errors()
-    yield from unknown_words(
-        first_stage=freezing.first_stage,
-        skip_input_grads=freezing.skip_input_grads,
-        score_memory=freezing.score_memory,
-        score_dtype=freezing.score_dtype,
-    )
+    yield from rule_errors(freezing)
     if freezing.gradient_rank != AUTO:
         yield from rank_errors(freezing.gradient_rank)
     yield from seed_errors(freezing.seed)
@@ -122,13 +117,7 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
     yield from discard_errors(freezing.discard_batches, phases)
-    yield from replanning_errors(
-        phases=phases,
-        solver_delay_steps=freezing.solver_delay_steps,
-        replan_every=freezing.replan_every,
-        replan_threshold=freezing.replan_threshold,
-        min_gain=freezing.min_gain,
-    )
+    yield from delay_errors(freezing.solver_delay_steps, phases)
     delay = freezing.solver_delay_steps or 0
     if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
         yield (
@@ -145,9 +134,6 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
     first, a solver that takes long would end the run, instead of costing its plan.
     """
     limit_s, comm = config.freezing.solver_time_limit_s, config.comm
-    if not limit_s > 0:
-        yield f"freezing.solver_time_limit_s is {limit_s}; it must be above 0"
-        return
     if config.emulation.enable or comm.mode != "default":
         return  # nobody waits for another process
     for name in _WAITS:
