@@ -46,10 +46,6 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
             parser.error(f"argument --{name.replace('_', '-')}: it {why}")
 
 
-def _cap(text: str) -> float | str:
-    return AUTO if text == AUTO else number(0.0, 1.0)(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze plan",
@@ -57,12 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         "file of measured bounds, which a training run or the profile has saved. Needs no device.",
     )
     milliseconds, positive = number(0.0, _MAX_MS), number(0.0, _MAX_MS, above=True)
+    share = number(0.0, 1.0)
     parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
     measured = "default: as many as were measured"
     add(
-        "--r-max", nargs="+", type=_cap, default=[AUTO, 0.8], metavar="R",
+        "--r-max", nargs="+", default=[AUTO, 0.8], metavar="R",
+        type=lambda text: AUTO if text == AUTO else share(text),
         help=f"caps; {AUTO}: the one that should reach a loss soonest; default: %(default)s",
     )  # fmt: skip
     add("--microbatches", nargs="+", type=whole(1), metavar="M", help=measured)
@@ -137,9 +135,9 @@ def _plan(options: argparse.Namespace) -> int:
         report = front_report(found, file, grid)
     print(report.text())
     if options.json is not None:
-        _write(options.json, report.json())
+        options.json.write_text(report.json())
     if options.csv is not None:
-        _write(options.csv, report.csv())
+        options.csv.write_text(report.csv())
     return 0
 
 
@@ -191,10 +189,3 @@ def _layers(text: str) -> Split:
             f"such as 9,8,8,7 (--splits also takes {', '.join(_SPLITS)})"
         )
     return tuple(map(int, words))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
