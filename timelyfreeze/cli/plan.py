@@ -144,13 +144,11 @@ def _plan(options: argparse.Namespace) -> int:
 def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
     """Return what is asked, with what the file says filled in."""
     n_ranks = options.ranks or file.n_ranks
-    if n_ranks is None:
+    if n_ranks is None or n_ranks < 2:
         raise ValueError(
-            f"{file.path} does not say how many ranks its {file.n_stages} stages are on, and no "
-            "schedule.csv lies beside it; tell with --ranks"
+            f"{file.path} does not say how many ranks its {file.n_stages} stages are on, or says "
+            "1, and no schedule.csv lies beside it; tell with --ranks"
         )
-    if n_ranks < 2:
-        raise ValueError(f"{file.path} has 1 rank; a pipeline has 2 or more: tell with --ranks")
     microbatches = tuple(options.microbatches or (file.n_microbatches,))
     if n_ranks * max(microbatches) > MAX_CELLS:
         raise ValueError(

@@ -21,6 +21,7 @@ from torchtitan.config import ConfigManager
 
 from timelyfreeze.cli.hub import fetch_model, is_hub_id, last_value, value_of
 from timelyfreeze.files import shown
+from torchtitan.checkpoints.finished import table_values
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
 from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
@@ -52,7 +53,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         if (found := _find_home(value)) != value:
             setattr(section, key.rpartition(".")[2], found)
     in_arguments = set(_argument_keys(args))
-    given = {*_keys_of(table), *in_arguments}
+    given = {*dict(table_values(table)), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
     cuts = in_arguments if "parallelism.partition" in in_arguments else given
     errors = [
@@ -90,15 +91,6 @@ def _find_home(value: Any) -> Any:
         return [_find_home(one) for one in value]
     is_path = isinstance(value, str) and value.startswith("~") and "\0" not in value
     return os.path.expanduser(value) if is_path else value
-
-
-def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a TOML file, each with the names of its sections."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _argument_keys(args: Sequence[str]) -> Iterator[str]:

@@ -17,12 +17,17 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.policies import LORA
 from torchtitan.data.loader import loader_of, read_dataset
-from torchtitan.data.named_templates import build_chat_template, choice_told
+from torchtitan.data.named_templates import choice_told
 from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
+from torchtitan.freezing.checks import (
+    caches,
+    reads_training_examples,
+    template_of,
+    validation_split,
+)
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
@@ -149,13 +154,8 @@ class _Builders:
             )
         if not is_image_dataset(dataset):
             build = build_instruct_validator
-            kwargs["template"] = _template(job_config, kwargs["tokenizer"])
+            kwargs["template"] = template_of(job_config, kwargs["tokenizer"])
         return build(job_config=job_config, split=validation_split(job_config), **kwargs)
-
-
-def _template(job_config: JobConfig, tokenizer: Any) -> Any:
-    folder = job_config.model.hf_assets_path
-    return build_chat_template(job_config.data.chat_template, tokenizer, folder)
 
 
 def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -
         seq_len=training.seq_len,
         shuffle_seed=data.seed if data.shuffle else None,
         split=ExampleSplit(data.validation_fraction),
-        template=_template(job_config, tokenizer),
+        template=template_of(job_config, tokenizer),
         packing=data.packing,
         # Else a row would go to a process that has not kept it.
         fixed_shards=caches(job_config),

@@ -7,7 +7,7 @@ from torchtitan.freezing.checks.configuration import (
     check_examples,
     check_readers,
 )
-from torchtitan.freezing.checks.data import reads_training_examples, validation_split
+from torchtitan.freezing.checks.data import reads_training_examples, template_of, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT, with_rank
 from torchtitan.freezing.checks.freezing import caches, freeze_settings
 from torchtitan.freezing.checks.pipeline import n_microbatches, partition_errors

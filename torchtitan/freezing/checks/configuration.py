@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
@@ -11,7 +12,6 @@ from torchtitan.protocols import train_spec as titan_spec
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.loader import RANK_KEY, ResizableDataloader
-from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import has_rows, is_image_dataset
 from torchtitan.data.sources import DataSource, training_sources, validation_sources
@@ -20,6 +20,7 @@ from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_err
 from torchtitan.freezing.checks.data import (
     data_errors,
     example_errors,
+    template_of,
     tokenizer_errors,
     validation_errors,
     validation_split,
@@ -35,11 +36,7 @@ from torchtitan.freezing.checks.pipeline import (
     pipeline_errors,
 )
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.checks.upstream import (
-    rule_errors,
-    text_errors,
-    upstream_errors,
-)
+from torchtitan.freezing.checks.upstream import rule_errors, text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key, with_values
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
@@ -125,22 +122,17 @@ def _build_readers(config: JobConfig) -> None:
     if has_rows(config.training.dataset) and _is_here(config, training_place, training_sources):
         loader = spec.build_dataloader_fn(tokenizer=tokenizer, job_config=config, **reader)
         _require_saved_rows(config, loader)
-    kind = config.validation.dataset
-    if not (config.validation.enable and has_rows(kind)):
+    validation = config.validation
+    if not (validation.enable and has_rows(validation.dataset)):
         return
     if _is_here(config, validation_place, validation_sources):
-        split = validation_split(config)
-        if is_image_dataset(kind):
-            build_validation_dataloader(job_config=config, split=split, **reader)
-            return
+        build: Callable[..., ResizableDataloader] = build_validation_dataloader
+        if not is_image_dataset(validation.dataset):
+            template = template_of(config, tokenizer)
+            build = partial(build_validation_loader, tokenizer=tokenizer, template=template)
         # Endless, so that only the run itself looks at the length of each example.
         endless = with_values(config, {"validation.steps": 1})
-        template = build_chat_template(
-            config.data.chat_template, tokenizer, config.model.hf_assets_path
-        )
-        build_validation_loader(
-            job_config=endless, tokenizer=tokenizer, split=split, template=template, **reader
-        )
+        build(job_config=endless, split=validation_split(config), **reader)
 
 
 def _is_here(

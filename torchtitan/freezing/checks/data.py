@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import shown
 from torchtitan.data.named_templates import build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
 from torchtitan.data.rows.kinds import has_rows, is_image_dataset, is_instruct_dataset
-from torchtitan.data.sequences import pad_id
+from torchtitan.data.sequences import Template, pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
     MOST_REPEATS,
@@ -85,6 +86,11 @@ def _source_errors(config: JobConfig) -> Iterator[str]:
         yield f"data.paths is {data.paths}; each must be a file, a folder or a hub name"
     if not all(0 < source.weight <= MOST_REPEATS for source in sources):
         yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
+
+
+def template_of(config: JobConfig, tokenizer: Any) -> Template:
+    """Return the chat template of a run; ValueError where the tokenizer cannot write it."""
+    return build_chat_template(config.data.chat_template, tokenizer, config.model.hf_assets_path)
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:
@@ -192,9 +198,9 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
             f"so ids must be below that; set model.vocab_size to {largest + 1} or more, or choose "
             "the model's own tokenizer"
         )
-    name = config.data.chat_template
-    if is_instruct_dataset(config.training.dataset) and not template_error(name, folder):
+    is_known = not template_error(config.data.chat_template, folder)
+    if is_known and is_instruct_dataset(config.training.dataset):
         try:
-            build_chat_template(name, tokenizer, folder)
+            template_of(config, tokenizer)
         except ValueError as error:
             yield str(error)
