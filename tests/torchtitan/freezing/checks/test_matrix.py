@@ -15,9 +15,10 @@ import torch
 
 from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.cli.torchrun import NEXT
-from torchtitan.freezing.checks import check, features, requirements
+from torchtitan.freezing.checks import check, features
+from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.features import DEVICE, FEATURES, MEMORY, PROFILE
-from torchtitan.freezing.checks.requirements import Feature, feature_errors
+from torchtitan.freezing.checks.requirements import Feature, Requirement, feature_errors
 from torchtitan.freezing.config import JobConfig
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -242,9 +243,9 @@ class Machine:
         gpu, accelerator, package = (keys.pop(name) for name in ("gpu", "accelerator", "without"))
         patch = self._monkeypatch.setattr
         patch(torch.accelerator, "is_available", lambda: accelerator)
-        for module in (features, requirements):
+        for module in (features, needs):
             patch(module, "has_cuda_capability", lambda major, minor: gpu)
-        patch(requirements, "find_spec", lambda module: module != package)
+        patch(needs, "find_spec", lambda module: module != package)
         job_config = config()
         for key, value in keys.items():
             if "." in key:
@@ -325,12 +326,58 @@ def test_they_are_among_the_checks_of_a_run(machine: Machine) -> None:
     )
 
 
+# fmt: off
+# What a feature with a need cannot be with, where the key does not say it.
+WITHOUT = {
+    needs.NO_PLAN: "a `freezing.method` with a plan",
+    needs.A_POLICY: '`freezing.method` `"timelyfreeze"` alone',
+    needs.ONE_RATIO: "a plan with a `freezing.max_freeze_ratio` for each stage",
+    needs.NO_ADAPTERS: '`freezing.method` `"lora"`',
+    needs.DISCARDS: "`freezing.discard_batches` 0",
+    needs.TENSORS: "tensor parallelism",
+    needs.CONTEXTS: "context parallelism",
+    **dict(zip(needs.ONE_PIPELINE, (
+        "replicas", "shards", "tensor parallelism", "context parallelism", "expert parallelism",
+        "expert tensor parallelism"), strict=True)),
+    needs.NO_REPLICAS: "more processes than ranks of the pipeline",
+    needs.PIPELINE: "no pipeline",
+    needs.NO_PIPELINE: "a pipeline",
+    **dict(zip(needs.ONE_STAGE, (
+        "a schedule other than GPipe and 1F1B", "a schedule CSV"), strict=True)),
+    needs.EAGER: "compiled blocks",
+    needs.ONE_PROCESS: "several processes",
+    needs.ONE_NODE: "several nodes",
+    needs.LAUNCHER: "a start by torchrun alone",
+    needs.INSTRUCTIONS: "text and pictures",
+    needs.ROWS: "text",
+    needs.PICTURES: "text and instructions",
+    needs.VALIDATION_OF_PICTURES: "validation on text or instructions",
+    needs.PLACE: "no `training.dataset_path`",
+    needs.SEVERAL_PICTURES: "microbatches of one picture",
+    needs.PLAIN_MASKS: "a `model.flavor` that attends by flex attention",
+    needs.ACCELERATOR: "a machine without an accelerator",
+    needs.FLOAT8: "no GPU of compute capability 8.9, but for `quantize.linear.float8.emulate`",
+    needs.PEFT: "no package peft",
+    needs.TORCHAO: "no package torchao",
+    **dict(zip(needs.VISION, ("no package pillow", "no package torchvision"), strict=True)),
+}
+# fmt: on
+
+
+def without(need: Requirement) -> str:
+    """Return what a feature with this need cannot be with, in the words of the page."""
+    _, is_one_of, values = need.rule.partition("it must be ")
+    off = ("''", "[]", "0", "false", "unset")
+    other = f" other than {values}" if is_one_of and not values.startswith(off) else ""
+    return WITHOUT.get(need, f"`{need.found}`{other}")
+
+
 def feature_table() -> str:
     """Return the features and what each cannot be with, as docs/configuration.md has them."""
     rows = ["| setting | refused with | why |", "|---|---|---|"]
     for feature in ALL:
-        needs = "; ".join(need.without for need in feature.needs)
-        rows.append(f"| {feature.title or f'`{feature.key}`'} | {needs} | {feature.why} |")
+        refused = "; ".join(map(without, feature.needs))
+        rows.append(f"| {feature.title or f'`{feature.key}`'} | {refused} | {feature.why} |")
     return "\n".join(rows) + "\n"
 
 
