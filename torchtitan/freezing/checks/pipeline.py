@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.runtime import known_schedules, splits_backward
+from timelyfreeze.runtime import known_schedules, splits_backward, stages_per_rank
 from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
@@ -24,7 +24,7 @@ def pipeline_errors(config: JobConfig) -> Iterator[str]:
     name, n_ranks = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_degree
     if n_ranks <= 1:
         return
-    if not is_known(name):
+    if stages_per_rank(name) is None:
         known = ", ".join(known_schedules())
         yield f"parallelism.pipeline_parallel_schedule is {name!r}; known: {known}"
     n = n_microbatches(config)
@@ -51,17 +51,14 @@ def n_microbatches(config: JobConfig) -> int | None:
     return config.training.local_batch_size // size
 
 
-def is_known(schedule_name: str) -> bool:
-    """Return whether torch has a schedule of that name, in whatever case it is written."""
-    return schedule_name.lower() in (known.lower() for known in known_schedules())
-
-
 def splits_backwards(config: JobConfig) -> bool:
     """Return whether backwards come in two halves; not where the schedule or its file is wrong."""
     name = config.parallelism.pipeline_parallel_schedule
     csv = config.parallelism.pipeline_parallel_schedule_csv
-    if not csv or not is_known(name):
-        return is_known(name) and splits_backward(name)
+    if stages_per_rank(name) is None:
+        return False
+    if not csv:
+        return splits_backward(name)
     try:
         order = order_from_csv(Path(csv).read_text())
     except (OSError, ValueError):
@@ -81,16 +78,13 @@ def _csv_errors(config: JobConfig, path: Path, n: int | None) -> Iterator[str]:
         yield f"{key}: {error}"
         return
     degree = config.parallelism.pipeline_parallel_degree
-    if order.n_ranks != degree:
-        yield (
-            f"{key}, which has {order.n_ranks} ranks; it needs "
-            f"parallelism.pipeline_parallel_degree ({degree})"
-        )
-    if n is not None and order.n_microbatches != n:
-        yield (
-            f"{key}, which has {order.n_microbatches} microbatches; it needs "
-            f"training.local_batch_size / parallelism.pipeline_parallel_microbatch_size ({n})"
-        )
+    batch = "training.local_batch_size / parallelism.pipeline_parallel_microbatch_size"
+    for has, what, needs, needed in (
+        (order.n_ranks, "ranks", degree, "parallelism.pipeline_parallel_degree"),
+        (order.n_microbatches, "microbatches", n, batch),
+    ):
+        if needs is not None and has != needs:
+            yield f"{key}, which has {has} {what}; it needs {needed} ({needs})"
     if any(rank != stage % order.n_ranks for stage, rank in enumerate(order.stage_to_rank)):
         yield (
             f"{key}, whose stages lie on ranks {list(order.stage_to_rank)}; "
