@@ -35,8 +35,7 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
-from torchtitan.freezing.checks.freezing import caches
-from torchtitan.freezing.checks.lora import adapter_errors
+from torchtitan.freezing.checks.freezing import adapter_errors, caches
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
 from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
 from torchtitan.hf.flavors import chosen_args

@@ -26,8 +26,7 @@ from torchtitan.freezing.checks.data import (
     validation_split,
 )
 from torchtitan.freezing.checks.features import DEVICE, FEATURES
-from torchtitan.freezing.checks.freezing import freezing_errors, front_errors
-from torchtitan.freezing.checks.lora import lora_errors
+from torchtitan.freezing.checks.freezing import freezing_errors, front_errors, lora_errors
 from torchtitan.freezing.checks.models import image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
     data_parallel_degree,

@@ -1,11 +1,15 @@
-"""Finds errors in ``[freezing]``: phases without room, settings that cannot work here."""
+"""Finds errors in what is frozen: phases without room, adapters that are not those of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
-from timelyfreeze.policies import freezes_by_turns, parse_method
+import torch
+
+from timelyfreeze.policies import LORA, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     AUTO,
@@ -18,8 +22,27 @@ from timelyfreeze.settings import (
     seed_errors,
 )
 from timelyfreeze.timing import discard_errors
+from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.checks.pipeline import n_microbatches
-from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
+from torchtitan.freezing.config import (
+    Freezing,
+    JobConfig,
+    global_rows,
+    pipeline_order,
+    preset_errors,
+    stage_modules,
+)
+from torchtitan.hf.adapter import Decoder, as_decoder
+from torchtitan.hf.flavors import LLAMA
+from torchtitan.hf.folder import some_of
+from torchtitan.lora.adapters import (
+    adapter_shapes,
+    chosen_layers,
+    is_adapter,
+    is_meant,
+    linear_layers,
+)
+from torchtitan.vision.spec import known_args
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -177,3 +200,84 @@ def front_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
             f"training.global_batch_size ({rows})"
         )
+
+
+def lora_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with a run with adapters: key, value and rule."""
+    if config.freezing.method != LORA:
+        return
+    yield from seed_errors(config.freezing.seed)
+    model = plain_model(config)
+    if model is None:
+        return  # told by model_errors
+    layers, targets = linear_layers(model), config.lora.targets
+    unknown = [t for t in targets if not any(is_meant(layer, t) for layer in layers)]
+    for target in unknown:
+        words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
+        yield (
+            f"lora.targets has {target!r}, which is no linear layer of model.flavor "
+            f"{config.model.flavor!r}; there are {', '.join(words)}"
+        )
+    if unknown or config.parallelism.pipeline_parallel_degree <= 1:
+        return
+    try:
+        stages = stage_modules(config, len(model.layers))
+        ranks = pipeline_order(config, len(model.layers)).stage_to_rank
+    except (ValueError, OSError):
+        return  # told by those that check models and pipelines
+    yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
+
+
+def _place_errors(
+    stages: Sequence[Sequence[str]], ranks: Sequence[int], chosen: Sequence[str]
+) -> Iterator[str]:
+    """Say where no adapter is though there must be one.
+
+    Upstream's optimizer wants something on each rank. Torch loses gradients of a backward that is
+    split where the input of a stage needs none, as behind stages that learn nothing.
+    """
+    places = {"stage 0": stages[0]}
+    for rank in sorted(set(ranks)):
+        held = zip(stages, ranks, strict=True)
+        places[f"rank {rank}"] = [name for names, of in held if of == rank for name in names]
+    for place, modules in places.items():
+        parts = tuple(f"{module}." for module in modules)
+        if not any(layer.startswith(parts) or layer in modules for layer in chosen):
+            yield (
+                f"lora.targets names no layer of {place} ({', '.join(modules)}); the first stage "
+                "and each rank need one that learns: name more layers, or cut the model otherwise"
+            )
+
+
+def plain_model(config: JobConfig) -> Any:
+    """Return the model without memory; None where it is not known."""
+    args = known_args(config) if config.model.name == LLAMA else None
+    if args is None:
+        return None
+    with torch.device("meta"):
+        return Decoder(as_decoder(args))
+
+
+# What an adapter in a checkpoint belongs to.
+_BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
+    """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
+    saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
+    wanted: dict[str, tuple[int, ...]] = {}
+    if config.freezing.method == LORA and (model := plain_model(config)) is not None:
+        chosen = chosen_layers(linear_layers(model), config.lora.targets)
+        wanted = adapter_shapes(model, chosen, config.lora.rank)
+    is_new = begins_anew and not saved
+    changes = changed_settings(folder, config.to_dict())
+    keys = [key for key in _BOUND if key in changes] if saved else []
+    if is_new or (saved == wanted and not keys):
+        return
+    told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
+    told = told or [f"freezing.method is {config.freezing.method!r}"]
+    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
+    yield (
+        f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
+        "saved under, or begin anew from what timelyfreeze export makes of it"
+    )
