@@ -46,14 +46,13 @@ class Feature:
     """Something that a run may have, why it ``needs`` what it needs, and how it is switched on.
 
     ``key`` is told with its value, or is a sentence. Without ``when`` any value of the key but 0,
-    "" and false switches it on. ``title`` says so in the table for users; "" for the key.
+    "" and false switches it on.
     """
 
     key: str
     why: str
     needs: Sequence[Requirement]
     when: Test | None = None
-    title: str = ""
 
     def is_on(self, config: JobConfig) -> bool:
         """Return whether a run has it."""

@@ -327,6 +327,30 @@ def test_they_are_among_the_checks_of_a_run(machine: Machine) -> None:
 
 
 # fmt: off
+# How a feature is called, by the beginning of its reason, where the key does not say it.
+TITLES = {
+    "torch cannot split": "a schedule that splits backwards, with freezing",
+    "actions that overlap": f"DualPipeV with `{PP}expert_parallel_overlap`",
+    "torch loses gradients": "a schedule that splits backwards",
+    "torch has attention": "context parallelism",
+    "this torch fails": "tensor parallelism",
+    "torchao multiplies": f"`{FLOAT8}` in `model.converters`",
+    "torchao and upstream": f"`{GROUPED}` in `model.converters`",
+    "it reads pictures": "a model of pictures",
+    "pictures are read": '`training.dataset` `"images"`',
+    "templates are": "`data.chat_template` by name",
+    "freezing works": 'any `freezing.method` but `"none"` and `"lora"`',
+    "a compiled block": "`apf` or another policy that chooses single tensors",
+    "the first batches": "a plan with compiled blocks",
+    "each rank compares": "`egeria` or another policy that compares outputs",
+    "an epoch has": "`checks_per_epoch` of a policy",
+    "adapters of peft": '`freezing.method` `"lora"`',
+    "a frozen front": '`freezing.elastic.partition` `"time"`',
+    "somebody has": '`freezing.packing.mode` `"efficiency"`',
+    "torch counts": "a `model.flavor` with experts, where a run trains",
+    "what freezing saves": "`timelyfreeze profile`",
+    "the estimate is": "`timelyfreeze estimate`",
+}
 # What a feature with a need cannot be with, where the key does not say it.
 WITHOUT = {
     needs.NO_PLAN: "a `freezing.method` with a plan",
@@ -372,12 +396,18 @@ def without(need: Requirement) -> str:
     return WITHOUT.get(need, f"`{need.found}`{other}")
 
 
+def title(feature: Feature) -> str:
+    """Return what the page calls a feature."""
+    named = (title for why, title in TITLES.items() if feature.why.startswith(why))
+    return next(named, f"`{feature.key}`")
+
+
 def feature_table() -> str:
     """Return the features and what each cannot be with, as docs/configuration.md has them."""
     rows = ["| setting | refused with | why |", "|---|---|---|"]
     for feature in ALL:
         refused = "; ".join(map(without, feature.needs))
-        rows.append(f"| {feature.title or f'`{feature.key}`'} | {refused} | {feature.why} |")
+        rows.append(f"| {title(feature)} | {refused} | {feature.why} |")
     return "\n".join(rows) + "\n"
 
 
