@@ -120,7 +120,10 @@ def _build_readers(config: JobConfig) -> None:
     reader = {"dp_world_size": data_parallel_degree(config) or 1, "dp_rank": 0}
     if has_rows(config.training.dataset) and _is_here(config, training_place, training_sources):
         loader = spec.build_dataloader_fn(tokenizer=tokenizer, job_config=config, **reader)
-        _require_saved_rows(config, loader)
+        start, key = start_of(config), f"dataloader.{RANK_KEY}0"
+        excluded = config.checkpoint.exclude_from_loading
+        if start is not None and "dataloader" not in excluded and key in saved_keys(start.folder):
+            loader.require_same(saved_values(start.folder, [key])[key])
     validation = config.validation
     if not (validation.enable and has_rows(validation.dataset)):
         return
@@ -143,11 +146,3 @@ def _is_here(
     if is_image_dataset(config.training.dataset):
         return place(config).is_local
     return all(is_local_path(source.path, key=source.key) for source in sources(config))
-
-
-def _require_saved_rows(config: JobConfig, loader: ResizableDataloader) -> None:
-    """Refuse a checkpoint that has read other rows; other causes are told with its keys."""
-    start, key = start_of(config), f"dataloader.{RANK_KEY}0"
-    excluded = config.checkpoint.exclude_from_loading
-    if start is not None and "dataloader" not in excluded and key in saved_keys(start.folder):
-        loader.require_same(saved_values(start.folder, [key])[key])
