@@ -114,14 +114,12 @@ class FreezingTrainer(Trainer):
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)
                 self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])
-            if n_tokens is not None and not counts_padding:
-                padding = labels.numel() - int(n_tokens.sum())
-                self.ntokens_seen -= padding
-                self.metrics_processor.ntokens_since_last_log -= padding
             # A row of shares is one target, though it has a number for each class.
-            shares = labels.numel() - labels.numel() // shares_of_target(labels)
-            self.ntokens_seen -= shares
-            self.metrics_processor.ntokens_since_last_log -= shares
+            uncounted = labels.numel() - labels.numel() // shares_of_target(labels)
+            if n_tokens is not None and not counts_padding:
+                uncounted += labels.numel() - int(n_tokens.sum())
+            self.ntokens_seen -= uncounted
+            self.metrics_processor.ntokens_since_last_log -= uncounted
             yield input_dict, labels
 
     def post_dataloading_process(

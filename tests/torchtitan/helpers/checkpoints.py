@@ -28,10 +28,10 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flavors are of two layers, but for one of three and a wide one."""
     flavors = {"deep": model_of(n_layers=3), "wide": model_of(dim=32)}
 
-    def chosen(job_config: Any, _: Any) -> TransformerModelArgs:
+    def known(job_config: Any) -> TransformerModelArgs:
         return flavors.get(job_config.model.flavor, model_of())
 
-    monkeypatch.setattr(checkpoints, "chosen_args", chosen)
+    monkeypatch.setattr(checkpoints, "known_args", known)
 
 
 def weights() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from timelyfreeze.cli.train import count_gpus, run_environment
@@ -31,23 +31,15 @@ def host_findings(n_processes: int, output: Path) -> list[Finding]:
     """Look at this host; needs no process group."""
     n_gpus = count_gpus(os.environ)
     return [
-        *(package(name, installed(name)) for name in RELEASES),
+        *(package(n, next((d.version for d in distributions(name=n)), None)) for n in RELEASES),
         *devices(n_gpus, n_processes),
         disk(output),
         cores(usable_cores(), n_processes, n_gpus),
     ]
 
 
-def installed(name: str) -> str | None:
-    """Return the version of an installed package; None if it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def package(name: str, found: str | None) -> Finding:
-    """Judge the version of a package."""
+    """Judge the version of a package, None if it is not installed."""
     first, end = RELEASES[name]
     if found is None:
         return Finding(name, "not installed", 'pip install "timelyfreeze[titan]"')

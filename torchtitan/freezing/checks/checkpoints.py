@@ -37,8 +37,8 @@ from torchtitan.checkpoints.finished import (
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
 from torchtitan.freezing.checks.freezing import adapter_errors, caches
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
-from torchtitan.hf.flavors import chosen_args
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, cache_folder, toml_key
+from torchtitan.vision.spec import known_args
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -301,16 +301,12 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
 
 def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of the model by its name, none where that is not known."""
-    try:
-        spec = get_train_spec(config.model.name)
-        args = chosen_args(config, spec.model_args)
-    except (ImportError, ValueError):
-        return {}  # told by those that check models
+    args = None if config.model.name in IMAGE_MODELS else known_args(config)
     if not hasattr(args, "n_layers"):
         return {}
     args.update_from_config(config)
     with torch.device("meta"):
-        weights = spec.model_cls(args).state_dict()
+        weights = get_train_spec(config.model.name).model_cls(args).state_dict()
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
