@@ -38,9 +38,26 @@ def data_errors(config: JobConfig) -> Iterator[str]:
                 f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
                 f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
             )
-    yield from _source_errors(config)
     if message := template_error(config.data.chat_template, config.model.hf_assets_path):
         yield message
+    data = config.data
+    try:
+        sources = training_sources(config)
+        validation_sources(config) if config.validation.enable else ()
+    except ValueError as error:
+        yield str(error)
+        return
+    if data.paths and config.training.dataset_path:
+        yield (
+            f"data.paths is {data.paths}, and training.dataset_path is "
+            f"{config.training.dataset_path!r}; set one of them"
+        )
+    if len({(source.place, source.part) for source in sources}) < len(sources):
+        yield f"data.paths is {data.paths}, which has a path twice; data.weights repeats examples"
+    if not all(source.path for source in sources):
+        yield f"data.paths is {data.paths}; each must be a file, a folder or a hub name"
+    if not all(0 < source.weight <= MOST_REPEATS for source in sources):
+        yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
@@ -65,27 +82,6 @@ def example_errors(config: JobConfig) -> Iterator[str]:
                 examples.read(index, lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
-
-
-def _source_errors(config: JobConfig) -> Iterator[str]:
-    data = config.data
-    try:
-        sources = training_sources(config)
-        validation_sources(config) if config.validation.enable else ()
-    except ValueError as error:
-        yield str(error)
-        return
-    if data.paths and config.training.dataset_path:
-        yield (
-            f"data.paths is {data.paths}, and training.dataset_path is "
-            f"{config.training.dataset_path!r}; set one of them"
-        )
-    if len({(source.place, source.part) for source in sources}) < len(sources):
-        yield f"data.paths is {data.paths}, which has a path twice; data.weights repeats examples"
-    if not all(source.path for source in sources):
-        yield f"data.paths is {data.paths}; each must be a file, a folder or a hub name"
-    if not all(0 < source.weight <= MOST_REPEATS for source in sources):
-        yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
 
 
 def template_of(config: JobConfig, tokenizer: Any) -> Template:
