@@ -23,7 +23,7 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
-from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.pipeline import n_microbatches, pipeline_errors
 from torchtitan.freezing.config import (
     Freezing,
     JobConfig,
@@ -218,13 +218,14 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
             f"lora.targets has {target!r}, which is no linear layer of model.flavor "
             f"{config.model.flavor!r}; there are {', '.join(words)}"
         )
-    if unknown or config.parallelism.pipeline_parallel_degree <= 1:
+    is_alone = config.parallelism.pipeline_parallel_degree <= 1
+    if unknown or is_alone or any(pipeline_errors(config)):
         return
     try:
         stages = stage_modules(config, len(model.layers))
         ranks = pipeline_order(config, len(model.layers)).stage_to_rank
-    except (ValueError, OSError):
-        return  # told by those that check models and pipelines
+    except ValueError:
+        return  # told by model_errors
     yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
 
 

@@ -19,7 +19,10 @@ from torchtitan.freezing.config.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
-    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few."""
+    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few.
+
+    The schedule is one that torch knows.
+    """
     parallelism = config.parallelism
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
@@ -28,13 +31,7 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     per_stage = parallelism.pipeline_parallel_layers_per_stage
     n_stages = parallelism.pipeline_parallel_degree
     if n_stages > 1:
-        name = parallelism.pipeline_parallel_schedule
-        per_rank = stages_per_rank(name)
-        if per_rank is None:
-            raise ValueError(
-                f"parallelism.pipeline_parallel_schedule is {name!r}, which is unknown"
-            )
-        n_stages *= per_rank
+        n_stages *= stages_per_rank(parallelism.pipeline_parallel_schedule)
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
     try:
