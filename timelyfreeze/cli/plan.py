@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--microbatches", nargs="+", type=whole(1), metavar="M", help=measured)
     add(
-        "--splits", nargs="+", type=_split, default=[DEFAULT_SPLIT], metavar="SPLIT",
+        "--splits", nargs="+", type=lambda text: text if text in _SPLITS else _layers(text),
+        default=[DEFAULT_SPLIT], metavar="SPLIT",
         help=f"{DEFAULT_SPLIT}: as measured, or TorchTitan's cut for another number of stages; "
         f"{BEST_SPLIT}: the fastest without freezing; {', '.join(PARTITIONS)}: the largest rank "
         "has least of it; or layers of each stage, such as 9,8,8,7",
@@ -173,10 +174,6 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         outside_ms=outside_ms,
         time_limit_s=options.time_limit_s,
     )
-
-
-def _split(text: str) -> str | Split:
-    return text if text in _SPLITS else _layers(text)
 
 
 def _layers(text: str) -> Split:

@@ -135,12 +135,26 @@ class _Builders:
         return FolderTokenizer(config.model.hf_assets_path)
 
     def dataloader(self, *, job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
-        dataset = job_config.training.dataset
-        if is_instruct_dataset(dataset):
-            return _instruct_dataloader(job_config, tokenizer, **kwargs)
-        if not is_image_dataset(dataset):
-            kwargs["tokenizer"] = tokenizer
-        return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
+        training, data = job_config.training, job_config.data
+        if not is_instruct_dataset(training.dataset):
+            if not is_image_dataset(training.dataset):
+                kwargs["tokenizer"] = tokenizer
+            return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
+        if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
+            logger.info(told)
+        dataset = read_dataset(
+            training_sources(job_config),
+            tokenizer=tokenizer,
+            seq_len=training.seq_len,
+            shuffle_seed=data.seed if data.shuffle else None,
+            split=ExampleSplit(data.validation_fraction),
+            template=template_of(job_config, tokenizer),
+            packing=data.packing,
+            # Else a row would go to a process that has not kept it.
+            fixed_shards=caches(job_config),
+            **kwargs,
+        )
+        return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))
 
     def validator(self, *, job_config: JobConfig, **kwargs: Any) -> Any:
         build: Any = self.upstream.build_validator_fn
@@ -156,22 +170,3 @@ class _Builders:
             build = build_instruct_validator
             kwargs["template"] = template_of(job_config, kwargs["tokenizer"])
         return build(job_config=job_config, split=validation_split(job_config), **kwargs)
-
-
-def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
-    training, data = job_config.training, job_config.data
-    if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
-        logger.info(told)
-    dataset = read_dataset(
-        training_sources(job_config),
-        tokenizer=tokenizer,
-        seq_len=training.seq_len,
-        shuffle_seed=data.seed if data.shuffle else None,
-        split=ExampleSplit(data.validation_fraction),
-        template=template_of(job_config, tokenizer),
-        packing=data.packing,
-        # Else a row would go to a process that has not kept it.
-        fixed_shards=caches(job_config),
-        **kwargs,
-    )
-    return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))

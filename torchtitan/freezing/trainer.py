@@ -252,7 +252,11 @@ class FreezingTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what upstream saves, and what all processes together have used; all come here."""
-        ours = {ALL_TOKENS: self._tokens_of_all(), DEVICE_SECONDS: self.device_seconds}
+        n_tokens = self.ntokens_seen
+        if self.parallel_dims.dp_enabled:
+            mine = torch.tensor(n_tokens, dtype=torch.int64, device=self.device)
+            n_tokens = int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
+        ours = {ALL_TOKENS: n_tokens, DEVICE_SECONDS: self.device_seconds}
         return {**super().state_dict(), **ours}
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
@@ -271,12 +275,6 @@ class FreezingTrainer(Trainer):
                 rank, size = mesh.get_local_rank(), mesh.size()
             whole, rest = divmod(int(state_dict[ALL_TOKENS]), size)
             self.ntokens_seen = whole + (rank < rest)
-
-    def _tokens_of_all(self) -> int:
-        if not self.parallel_dims.dp_enabled:
-            return self.ntokens_seen
-        mine = torch.tensor(self.ntokens_seen, dtype=torch.int64, device=self.device)
-        return int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""
