@@ -39,7 +39,7 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.comparator import OutputComparator
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors, seed_errors
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors
 from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,6 @@ def optimizer_errors(policy: FreezePolicy | None) -> Iterator[str]:
 def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
     """Yield which of the numbers break their rules, beyond those that the settings refuse."""
     phases = settings.phases
-    yield from seed_errors(settings.seed)
     if not plans:
         return
     yield from ratio_errors(settings.max_freeze_ratio, n_stages)

@@ -111,7 +111,9 @@ class Within:
             return f"it must be {low}"
         if not (self.above or self.below):
             return f"it must lie in [{self.low:g}, {self.high:g}]"
-        return f"it must be {low} and {'below' if self.below else 'at most'} {self.high:g}"
+        power = isinstance(self.high, int) and self.high >= 2**31
+        high = f"2**{int(self.high).bit_length() - 1}" if power else f"{self.high:g}"
+        return f"it must be {low} and {'below' if self.below else 'at most'} {high}"
 
 
 class OneOf:

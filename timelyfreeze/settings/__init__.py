@@ -14,7 +14,6 @@ from timelyfreeze.settings.choices import (
     first_stage_mode,
     rank_errors,
     ratio_errors,
-    seed_errors,
     skips_input_grads,
 )
 from timelyfreeze.settings.front import (

@@ -24,13 +24,6 @@ SKIP_INPUT_GRADS = (OFF, USE)
 DEVICE = "device"
 HOST = "host"
 
-FirstStage = Annotated[str, OneOf(*FIRST_STAGE_MODES)]
-SkipInputGrads = Annotated[str, OneOf(*SKIP_INPUT_GRADS)]
-ScoreMemory = Annotated[str, OneOf(DEVICE, HOST)]
-ScoreDtype = Annotated[str, OneOf("float32", "bfloat16")]
-Positive = Annotated[float, Within(0.0, above=True)]
-Gain = Annotated[float, Within(-1.0)]
-
 
 @dataclass(frozen=True)
 class FreezeSettings:
@@ -42,23 +35,23 @@ class FreezeSettings:
     phases: PhaseSchedule
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     gradient_rank: int = 0
-    seed: int = 42
-    first_stage: FirstStage = ALL_OR_NOTHING
-    skip_input_grads: SkipInputGrads = USE
+    seed: Annotated[int, Within(0, 2**64, below=True)] = 42
+    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] = ALL_OR_NOTHING
+    skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] = USE
     discard_batches: int = 2
-    solver_time_limit_s: Positive = 60.0
+    solver_time_limit_s: float = 60.0
     solver_delay_steps: int | None = None
     replan_every: AtLeast0 = 100
-    replan_threshold: Positive = 0.1
-    min_gain: Gain = 0.02
-    score_memory: ScoreMemory = DEVICE
-    score_dtype: ScoreDtype = "float32"
+    replan_threshold: Annotated[float, Within(0.0, above=True)] = 0.1
+    min_gain: Annotated[float, Within(-1.0)] = 0.02
+    score_memory: Annotated[str, OneOf(DEVICE, HOST)] = DEVICE
+    score_dtype: Annotated[str, OneOf("float32", "bfloat16")] = "float32"
 
     def __post_init__(self) -> None:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
             *rule_errors(self),
-            *delay_errors(self.solver_delay_steps, self.phases),
+            *delay_errors(self.phases, self.solver_delay_steps),
             *rank_errors(self.gradient_rank),
         ]
         if errors:
@@ -122,16 +115,10 @@ def ratio_errors(
         )
 
 
-def seed_errors(seed: int) -> Iterator[str]:
-    """Yield what is wrong with the seed of the masks."""
-    if not 0 <= seed < 2**64:
-        yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
-
-
-def delay_errors(delay_steps: int | None, phases: PhaseSchedule) -> Iterator[str]:
-    """Yield what is wrong with the steps that training goes on while a plan is made."""
+def delay_errors(phases: PhaseSchedule, solver_delay_steps: int | None) -> Iterator[str]:
+    """Yield what is wrong with the steps that a plan is solved in."""
     n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-    delay = (delay_steps or 0) if phases.measures else 0
+    delay = 0 if solver_delay_steps is None or not phases.measures else solver_delay_steps
     if delay < 0 or delay >= max(1, n_ramp_steps):
         yield (
             f"{key('solver_delay_steps')} is {delay}; it must be 0 or more and below the "

@@ -13,13 +13,14 @@ AtLeast0 = Annotated[int, Within(0, whole=True)]
 AtLeast1 = Annotated[int, Within(1, whole=True)]
 
 
-def rule_errors(settings: Any, section: str = "") -> Iterator[str]:
+def rule_errors(settings: Any, section: str = "", rules: type | None = None) -> Iterator[str]:
     """Yield which fields of a dataclass break the rule of their type: key, value and rule.
 
-    Keys begin with ``section``, such as ``apf``.
+    Keys begin with ``section``, such as ``apf``. Of another dataclass with ``rules`` those of the
+    fields hold that it has too.
     """
     prefix = f"{section}." if section else ""
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        if rule := broken_rule(hint, value):
+    for name, hint in get_type_hints(rules or type(settings), include_extras=True).items():
+        value = getattr(settings, name, None)
+        if hasattr(settings, name) and (rule := broken_rule(hint, value)):
             yield f"{key(prefix + name)} is {value!r}; {rule}"

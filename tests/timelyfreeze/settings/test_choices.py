@@ -54,8 +54,10 @@ def test_nothing_asked_nothing_wrong() -> None:
         ({"replan_every": -1}, "replan_every is -1; it must be 0 or more"),
         ({"replan_threshold": 0.0}, "replan_threshold is 0.0; it must be above 0"),
         ({"replan_threshold": float("inf")}, "replan_threshold is inf"),
-        ({"min_gain": -1.5}, "min_gain is -1.5; it must be -1 or more"),
+        ({"min_gain": -1.5}, "min_gain is -1.5; it must be -1 or more and finite"),
         ({"min_gain": float("nan")}, "min_gain is nan"),
+        ({"seed": -1}, r"seed is -1; it must be 0 or more and below 2\*\*64"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
     ],
 )
 def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: str) -> None:

@@ -19,7 +19,6 @@ from timelyfreeze.settings import (
     rank_errors,
     ratio_errors,
     rule_errors,
-    seed_errors,
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
@@ -102,10 +101,9 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
             yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
         yield from getattr(freezing, method.policy).errors()
-    yield from rule_errors(freezing)
+    yield from rule_errors(freezing, rules=FreezeSettings)
     if freezing.gradient_rank != AUTO:
         yield from rank_errors(freezing.gradient_rank)
-    yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
 
 
@@ -140,7 +138,7 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
     yield from discard_errors(freezing.discard_batches, phases)
-    yield from delay_errors(freezing.solver_delay_steps, phases)
+    yield from delay_errors(phases, freezing.solver_delay_steps)
     delay = freezing.solver_delay_steps or 0
     if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
         yield (
@@ -157,6 +155,9 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
     first, a solver that takes long would end the run, instead of costing its plan.
     """
     limit_s, comm = config.freezing.solver_time_limit_s, config.comm
+    if not limit_s > 0:
+        yield f"freezing.solver_time_limit_s is {limit_s}; it must be above 0"
+        return
     if config.emulation.enable or comm.mode != "default":
         return  # nobody waits for another process
     for name in _WAITS:
@@ -206,7 +207,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    yield from seed_errors(config.freezing.seed)
+    yield from rule_errors(config.freezing, rules=FreezeSettings)
     model = plain_model(config)
     if model is None:
         return  # told by model_errors
