@@ -112,9 +112,8 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
         ) from None
     except OSError as error:
         logger.warning(
-            "%s cannot be locked (%s): a second run there would overwrite its checkpoints",
-            place,
-            error.strerror,
+            f"{place} cannot be locked ({error.strerror}): a second run there would overwrite its "
+            "checkpoints"
         )
         return contextlib.nullcontext()
 

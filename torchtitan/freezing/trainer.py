@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -126,10 +127,8 @@ class FreezingTrainer(Trainer):
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
         """Sort out what the first stage and what every stage gets, positions among the latter."""
-        inputs, labels, extra_inputs, extra_kwargs = super().post_dataloading_process(
-            input_dict, labels
-        )
-        return inputs, labels, *to_every_stage(extra_inputs, extra_kwargs)
+        inputs, labels, extra, kwargs = super().post_dataloading_process(input_dict, labels)
+        return inputs, labels, *to_every_stage(extra, kwargs)
 
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
         """Run one optimizer step in its phase."""
@@ -172,24 +171,15 @@ class FreezingTrainer(Trainer):
         return iter(batches)
 
     def forward_backward_step(
-        self,
-        *,
-        input_dict: dict[str, torch.Tensor],
-        labels: torch.Tensor,
-        global_valid_tokens: torch.Tensor,
+        self, *, labels: torch.Tensor, global_valid_tokens: torch.Tensor, **inputs: Any
     ) -> torch.Tensor:
         """Run one pipeline batch, its loss divided by the step's tokens before the backward."""
         global_valid_tokens = global_valid_tokens / shares_of_target(labels)
+        run = partial(super().forward_backward_step, labels=labels, **inputs)
         if not self.parallel_dims.pp_enabled:
-            return super().forward_backward_step(
-                input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
-            )
+            return run(global_valid_tokens=global_valid_tokens)
         with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all():
-            return super().forward_backward_step(
-                input_dict=input_dict,
-                labels=labels,
-                global_valid_tokens=torch.ones((), device=self.device),
-            )
+            return run(global_valid_tokens=torch.ones((), device=self.device))
 
     def _one_batch(self) -> AbstractContextManager[None]:
         """Return what a pipeline batch runs in: masks and clocks, clocks alone, or nothing."""
@@ -220,14 +210,11 @@ class FreezingTrainer(Trainer):
         kept = "no checkpoint is kept, since checkpoint.enable is false"
         if self.checkpointer.enable:
             kept = self.checkpointer.last_finished()
+        why = (str(error) or type(error).__name__).splitlines()[0]
         logger.error(
-            "Rank %d ends in step %d%s: %s; if it speaks of a connection or a timeout, another "
-            "rank died or hung before, and torchrun names the first; %s",
-            dist.get_rank(),
-            self.step,
-            phase,
-            (str(error) or type(error).__name__).splitlines()[0],
-            kept,
+            f"Rank {dist.get_rank()} ends in step {self.step}{phase}: {why}; if it speaks of a "
+            "connection or a timeout, another rank died or hung before, and torchrun names the "
+            f"first; {kept}"
         )
 
     def should_continue_training(self) -> bool:

@@ -46,17 +46,15 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _WRONG_OF_RANK if _as_rank() else 0
-    output = _output_of(options.config)
-    torchrun = options.torchrun
     told = os.environ.get("NGPU", "")
     known = int(told) if told.isdecimal() else 0
     n_processes = options.nproc or known or max(1, count_gpus(os.environ))
-    findings = host_findings(n_processes, output)
-    if (place := meeting_place(torchrun, os.environ)) is not None:
+    findings = host_findings(n_processes, _output_of(options.config))
+    if (place := meeting_place(options.torchrun, os.environ)) is not None:
         findings.append(reached(*place))
     print(render(findings), flush=True)
     n_wrong = sum(each.is_wrong for each in findings)
-    if options.nproc is not None and not _launch(options, torchrun):
+    if options.nproc is not None and not _launch(options):
         n_wrong += 1
     print(f"\n{n_wrong} wrong" if n_wrong else "\nNothing is wrong")
     return 1 if n_wrong else 0
@@ -75,11 +73,11 @@ def _output_of(config: Path | None) -> Path:
         ) from error
 
 
-def _launch(options: argparse.Namespace, torchrun: Sequence[str]) -> bool:
+def _launch(options: argparse.Namespace) -> bool:
     """Start this command again as ranks; return whether they found nothing wrong."""
     command = [
         sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={options.nproc}",
-        *(torchrun or ALONE), "-m", "timelyfreeze", "doctor",
+        *(options.torchrun or ALONE), "-m", "timelyfreeze", "doctor",
     ]  # fmt: skip
     return subprocess.run(command, env=run_environment(os.environ, options.nproc)).returncode == 0
 
