@@ -98,6 +98,7 @@ def test_a_file_that_cannot_be_read_is_named(path: str) -> None:
         ["--freezing.solver_time_limit_s=nan"],
         ["--freezing.max_freeze_ratio", "0.5", "nan"],
         ["--optimizer.lr=nan"],
+        ["--freezing.apf.alpha=nan"],
     ],
     ids=str,
 )

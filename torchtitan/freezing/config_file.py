@@ -8,7 +8,6 @@ first, all of them, by the annotations of the configuration.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import tomllib
 import types
@@ -49,18 +48,18 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         job_config = manager.parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(str(error)) from error
+    errors = []
     for key, value, section in _values(job_config):
-        if (found := _find_home(value)) != value:
+        # For NaN nothing has a use, and every comparison is false, with itself too.
+        if any(one != one for one in (value if isinstance(value, list) else [value])):
+            errors.append(f"{key} is {shown(value)}; it must be a number")
+        elif (found := _find_home(value)) != value:
             setattr(section, key.rpartition(".")[2], found)
     in_arguments = set(_argument_keys(args))
     given = {*dict(table_values(table)), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
     cuts = in_arguments if "parallelism.partition" in in_arguments else given
-    errors = [
-        *_not_numbers(job_config),
-        *preset_errors(job_config, given),
-        *partition_errors(job_config, cuts),
-    ]
+    errors += [*preset_errors(job_config, given), *partition_errors(job_config, cuts)]
     if errors:
         raise ConfigError(*errors)
     try:
@@ -164,11 +163,3 @@ def _asked(kind: Any, value: Any = None) -> str | None:
     fits = type(value) is kind or (kind is float and type(value) is int)
     # Any kind that upstream may add is not told apart here.
     return None if fits else _WORDS.get(kind)
-
-
-def _not_numbers(config: JobConfig) -> Iterator[str]:
-    """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
-    for key, value, _ in _values(config):
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, float) and math.isnan(one):
-                yield f"{key} is {shown(value)}; it must be a number"
