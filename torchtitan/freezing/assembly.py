@@ -59,11 +59,9 @@ class Assembly:
 
     def recorder(self, settings: FreezeSettings | None) -> ActionRecorder:
         """Put clocks on the stages of this process; without settings they freeze nothing."""
-        recorder = (
-            EmulatedRecorder(self._clock, self._order)
-            if self._emulates
-            else ActionRecorder(self._clock)
-        )
+        recorder = ActionRecorder(self._clock)
+        if self._emulates:
+            recorder = EmulatedRecorder(self._clock, self._order)
         attach_clocks(adopt_stages(stages_of(self._trainer.pp_schedule)), recorder, settings)
         return recorder
 

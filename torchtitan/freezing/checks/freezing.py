@@ -54,16 +54,12 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
     if not isinstance(ratio, str):
         ratio = tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio)
     method = parse_method(freezing.method)
+    plans = method is None or method.plans
     copied = {name: getattr(freezing, name) for name in _COPIED}
-    if method is not None and not method.plans:
+    if not plans:
         copied |= {"gradient_rank": 0}  # it belongs to a plan
-    return FreezeSettings(
-        phases=_phases_of(freezing)
-        if method is None or method.plans
-        else PhaseSchedule.unplanned(freezing.last_warmup_step),
-        max_freeze_ratio=ratio,
-        **copied,
-    )
+    phases = _phases_of(freezing) if plans else PhaseSchedule.unplanned(freezing.last_warmup_step)
+    return FreezeSettings(phases, ratio, **copied)
 
 
 def _phases_of(freezing: Freezing) -> PhaseSchedule:

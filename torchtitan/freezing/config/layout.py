@@ -102,8 +102,7 @@ def pipeline_title(config: JobConfig) -> str:
     return (
         f"{config.model.flavor}, {pipeline}{emulated}"
         f"{training.local_batch_size // n_examples} microbatches of {n_examples} {of_row}, "
-        f"weights {training.dtype}, computing in "
-        f"{training.mixed_precision_param}"
+        f"weights {training.dtype}, computing in {training.mixed_precision_param}"
     )
 
 
@@ -117,19 +116,16 @@ def pipeline_notes(
     """Return ``sizes`` with what a configuration tells of the pipeline that was measured."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
-    layers = None
-    if n_layers is not None:
-        layers = count_layers(stage_modules(job_config, n_layers))
+    layers = () if n_layers is None else count_layers(stage_modules(job_config, n_layers))
+    has_name = not parallelism.pipeline_parallel_schedule_csv
     return replace(
         sizes or PipelineNotes(),
-        schedule=None
-        if parallelism.pipeline_parallel_schedule_csv
-        else parallelism.pipeline_parallel_schedule,
+        schedule=parallelism.pipeline_parallel_schedule if has_name else None,
         ranks=order.n_ranks,
         processors=n_processors,
         first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
         skip_input_grads=freezing.skip_input_grads,
-        layers=layers if layers is not None and len(layers) == order.n_stages else None,
+        layers=layers if len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
