@@ -100,14 +100,13 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
     return list(dict.fromkeys(errors))  # several may meet the same
 
 
-def check_examples(job_config: JobConfig) -> None:
-    """Raise ConfigError if data on this disk cannot be used; all instruction examples are read."""
+def check_data(job_config: JobConfig) -> None:
+    """Raise ConfigError if data on this disk cannot be used, or gives the first rank no batches.
+
+    All instruction examples are read.
+    """
     if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
         raise ConfigError(*errors)
-
-
-def check_readers(job_config: JobConfig) -> None:
-    """Raise ConfigError if the first rank's loaders, of data on this disk, cannot be built."""
     try:
         _build_readers(job_config)
     except ValueError as error:
