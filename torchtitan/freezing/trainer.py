@@ -131,14 +131,20 @@ class FreezingTrainer(Trainer):
         return inputs, labels, *to_every_stage(extra, kwargs)
 
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
-        """Run one optimizer step in its phase."""
+        """Run one optimizer step in its phase; the controller knows its rows if it keeps them."""
         started = time.perf_counter()
         if self.emulation is not None:
             self.emulation.begin_step()
         tokens_before = self.ntokens_seen
         if self.controller is not None:
             self.controller.begin_step(self.step)
-        super().train_step(self._named(self._batches_of_step(data_iterator)))
+        batches = self._batches_of_step(data_iterator)
+        if self._caches and self.controller is not None:
+            self._rows = []
+            batches = iter(list(islice(batches, self.gradient_accumulation_steps)))
+            self.controller.cache.name_batches(self._rows)
+            self.controller.cache.read_ahead(self.dataloader.upcoming)
+        super().train_step(batches)
         if self.controller is not None:
             self.controller.end_step()
         seconds = time.perf_counter() - started
@@ -146,16 +152,6 @@ class FreezingTrainer(Trainer):
         self.metrics_processor.recorder.end_step(
             self.step, seconds, self.ntokens_seen - tokens_before
         )
-
-    def _named(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """Tell the controller the rows of the step's batches, where outputs are kept by row."""
-        if not self._caches or self.controller is None:
-            return batches
-        self._rows = []
-        taken = list(islice(batches, self.gradient_accumulation_steps))
-        self.controller.cache.name_batches(self._rows)
-        self.controller.cache.read_ahead(self.dataloader.upcoming)
-        return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step; examples that end, end on all replicas at once."""
