@@ -30,12 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Plan what the options ask for; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    _check_together(parser, options)
-    return status_of(lambda: _plan(options))
-
-
-def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse options that the question asked has no use for."""
+    # Options that the question asked has no use for.
     names: tuple[str, ...]
     if options.frozen_layers is None:
         names, why = ("shrink_by", "link_gb_per_s"), "needs --frozen-layers"
@@ -44,6 +39,7 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
     for name in names:
         if getattr(options, name) != parser.get_default(name):
             parser.error(f"argument --{name.replace('_', '-')}: it {why}")
+    return status_of(lambda: _plan(options))
 
 
 def _parser() -> argparse.ArgumentParser:

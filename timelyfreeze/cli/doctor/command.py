@@ -54,8 +54,14 @@ def _run(options: argparse.Namespace) -> int:
         findings.append(reached(*place))
     print(render(findings), flush=True)
     n_wrong = sum(each.is_wrong for each in findings)
-    if options.nproc is not None and not _launch(options):
-        n_wrong += 1
+    if options.nproc is not None:
+        # Once more, as ranks.
+        command = [
+            sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={options.nproc}",
+            *(options.torchrun or ALONE), "-m", "timelyfreeze", "doctor",
+        ]  # fmt: skip
+        variables = run_environment(os.environ, options.nproc)
+        n_wrong += subprocess.run(command, env=variables).returncode != 0
     print(f"\n{n_wrong} wrong" if n_wrong else "\nNothing is wrong")
     return 1 if n_wrong else 0
 
@@ -71,15 +77,6 @@ def _output_of(config: Path | None) -> Path:
         raise ValueError(
             f"{config} is no TOML that has a text as job.dump_folder: {error}"
         ) from error
-
-
-def _launch(options: argparse.Namespace) -> bool:
-    """Start this command again as ranks; return whether they found nothing wrong."""
-    command = [
-        sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={options.nproc}",
-        *(options.torchrun or ALONE), "-m", "timelyfreeze", "doctor",
-    ]  # fmt: skip
-    return subprocess.run(command, env=run_environment(os.environ, options.nproc)).returncode == 0
 
 
 def _as_rank() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torchtitan.data.sequences import Template, pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
     MOST_REPEATS,
-    DataSource,
     ExampleSplit,
     reads_training_data,
     training_sources,
@@ -62,12 +60,8 @@ def data_errors(config: JobConfig) -> Iterator[str]:
 
 def example_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
-    sources: list[DataSource] = []
-    with suppress(ValueError):  # told with the keys
-        sources += training_sources(config)
-    with suppress(ValueError):
-        sources += validation_sources(config) if config.validation.enable else ()
-    for source in dict.fromkeys(sources):
+    validated = validation_sources(config) if config.validation.enable else ()
+    for source in dict.fromkeys([*training_sources(config), *validated]):
         try:
             if not is_local_path(source.path, key=source.key):
                 continue

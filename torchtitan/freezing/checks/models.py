@@ -153,23 +153,18 @@ def model_errors(config: JobConfig) -> Iterator[str]:
     yield from _stage_errors(config, spec, args)
     compare: Compare = _compared_elsewhere
     if not model_family(config).reads_text:
-        yield from _size_errors(config, args)
+        args.update_from_config(config)
+        asked, size = config.vision.image_size, args.config().image_size
+        if args.library.fixed_size and size != asked:
+            yield (
+                f"vision.image_size is {asked}; model.flavor {config.model.flavor!r} of {name!r} "
+                f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
+            )
         compare = partial(_compared_images, name, args)
     elif name == LLAMA:
         yield from _family_errors(config, as_decoder(args))
         compare = partial(_compared_texts, config_of(args))
     yield from _loading_errors(config, compare)
-
-
-def _size_errors(config: JobConfig, args: Any) -> Iterator[str]:
-    args.update_from_config(config)
-    size = args.config().image_size
-    if args.library.fixed_size and size != config.vision.image_size:
-        yield (
-            f"vision.image_size is {config.vision.image_size}; model.flavor "
-            f"{config.model.flavor!r} of {config.model.name!r} has a position for each patch of "
-            f"{size} x {size} pixels, so it must be {size}"
-        )
 
 
 def _stage_errors(config: JobConfig, spec: TrainSpec, args: Any) -> Iterator[str]:
