@@ -188,8 +188,7 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
             f"so ids must be below that; set model.vocab_size to {largest + 1} or more, or choose "
             "the model's own tokenizer"
         )
-    is_known = not template_error(config.data.chat_template, folder)
-    if is_known and is_instruct_dataset(config.training.dataset):
+    if is_instruct_dataset(config.training.dataset):
         try:
             template_of(config, tokenizer)
         except ValueError as error:

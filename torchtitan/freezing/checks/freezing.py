@@ -22,7 +22,7 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
-from torchtitan.freezing.checks.pipeline import n_microbatches, pipeline_errors
+from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import (
     Freezing,
     JobConfig,
@@ -186,13 +186,10 @@ def front_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
             f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
         )
-    if not freezing.packing.is_on:
-        return
-    yield from freezing.packing.errors()
-    if n_microbatches(config) is None or config.training.local_batch_size < 1:
-        return  # told with the pipeline
+    if freezing.packing.is_on:
+        yield from freezing.packing.errors()
     most, rows = freezing.packing.max_global_batch, global_rows(config)
-    if 0 < most < rows:
+    if freezing.packing.is_on and 0 < most < rows:
         yield (
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
             f"training.global_batch_size ({rows})"
