@@ -51,7 +51,7 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
     controller.collect()
     controller.on_batch = seen.append
     # Steps of the phases that freeze nothing and everything; not the last one, which solves.
-    modes = {NOTHING: phases.last_step_of(phases.phase(phases.last_warmup_step + 1))}
+    modes = {NOTHING: phases.last_steps[phases.phase(phases.last_warmup_step + 1)]}
     modes[EVERYTHING] = phases.last_monitor_step - 1
     modes |= dict.fromkeys(solutions, phases.last_ramp_step + 2)
     made: list[tuple[str, int, int, float]] = []

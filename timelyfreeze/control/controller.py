@@ -243,7 +243,7 @@ class FreezeController:
         if self.phase is Phase.OFF:
             return  # the planner has told, with the reason
         is_last = self.phase is Phase.STABLE
-        end = "the end" if is_last else f"step {self.settings.phases.last_step_of(self.phase)}"
+        end = "the end" if is_last else f"step {self.settings.phases.last_steps[self.phase]}"
         logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, end)
 
     def _plan_anew(self, step: int) -> None:

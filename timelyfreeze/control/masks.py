@@ -27,7 +27,7 @@ from timelyfreeze.masks import (
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.schedule import Action, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import Pattern, pattern_of
 
 
@@ -127,7 +127,7 @@ class BatchMasks:
         generator. In the stable phase they are always frozen.
         """
         assert self.plan is not None  # only a plan skips
-        ratio = actual_freeze_ratio(1.0, self.step, self.settings.phases)
+        ratio = self.settings.phases.ramp(self.step)
         return draw_whether(ratio, self._rng(0, microbatch))
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:

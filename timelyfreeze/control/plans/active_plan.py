@@ -18,7 +18,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import (
     DurationBounds,
     RankBatches,
@@ -105,7 +105,7 @@ class ActivePlan:
             return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
-        return actual_freeze_ratio(self.plan.ratio_of(action), step, self.settings.phases)
+        return self.plan.ratio_of(action) * self.settings.phases.ramp(step)
 
     def skip_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.

@@ -153,7 +153,7 @@ def output_errors(config: JobConfig) -> Iterator[str]:
 def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     """Say why a run cannot go on from the checkpoint in ``folder``, which is whole."""
     excluded, dataset = config.checkpoint.exclude_from_loading, config.training.dataset
-    keys = saved_keys(folder)
+    keys = list(saved_keys(folder))
     try:
         if freezes_by_turns(config.freezing.method) and _FREEZING not in excluded:
             yield from _freezing_errors(config, folder, keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +20,12 @@ from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
-from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
+from torchtitan.hf.adapter import tensor_errors
+from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
-from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
+from torchtitan.hf.folder import file_numbers, misfits, stored_shapes
+from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.images.settings import (
-    class_count,
     read_validation_images,
     training_place,
     validation_place,
@@ -37,7 +38,7 @@ from torchtitan.images.sources import (
     read_images,
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
-from torchtitan.vision.library import folder_settings
+from torchtitan.vision.model import folder_settings
 from torchtitan.vision.spec import base_spec
 
 # What makes the same weights another model, in the words of both kinds.
@@ -58,7 +59,7 @@ def image_errors(config: JobConfig) -> Iterator[str]:
         if not training.is_local:
             return
         images = read_images(training)
-        _check(training, images, class_count(config, images))
+        _check(training, images, config.vision.classes or images.classes)
         if config.validation.enable:
             place = validation_place(config)
             if place.is_local and place.identity != training.identity:
@@ -86,8 +87,8 @@ def reads_training_images(config: JobConfig) -> bool:
 
 
 def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
-    found = args.library.config(folder_settings(kind, folder), args.classes)
-    stored = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    found = replace(args, settings=folder_settings(kind, folder)).config()
+    stored = stored_shapes(folder)
     expected = args.config()
     unlike = [
         f"{key} is {there}, not {here}"
@@ -162,8 +163,9 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             )
         compare = partial(_compared_images, name, args)
     elif name == LLAMA:
-        yield from _family_errors(config, as_decoder(args))
-        compare = partial(_compared_texts, config_of(args))
+        decoder = as_decoder(args)
+        yield from _family_errors(config, decoder)
+        compare = partial(_compared_texts, decoder)
     yield from _loading_errors(config, compare)
 
 
@@ -237,10 +239,10 @@ def _loading_errors(config: JobConfig, compare: Compare) -> Iterator[str]:
         yield f"{_LOADS}, and {str(folder)!r} {misfit}"
 
 
-def _compared_texts(expected: LlamaConfig, folder: Path) -> Compared:
+def _compared_texts(expected: DecoderArgs, folder: Path) -> Compared:
     found = read_config(folder)
-    wrong = map(_NOT_HELD.format, tensor_errors(found, stored_tensors(folder)))
-    return list(differences(expected, found)), list(wrong)
+    wrong = map(_NOT_HELD.format, tensor_errors(found, stored_shapes(folder)))
+    return differences(expected, found), list(wrong)
 
 
 def _compared_elsewhere(folder: Path) -> Compared:
