@@ -123,10 +123,10 @@ _KEYS: Mapping[Within | OneOf, str] = {
     Within(1): """
         vision.image_size model.vocab_size model.rope_original_max_position_embeddings
         lora.rank""",
-    Within(0): """
+    Within(0.0): """
         optimizer.lr optimizer.eps optimizer.weight_decay
         vision.classes vision.mixup data.seed report.device_hour_price""",
-    Within(0, above=True): """
+    Within(0.0, above=True): """
         model.rope_scaling_factor model.rope_low_freq_factor model.rope_high_freq_factor
         lora.alpha lora.learning_rate""",
     _PART: """
