@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, message_of
 from timelyfreeze.cli.doctor.command import _output_of
-from torchtitan.freezing.checks import ConfigError, check_examples
+from torchtitan.freezing.checks import ConfigError, check_data
 from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
 from torchtitan.freezing.launch import launch
@@ -98,6 +98,7 @@ def test_a_file_that_cannot_be_read_is_named(path: str) -> None:
         ["--freezing.solver_time_limit_s=nan"],
         ["--freezing.max_freeze_ratio", "0.5", "nan"],
         ["--optimizer.lr=nan"],
+        ["--freezing.apf.alpha=nan"],
     ],
     ids=str,
 )
@@ -162,7 +163,7 @@ def test_every_path_may_begin_with_the_users_folder(
 def test_a_path_that_no_system_takes_is_not_there(path: str) -> None:
     job_config = read_config(["--training.dataset=alpaca", "--data.paths", path])
     with pytest.raises(ConfigError, match="no such file or folder"):
-        check_examples(job_config)
+        check_data(job_config)
 
 
 def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:

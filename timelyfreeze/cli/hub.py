@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_SECTION, _NAME = "model", "hf_assets_path"
-KEY = f"{_SECTION}.{_NAME}"
+KEY = "model.hf_assets_path"
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Configuration, tokenizer, chat template and generation settings.
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -54,15 +53,11 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
     Called by the process that starts those of a host, so that these need not fetch it.
     """
     table = config_table(last_value(arguments, "job.config_file"))
-    name = last_value(arguments, KEY) or _text(table, _SECTION, _NAME)
-    if name is None or not is_hub_id(name):
+    name = value_of(arguments, table, KEY)
+    if not (isinstance(name, str) and is_hub_id(name)):
         return list(arguments)
-    loads = last_flag(arguments, "checkpoint.initial_load_in_hf")
-    if loads is None:
-        loads = bool(_text(table, "checkpoint", "initial_load_in_hf"))
-    elsewhere = last_value(arguments, "checkpoint.initial_load_path") or _text(
-        table, "checkpoint", "initial_load_path"
-    )
+    loads = is_on(arguments, table, "checkpoint.initial_load_in_hf")
+    elsewhere = value_of(arguments, table, "checkpoint.initial_load_path")
     folder = fetch_model(name, weights=loads and not elsewhere)
     print(f"{KEY}: {name} of the hub lies in {folder}", flush=True)
     return [*arguments, f"--{KEY}={folder}"]
@@ -76,10 +71,23 @@ def config_table(path: Path | str | None) -> dict[str, Any]:
         return {}
 
 
-def _text(table: dict[str, Any], section: str, key: str) -> Any:
+def _in_file(table: dict[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
     values = table.get(section)
-    value = values.get(key) if isinstance(values, dict) else None
-    return value if isinstance(value, str | bool) else None
+    return values.get(name) if isinstance(values, dict) else None
+
+
+def value_of(arguments: Sequence[str], table: dict[str, Any], key: str) -> Any:
+    """Return what a command line says of a key, or else a TOML file; None where neither does."""
+    return last_value(arguments, key) or _in_file(table, key)
+
+
+def is_on(arguments: Sequence[str], table: dict[str, Any], key: str) -> bool:
+    """Return whether a key is switched on; ``--section.no_name`` switches it off."""
+    section, _, name = key.rpartition(".")
+    words = {f"__{key}": True, f"__{section}.no_{name}": False}
+    said = [words[w] for a in arguments if (w := a.replace("-", "_")) in words]
+    return said[-1] if said else _in_file(table, key) is True
 
 
 def last_value(arguments: Sequence[str], key: str) -> str | None:
@@ -94,11 +102,3 @@ def last_value(arguments: Sequence[str], key: str) -> str | None:
         elif i + 1 < len(arguments):
             found = arguments[i + 1]
     return found
-
-
-def last_flag(arguments: Sequence[str], key: str) -> bool | None:
-    """Return what the last ``--section.name`` or ``--section.no_name`` says; None without one."""
-    section, _, name = key.rpartition(".")
-    words = {f"__{key}": True, f"__{section}.no_{name}": False}
-    said = [words[w] for a in arguments if (w := a.replace("-", "_")) in words]
-    return said[-1] if said else None

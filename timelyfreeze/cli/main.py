@@ -82,15 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def usage() -> str:
     """Return the map of the product."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: timelyfreeze COMMAND ...",
-            "",
-            "Fine-tune over a pipeline, and freeze where the schedule says that it pays.",
-            "",
-            *lines,
-            "",
-            "timelyfreeze COMMAND --help tells the options of a command.",
-        ]
+    lines = [f"  {name.ljust(width)}  {command.summary}\n" for name, command in COMMANDS.items()]
+    return (
+        "usage: timelyfreeze COMMAND ...\n\n"
+        "Fine-tune over a pipeline, and freeze where the schedule says that it pays.\n\n"
+        f"{''.join(lines)}\n"
+        "timelyfreeze COMMAND --help tells the options of a command."
     )

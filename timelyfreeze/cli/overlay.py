@@ -22,24 +22,32 @@ RELEASE = "torchtitan"
 OURS = str(Path(__file__).resolve().parents[2] / RELEASE)
 
 
-class _Finder(MetaPathFinder):
-    """Finds the release as Python does, and adds our folder to where its modules are looked for."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != RELEASE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        # Without a loader it is no release, only folders of that name.
-        if spec is not None and spec.loader is not None:
-            _extend(spec.submodule_search_locations)
-        return spec
+def _add_ours(spec: ModuleSpec) -> None:
+    # Without a loader it is no release, only folders of that name.
+    if spec.loader is not None:
+        _extend(spec.submodule_search_locations)
 
 
 def _extend(folders: list[str] | None) -> None:
     if folders is not None and OURS not in folders:
         folders.append(OURS)
+
+
+_CHANGES = {RELEASE: _add_ours, torchvision_import.PACKAGE: torchvision_import.declare_first}
+
+
+class _Finder(MetaPathFinder):
+    """Finds packages as Python does, and changes what it found before they are imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _CHANGES:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            _CHANGES[fullname](spec)
+        return spec
 
 
 @contextmanager
@@ -68,4 +76,3 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
     if RELEASE in sys.modules:
         _extend(sys.modules[RELEASE].__path__)  # type: ignore[arg-type]
-    torchvision_import.install()  # in every process: transformers import it too

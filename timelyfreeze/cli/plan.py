@@ -30,12 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Plan what the options ask for; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    _check_together(parser, options)
-    return status_of(lambda: _plan(options))
-
-
-def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse options that the question asked has no use for."""
+    # Options that the question asked has no use for.
     names: tuple[str, ...]
     if options.frozen_layers is None:
         names, why = ("shrink_by", "link_gb_per_s"), "needs --frozen-layers"
@@ -44,10 +39,7 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
     for name in names:
         if getattr(options, name) != parser.get_default(name):
             parser.error(f"argument --{name.replace('_', '-')}: it {why}")
-
-
-def _cap(text: str) -> float | str:
-    return AUTO if text == AUTO else number(0.0, 1.0)(text)
+    return status_of(lambda: _plan(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,17 +49,20 @@ def _parser() -> argparse.ArgumentParser:
         "file of measured bounds, which a training run or the profile has saved. Needs no device.",
     )
     milliseconds, positive = number(0.0, _MAX_MS), number(0.0, _MAX_MS, above=True)
+    share = number(0.0, 1.0)
     parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
     measured = "default: as many as were measured"
     add(
-        "--r-max", nargs="+", type=_cap, default=[AUTO, 0.8], metavar="R",
+        "--r-max", nargs="+", default=[AUTO, 0.8], metavar="R",
+        type=lambda text: AUTO if text == AUTO else share(text),
         help=f"caps; {AUTO}: the one that should reach a loss soonest; default: %(default)s",
     )  # fmt: skip
     add("--microbatches", nargs="+", type=whole(1), metavar="M", help=measured)
     add(
-        "--splits", nargs="+", type=_split, default=[DEFAULT_SPLIT], metavar="SPLIT",
+        "--splits", nargs="+", type=lambda text: text if text in _SPLITS else _layers(text),
+        default=[DEFAULT_SPLIT], metavar="SPLIT",
         help=f"{DEFAULT_SPLIT}: as measured, or TorchTitan's cut for another number of stages; "
         f"{BEST_SPLIT}: the fastest without freezing; {', '.join(PARTITIONS)}: the largest rank "
         "has least of it; or layers of each stage, such as 9,8,8,7",
@@ -137,22 +132,20 @@ def _plan(options: argparse.Namespace) -> int:
         report = front_report(found, file, grid)
     print(report.text())
     if options.json is not None:
-        _write(options.json, report.json())
+        options.json.write_text(report.json())
     if options.csv is not None:
-        _write(options.csv, report.csv())
+        options.csv.write_text(report.csv())
     return 0
 
 
 def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
     """Return what is asked, with what the file says filled in."""
     n_ranks = options.ranks or file.n_ranks
-    if n_ranks is None:
+    if n_ranks is None or n_ranks < 2:
         raise ValueError(
-            f"{file.path} does not say how many ranks its {file.n_stages} stages are on, and no "
-            "schedule.csv lies beside it; tell with --ranks"
+            f"{file.path} does not say how many ranks its {file.n_stages} stages are on, or says "
+            "1, and no schedule.csv lies beside it; tell with --ranks"
         )
-    if n_ranks < 2:
-        raise ValueError(f"{file.path} has 1 rank; a pipeline has 2 or more: tell with --ranks")
     microbatches = tuple(options.microbatches or (file.n_microbatches,))
     if n_ranks * max(microbatches) > MAX_CELLS:
         raise ValueError(
@@ -179,10 +172,6 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
     )
 
 
-def _split(text: str) -> str | Split:
-    return text if text in _SPLITS else _layers(text)
-
-
 def _layers(text: str) -> Split:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
@@ -191,10 +180,3 @@ def _layers(text: str) -> Split:
             f"such as 9,8,8,7 (--splits also takes {', '.join(_SPLITS)})"
         )
     return tuple(map(int, words))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from error

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from timelyfreeze.files.options import parse_with_keys, words
+from timelyfreeze.files.options import existing_file, parse_with_keys, whole, words
 
 # What libraries are told in every process that loads them, where the user has not.
 DEFAULTS = {
@@ -59,29 +59,21 @@ def count_gpus(base: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
 
 
-MAX_PROCESSES = 99_999
 # One host; any free port.
 ALONE = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start the run that ``arguments`` ask for; return 2 if they are wrong, and else not at all."""
+    """Start the run that ``arguments`` ask for, in the place of this process."""
     options, keys = parse_with_keys(_parser(), arguments)
     keys += ["--quiet"] if options.quiet else []
-    if not options.config.is_file():
-        return _refuse(f"CONFIG is {str(options.config)!r}, which is no file")
-    n_processes = options.nproc
-    if not (n_processes.isdecimal() and 1 <= int(n_processes) <= MAX_PROCESSES):
-        return _refuse(
-            f"--nproc (NGPU) is {n_processes!r}; it must be a number of processes, 1 or more"
-        )
-    n_gpus = count_gpus(os.environ)
-    if 0 < n_gpus < int(n_processes):
+    n_processes, n_gpus = options.nproc, count_gpus(os.environ)
+    if 0 < n_gpus < n_processes:
         print(
             f"Using the CPU: {n_processes} processes were asked for and {n_gpus} GPUs are visible"
         )
-    command = train_command(options.config, int(n_processes), keys, torchrun=options.torchrun)
-    environment = run_environment(os.environ, int(n_processes), n_gpus=n_gpus)
+    command = train_command(options.config, n_processes, keys, torchrun=options.torchrun)
+    environment = run_environment(os.environ, n_processes, n_gpus=n_gpus)
     sys.stdout.flush()
     # In place of this process, so that a signal reaches torchrun itself.
     os.execve(command[0], command, environment)
@@ -107,9 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("config", type=Path, metavar="CONFIG", help="TOML file")
+    add("config", type=existing_file, metavar="CONFIG", help="TOML file")
     add(
-        "--nproc", default=os.environ.get("NGPU", "4"), metavar="N",
+        "--nproc", type=whole(1, 99_999), default=os.environ.get("NGPU", "4"), metavar="NGPU",
         help="processes on this host; on the CPU if there are fewer GPUs (default: $NGPU, or 4)",
     )  # fmt: skip
     add(
@@ -118,8 +110,3 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--quiet", action="store_true", help="print where the report is, and nothing else")
     return parser
-
-
-def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2

@@ -164,10 +164,10 @@ def save_settings(checkpoint: Path, settings: Mapping[str, Any]) -> None:
 def changed_settings(checkpoint: Path, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return {key: (then, now)} of what a run changes; nothing if the checkpoint is silent."""
     try:
-        saved = dict(_values(read_run_settings(checkpoint)))
+        saved = dict(table_values(read_run_settings(checkpoint)))
     except ValueError:
         return {}
-    now = dict(_values(json.loads(json.dumps(settings))))
+    now = dict(table_values(json.loads(json.dumps(settings))))
     return {
         key: (saved[key], value)
         for key, value in now.items()
@@ -175,9 +175,10 @@ def changed_settings(checkpoint: Path, settings: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def table_values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a configuration's table, each with those of its sections, and values."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _values(value, f"{prefix}{key}.")
+            yield from table_values(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -27,7 +27,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import GIB, FreezeSettings
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import JobConfig, cache_folder, model_family, pipeline_order
+from torchtitan.freezing.config import cache_folder, model_family, pipeline_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition.cut import model_sizes
 
@@ -59,11 +59,9 @@ class Assembly:
 
     def recorder(self, settings: FreezeSettings | None) -> ActionRecorder:
         """Put clocks on the stages of this process; without settings they freeze nothing."""
-        recorder = (
-            EmulatedRecorder(self._clock, self._order)
-            if self._emulates
-            else ActionRecorder(self._clock)
-        )
+        recorder = ActionRecorder(self._clock)
+        if self._emulates:
+            recorder = EmulatedRecorder(self._clock, self._order)
         attach_clocks(adopt_stages(stages_of(self._trainer.pp_schedule)), recorder, settings)
         return recorder
 
@@ -108,12 +106,7 @@ class Assembly:
             outside=outside,
             optimizers=trainer.optimizers.optimizers,
             store=store,
-            front_identity=front_identity(
-                self._config,
-                trainer.model_args,
-                trainer.device,
-                is_sharded=trainer.parallel_dims.fsdp_enabled,
-            ),
+            front_identity=front_identity(trainer),
             state=EmulatedState if self._emulates else FreezingState,
         )
 
@@ -134,13 +127,12 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
     return policy
 
 
-def front_identity(
-    job_config: JobConfig, model_args: Any, device: torch.device, *, is_sharded: bool
-) -> str:
+def front_identity(trainer: Trainer) -> str:
     """Return what the front's output depends on besides weights and tokens."""
-    training = job_config.training
-    numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
-    are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
-    numbers = *numbers, are_cast and is_sharded  # by FSDP, which casts others than autocast
-    made_by = job_config.model.converters, job_config.compile, torch.__version__, device.type
-    return repr((model_args, *numbers, *made_by))
+    config, dtypes = trainer.job_config, trainer.job_config.training
+    numbers = dtypes.dtype, dtypes.mixed_precision_param, torch.get_default_dtype()
+    are_cast = {dtypes.dtype, dtypes.mixed_precision_param} != {"float32"}
+    # FSDP casts others than autocast.
+    numbers = *numbers, are_cast and trainer.parallel_dims.fsdp_enabled
+    made_by = config.model.converters, config.compile, torch.__version__, trainer.device.type
+    return repr((trainer.model_args, *numbers, *made_by))

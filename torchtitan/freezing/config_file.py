@@ -8,7 +8,6 @@ first, all of them, by the annotations of the configuration.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import tomllib
 import types
@@ -19,14 +18,13 @@ from typing import Any
 
 from torchtitan.config import ConfigManager
 
-from timelyfreeze.cli.hub import fetch_model, is_hub_id
+from timelyfreeze.cli.hub import fetch_model, is_hub_id, last_value, value_of
 from timelyfreeze.files import shown
+from torchtitan.checkpoints.finished import table_values
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
 from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
-_FILE_KEYS = ("--job.config_file", "--job.config-file")
-_MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -36,30 +34,32 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     A model named by its id on the hub is fetched, if its folder is not there yet, with ``weights``
     too, should the run begin from them. A ConfigError names every key that is wrong.
     """
-    path, config_class = _value_of(args, _FILE_KEYS), job_config_class()
+    path, config_class = last_value(args, "job.config_file"), job_config_class()
     table = {} if path is None else read_toml(path)
-    job = table.get("job")
-    in_file = job.get("custom_config_module") if isinstance(job, dict) else None
     # A module of the user's has keys that only upstream's manager knows.
-    if not (in_file or _value_of(args, _MODULE_KEYS)):
+    if not value_of(args, table, "job.custom_config_module"):
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
         errors += _argument_errors(config_class, args)
         if errors:
             raise ConfigError(*errors)
+    manager = ConfigManager(config_class)
+    manager._maybe_load_toml = lambda args: table  # which is not read once more
     try:
-        job_config = _Manager(config_class, table).parse_args(list(args))
+        job_config = manager.parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(str(error)) from error
-    _find_home(job_config)
+    errors = []
+    for key, value, section in _values(job_config):
+        # For NaN nothing has a use, and every comparison is false, with itself too.
+        if any(one != one for one in (value if isinstance(value, list) else [value])):
+            errors.append(f"{key} is {shown(value)}; it must be a number")
+        elif (found := _find_home(value)) != value:
+            setattr(section, key.rpartition(".")[2], found)
     in_arguments = set(_argument_keys(args))
-    given = {*_keys_of(table), *in_arguments}
+    given = {*dict(table_values(table)), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
     cuts = in_arguments if "parallelism.partition" in in_arguments else given
-    errors = [
-        *_not_numbers(job_config),
-        *preset_errors(job_config, given),
-        *partition_errors(job_config, cuts),
-    ]
+    errors += [*preset_errors(job_config, given), *partition_errors(job_config, cuts)]
     if errors:
         raise ConfigError(*errors)
     try:
@@ -74,17 +74,6 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     return job_config
 
 
-class _Manager(ConfigManager):
-    """Upstream's manager, which does not read the TOML file once more."""
-
-    def __init__(self, config_class: type, table: dict[str, Any]) -> None:
-        super().__init__(config_class)
-        self._table = table
-
-    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
-        return self._table
-
-
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the key of each value of a configuration, the value, and the section that has it."""
     for field in fields(section):
@@ -95,27 +84,12 @@ def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield key, value, section
 
 
-def _find_home(config: JobConfig) -> None:
-    """Let every text that begins with ``~/`` begin with the user's folder: it is a path."""
-
-    def found(value: Any) -> Any:
-        if isinstance(value, list):
-            return [found(one) for one in value]
-        is_path = isinstance(value, str) and value.startswith("~") and "\0" not in value
-        return os.path.expanduser(value) if is_path else value
-
-    for key, value, section in _values(config):
-        if (path := found(value)) != value:
-            setattr(section, key.rpartition(".")[2], path)
-
-
-def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a TOML file, each with the names of its sections."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _keys_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+def _find_home(value: Any) -> Any:
+    """Return a value whose texts that begin with ``~/``, paths, begin with the user's folder."""
+    if isinstance(value, list):
+        return [_find_home(one) for one in value]
+    is_path = isinstance(value, str) and value.startswith("~") and "\0" not in value
+    return os.path.expanduser(value) if is_path else value
 
 
 def _argument_keys(args: Sequence[str]) -> Iterator[str]:
@@ -124,15 +98,6 @@ def _argument_keys(args: Sequence[str]) -> Iterator[str]:
         if arg.startswith("--"):
             *sections, name = arg[2:].partition("=")[0].replace("-", "_").split(".")
             yield ".".join([*sections, name.removeprefix("no_")])
-
-
-def _value_of(args: Sequence[str], keys: tuple[str, ...]) -> str | None:
-    """Return the value of the first argument that is one of ``keys``, as upstream looks for it."""
-    for i, arg in enumerate(args):
-        key, equals, value = arg.partition("=")
-        if key in keys and (equals or i + 1 < len(args)):
-            return value if equals else args[i + 1]
-    return None
 
 
 def read_toml(path: str) -> dict[str, Any]:
@@ -161,8 +126,8 @@ def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Itera
                 yield from form_errors(known[key], value, f"{name}.")
             else:
                 yield f"{name} is {shown(value)}; it is a section, [{name}]"
-        elif not _fits(value, known[key]):
-            yield f"{name} is {shown(value)}; it must be {_words(known[key])}"
+        elif asked := _asked(known[key], value):
+            yield f"{name} is {shown(value)}; it must be {asked}"
 
 
 def _unknown(key: str, known: Mapping[str, Any], prefix: str) -> str:
@@ -183,37 +148,18 @@ def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:
             known = typing.get_type_hints(known[key]) if is_dataclass(known[key]) else {}
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value of a TOML file is of the annotated type ``kind``."""
+def _asked(kind: Any, value: Any = None) -> str | None:
+    """Return what a value of the annotated type ``kind`` must be; None if ``value`` is it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in arguments)
+        words = [_asked(one, value) for one in arguments if one is not types.NoneType]
+        return None if None in words else " or ".join(dict.fromkeys(filter(None, words)))
     if origin is typing.Literal:
-        return isinstance(value, str) and value in arguments
+        known = ", ".join(f'"{one}"' for one in arguments)
+        return None if isinstance(value, str) and value in arguments else f"one of {known}"
     if origin is list:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    # None, and any kind that upstream may add, is not told apart here.
-    return type(value) is kind if kind in _WORDS else kind is not types.NoneType
-
-
-def _words(kind: Any) -> str:
-    """Return what ``_fits`` asks for."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        words = [_words(one) for one in arguments if one is not types.NoneType]
-        return " or ".join(dict.fromkeys(words))
-    if origin is typing.Literal:
-        return "one of " + ", ".join(f'"{one}"' for one in arguments)
-    if origin is list:
-        return f"a list, each {_words(arguments[0])}"
-    return _WORDS.get(kind, str(kind))
-
-
-def _not_numbers(config: JobConfig) -> Iterator[str]:
-    """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
-    for key, value, _ in _values(config):
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, float) and math.isnan(one):
-                yield f"{key} is {shown(value)}; it must be a number"
+        is_list = isinstance(value, list) and not any(_asked(arguments[0], one) for one in value)
+        return None if is_list else f"a list, each {_asked(arguments[0])}"
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    # Any kind that upstream may add is not told apart here.
+    return None if fits else _WORDS.get(kind)

@@ -26,13 +26,7 @@ from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import freezes_by_turns
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
-from torchtitan.freezing.checks import (
-    ConfigError,
-    check_examples,
-    check_readers,
-    is_done,
-    start_of,
-)
+from torchtitan.freezing.checks import ConfigError, check_data, is_done, start_of
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.report.run_folder import last_report
@@ -61,12 +55,11 @@ def launch(args: Sequence[str], local_rank: int) -> int:
                 quiet.enter_context(contextlib.redirect_stdout(said))
                 quiet.enter_context(contextlib.redirect_stderr(said))
             job_config = prepare(args)
-            check_examples(job_config)
             if is_done(job_config):
                 if local_rank == 0:
                     print(_done_run(job_config), flush=True)
                 return 0
-            check_readers(job_config)
+            check_data(job_config)
             lock = hold_checkpoints(job_config)
     except ConfigError as error:
         if local_rank == 0:
@@ -112,9 +105,8 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
         ) from None
     except OSError as error:
         logger.warning(
-            "%s cannot be locked (%s): a second run there would overwrite its checkpoints",
-            place,
-            error.strerror,
+            f"{place} cannot be locked ({error.strerror}): a second run there would overwrite its "
+            "checkpoints"
         )
         return contextlib.nullcontext()
 
@@ -161,9 +153,7 @@ def _leave_to_the_first(message: str) -> None:
 
 def check(args: Sequence[str]) -> None:
     """Check ``args`` as :func:`launch` does, and start nothing; errors are a ConfigError."""
-    job_config = prepare(args)
-    check_examples(job_config)
-    check_readers(job_config)
+    check_data(prepare(args))
 
 
 def prepare(args: Sequence[str]) -> JobConfig:

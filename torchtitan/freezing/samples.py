@@ -21,11 +21,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(options: argparse.Namespace, settings: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.checks import check_examples
+    from torchtitan.freezing.checks import check_data
     from torchtitan.freezing.launch import prepare
 
     config = prepare([f"--job.config_file={options.config}", *settings])
-    check_examples(config)
+    check_data(config)
     from torchtitan.protocols.train_spec import get_train_spec
 
     from torchtitan.data.rows.kinds import is_instruct_dataset

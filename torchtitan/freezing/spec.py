@@ -17,12 +17,17 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.policies import LORA
 from torchtitan.data.loader import loader_of, read_dataset
-from torchtitan.data.named_templates import build_chat_template, choice_told
+from torchtitan.data.named_templates import choice_told
 from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
+from torchtitan.freezing.checks import (
+    caches,
+    reads_training_examples,
+    template_of,
+    validation_split,
+)
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
@@ -123,12 +128,26 @@ class _Builders:
         return FolderTokenizer(config.model.hf_assets_path)
 
     def dataloader(self, *, job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
-        dataset = job_config.training.dataset
-        if is_instruct_dataset(dataset):
-            return _instruct_dataloader(job_config, tokenizer, **kwargs)
-        if not is_image_dataset(dataset):
-            kwargs["tokenizer"] = tokenizer
-        return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
+        training, data = job_config.training, job_config.data
+        if not is_instruct_dataset(training.dataset):
+            if not is_image_dataset(training.dataset):
+                kwargs["tokenizer"] = tokenizer
+            return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
+        if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
+            logger.info(told)
+        dataset = read_dataset(
+            training_sources(job_config),
+            tokenizer=tokenizer,
+            seq_len=training.seq_len,
+            shuffle_seed=data.seed if data.shuffle else None,
+            split=ExampleSplit(data.validation_fraction),
+            template=template_of(job_config, tokenizer),
+            packing=data.packing,
+            # Else a row would go to a process that has not kept it.
+            fixed_shards=caches(job_config),
+            **kwargs,
+        )
+        return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))
 
     def validator(self, *, job_config: JobConfig, **kwargs: Any) -> Any:
         build: Any = self.upstream.build_validator_fn
@@ -142,29 +161,5 @@ class _Builders:
             )
         if not is_image_dataset(dataset):
             build = build_instruct_validator
-            kwargs["template"] = _template(job_config, kwargs["tokenizer"])
+            kwargs["template"] = template_of(job_config, kwargs["tokenizer"])
         return build(job_config=job_config, split=validation_split(job_config), **kwargs)
-
-
-def _template(job_config: JobConfig, tokenizer: Any) -> Any:
-    folder = job_config.model.hf_assets_path
-    return build_chat_template(job_config.data.chat_template, tokenizer, folder)
-
-
-def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
-    training, data = job_config.training, job_config.data
-    if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
-        logger.info(told)
-    dataset = read_dataset(
-        training_sources(job_config),
-        tokenizer=tokenizer,
-        seq_len=training.seq_len,
-        shuffle_seed=data.seed if data.shuffle else None,
-        split=ExampleSplit(data.validation_fraction),
-        template=_template(job_config, tokenizer),
-        packing=data.packing,
-        # Else a row would go to a process that has not kept it.
-        fixed_shards=caches(job_config),
-        **kwargs,
-    )
-    return loader_of(dataset, training.local_batch_size, **vars(training.dataloader))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -114,34 +115,36 @@ class FreezingTrainer(Trainer):
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)
                 self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])
-            if n_tokens is not None and not counts_padding:
-                padding = labels.numel() - int(n_tokens.sum())
-                self.ntokens_seen -= padding
-                self.metrics_processor.ntokens_since_last_log -= padding
             # A row of shares is one target, though it has a number for each class.
-            shares = labels.numel() - labels.numel() // shares_of_target(labels)
-            self.ntokens_seen -= shares
-            self.metrics_processor.ntokens_since_last_log -= shares
+            uncounted = labels.numel() - labels.numel() // shares_of_target(labels)
+            if n_tokens is not None and not counts_padding:
+                uncounted += labels.numel() - int(n_tokens.sum())
+            self.ntokens_seen -= uncounted
+            self.metrics_processor.ntokens_since_last_log -= uncounted
             yield input_dict, labels
 
     def post_dataloading_process(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
         """Sort out what the first stage and what every stage gets, positions among the latter."""
-        inputs, labels, extra_inputs, extra_kwargs = super().post_dataloading_process(
-            input_dict, labels
-        )
-        return inputs, labels, *to_every_stage(extra_inputs, extra_kwargs)
+        inputs, labels, extra, kwargs = super().post_dataloading_process(input_dict, labels)
+        return inputs, labels, *to_every_stage(extra, kwargs)
 
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
-        """Run one optimizer step in its phase."""
+        """Run one optimizer step in its phase; the controller knows its rows if it keeps them."""
         started = time.perf_counter()
         if self.emulation is not None:
             self.emulation.begin_step()
         tokens_before = self.ntokens_seen
         if self.controller is not None:
             self.controller.begin_step(self.step)
-        super().train_step(self._named(self._batches_of_step(data_iterator)))
+        batches = self._batches_of_step(data_iterator)
+        if self._caches and self.controller is not None:
+            self._rows = []
+            batches = iter(list(islice(batches, self.gradient_accumulation_steps)))
+            self.controller.cache.name_batches(self._rows)
+            self.controller.cache.read_ahead(self.dataloader.upcoming)
+        super().train_step(batches)
         if self.controller is not None:
             self.controller.end_step()
         seconds = time.perf_counter() - started
@@ -149,16 +152,6 @@ class FreezingTrainer(Trainer):
         self.metrics_processor.recorder.end_step(
             self.step, seconds, self.ntokens_seen - tokens_before
         )
-
-    def _named(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """Tell the controller the rows of the step's batches, where outputs are kept by row."""
-        if not self._caches or self.controller is None:
-            return batches
-        self._rows = []
-        taken = list(islice(batches, self.gradient_accumulation_steps))
-        self.controller.cache.name_batches(self._rows)
-        self.controller.cache.read_ahead(self.dataloader.upcoming)
-        return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step; examples that end, end on all replicas at once."""
@@ -174,24 +167,15 @@ class FreezingTrainer(Trainer):
         return iter(batches)
 
     def forward_backward_step(
-        self,
-        *,
-        input_dict: dict[str, torch.Tensor],
-        labels: torch.Tensor,
-        global_valid_tokens: torch.Tensor,
+        self, *, labels: torch.Tensor, global_valid_tokens: torch.Tensor, **inputs: Any
     ) -> torch.Tensor:
         """Run one pipeline batch, its loss divided by the step's tokens before the backward."""
         global_valid_tokens = global_valid_tokens / shares_of_target(labels)
+        run = partial(super().forward_backward_step, labels=labels, **inputs)
         if not self.parallel_dims.pp_enabled:
-            return super().forward_backward_step(
-                input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
-            )
+            return run(global_valid_tokens=global_valid_tokens)
         with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all():
-            return super().forward_backward_step(
-                input_dict=input_dict,
-                labels=labels,
-                global_valid_tokens=torch.ones((), device=self.device),
-            )
+            return run(global_valid_tokens=torch.ones((), device=self.device))
 
     def _one_batch(self) -> AbstractContextManager[None]:
         """Return what a pipeline batch runs in: masks and clocks, clocks alone, or nothing."""
@@ -222,14 +206,11 @@ class FreezingTrainer(Trainer):
         kept = "no checkpoint is kept, since checkpoint.enable is false"
         if self.checkpointer.enable:
             kept = self.checkpointer.last_finished()
+        why = (str(error) or type(error).__name__).splitlines()[0]
         logger.error(
-            "Rank %d ends in step %d%s: %s; if it speaks of a connection or a timeout, another "
-            "rank died or hung before, and torchrun names the first; %s",
-            dist.get_rank(),
-            self.step,
-            phase,
-            (str(error) or type(error).__name__).splitlines()[0],
-            kept,
+            f"Rank {dist.get_rank()} ends in step {self.step}{phase}: {why}; if it speaks of a "
+            "connection or a timeout, another rank died or hung before, and torchrun names the "
+            f"first; {kept}"
         )
 
     def should_continue_training(self) -> bool:
@@ -254,7 +235,11 @@ class FreezingTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what upstream saves, and what all processes together have used; all come here."""
-        ours = {ALL_TOKENS: self._tokens_of_all(), DEVICE_SECONDS: self.device_seconds}
+        n_tokens = self.ntokens_seen
+        if self.parallel_dims.dp_enabled:
+            mine = torch.tensor(n_tokens, dtype=torch.int64, device=self.device)
+            n_tokens = int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
+        ours = {ALL_TOKENS: n_tokens, DEVICE_SECONDS: self.device_seconds}
         return {**super().state_dict(), **ours}
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
@@ -273,12 +258,6 @@ class FreezingTrainer(Trainer):
                 rank, size = mesh.get_local_rank(), mesh.size()
             whole, rest = divmod(int(state_dict[ALL_TOKENS]), size)
             self.ntokens_seen = whole + (rank < rest)
-
-    def _tokens_of_all(self) -> int:
-        if not self.parallel_dims.dp_enabled:
-            return self.ntokens_seen
-        mine = torch.tensor(self.ntokens_seen, dtype=torch.int64, device=self.device)
-        return int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""

@@ -68,7 +68,10 @@ def known_flavors(job_config: JobConfig, upstream: Mapping[str, Any]) -> dict[st
     name = job_config.model.name
     flavors = {**upstream, **EXTRA_FLAVORS.get(name, {})}
     if name == LLAMA and job_config.model.flavor == FROM_FOLDER:
-        flavors[FROM_FOLDER] = read_config(weights_folder(job_config))
+        try:
+            flavors[FROM_FOLDER] = read_config(weights_folder(job_config))
+        except ValueError as error:
+            raise ValueError(f'model.flavor is "{FROM_FOLDER}", and {error}') from error
     return flavors
 
 

@@ -32,7 +32,7 @@ from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.cli import torchvision_import
+from timelyfreeze.cli import overlay
 from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.emulation.pipeline import EmulatedMesh
@@ -50,7 +50,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    torchvision_import.install()
+    overlay.install()  # transformers import torchvision
     if not torch.accelerator.is_available():
         # Upstream falls back to "cuda" on any machine (tools/utils.py) and reads its memory
         # statistics from the CUDA allocator.

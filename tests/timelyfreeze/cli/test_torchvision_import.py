@@ -17,11 +17,11 @@ pytestmark = [
 
 BEGIN = """
 import sys
-from timelyfreeze.cli import overlay, torchvision_import
+from timelyfreeze.cli import overlay
 overlay.install()
 """
 WITHOUT = """
-sys.meta_path = [f for f in sys.meta_path if not isinstance(f, torchvision_import._Finder)]
+sys.meta_path = [f for f in sys.meta_path if not isinstance(f, overlay._Finder)]
 """
 USE = """
 import torchvision

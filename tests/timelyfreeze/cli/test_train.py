@@ -10,6 +10,7 @@ import pytest
 from timelyfreeze.cli import train
 from timelyfreeze.cli.doctor import command as doctor
 from timelyfreeze.cli.train import count_gpus, run_environment
+from timelyfreeze.files import shown
 
 
 class Started(Exception):
@@ -88,12 +89,25 @@ def test_an_open_quotation_is_told(
             assert 'argument --torchrun: "\'" is given: No closing' in capsys.readouterr().err
 
 
+def status(arguments: list[str]) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        train.main(arguments)
+    return end.value.code
+
+
 @pytest.mark.parametrize("n", ["0", "-1", "x", "1.5", "nan", "9" * 30, " "])
 def test_a_number_of_processes_that_is_none_is_told(
-    started: dict[str, Any], n: str, capsys: pytest.CaptureFixture[str]
+    started: dict[str, Any],
+    n: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train.main(["x.toml", f"--nproc={n}"]) == 2
-    assert f"--nproc (NGPU) is '{n}'; it must be" in capsys.readouterr().err
+    for words, variable in (([f"--nproc={n}"], "1"), ([], n)):
+        monkeypatch.setenv("NGPU", variable)
+        assert status(["x.toml", *words]) == 2
+        said = capsys.readouterr().err
+        assert f"argument --nproc: {shown(n)} is given; it must be a whole number, 1 or" in said
+        assert "[--nproc NGPU]" in said
     assert not started
 
 
@@ -101,8 +115,8 @@ def test_a_number_of_processes_that_is_none_is_told(
 def test_a_configuration_that_is_no_file_is_told(
     started: dict[str, Any], path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main([path]) == 2
-    assert f"CONFIG is {str(Path(path))!r}, which is no file" in capsys.readouterr().err
+    assert status([path]) == 2
+    assert f"argument CONFIG: {path!r} is given; it must be a file" in capsys.readouterr().err
 
 
 def test_too_few_gpus_are_told(

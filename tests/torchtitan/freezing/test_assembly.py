@@ -10,6 +10,7 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.policies.autofreeze import AutoFreeze
 from timelyfreeze.policies.egeria import Egeria
 from torchtitan.freezing.assembly import front_identity, policy_of
+from torchtitan.freezing.config import JobConfig
 
 
 @pytest.mark.parametrize(("model", "compared"), [("llama3", 64), ("vit", 0), ("convnextv2", 0)])
@@ -37,6 +38,12 @@ def test_checks_of_an_epoch_are_counted_in_the_steps_of_all_readers(
     assert policy_of(trainer, "autofreeze").check_interval == interval
 
 
+def identity(job_config: JobConfig, model: str, is_sharded: bool = False) -> str:
+    dims = SimpleNamespace(fsdp_enabled=is_sharded)
+    of_trainer = {"model_args": model, "device": torch.device("cpu"), "parallel_dims": dims}
+    return front_identity(SimpleNamespace(job_config=job_config, **of_trainer))
+
+
 @pytest.mark.parametrize(
     ("dtype", "cast_to", "is_same"),
     [
@@ -51,22 +58,14 @@ def test_fsdp_computes_as_one_process_does_only_in_float32(
 ) -> None:
     """FSDP casts all inputs of a block; autocast those of some operations."""
     job_config = config(training__dtype=dtype, training__mixed_precision_param=cast_to)
-    named = {
-        front_identity(job_config, "model", torch.device("cpu"), is_sharded=is_sharded)
-        for is_sharded in (False, True)
-    }
+    named = {identity(job_config, "model", is_sharded=sharded) for sharded in (False, True)}
     assert (len(named) == 1) is is_same
 
 
 def test_other_numbers_are_another_front() -> None:
     kinds = ("float32", "bfloat16")
     named = {
-        front_identity(
-            config(training__dtype=dtype, training__mixed_precision_param=cast_to),
-            model,
-            torch.device("cpu"),
-            is_sharded=False,
-        )
+        identity(config(training__dtype=dtype, training__mixed_precision_param=cast_to), model)
         for dtype, cast_to, model in itertools.product(kinds, kinds, ("one", "other"))
     }
     assert len(named) == 8

@@ -93,11 +93,10 @@ def test_what_checks_warn_of_is_told_by_the_first_process_alone(
 
     monkeypatch.setattr(launch_module, "prepare", lambda args: make_job_config())
     monkeypatch.setattr(launch_module, "is_done", lambda job_config: False)
-    for name in ("check_examples", "check_readers"):
-        monkeypatch.setattr(launch_module, name, warns)
+    monkeypatch.setattr(launch_module, "check_data", warns)
     monkeypatch.setattr(launch_module, "hold_checkpoints", refuses)
     assert launch([], local_rank=local_rank) == 2
-    assert capsys.readouterr().err.count("beware") == 2 * count
+    assert capsys.readouterr().err.count("beware") == count
 
 
 def test_help_is_printed_once_and_is_no_failure(

@@ -12,8 +12,10 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 from tests.timelyfreeze.helpers.ranks import Ranks
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.schedule.order import one_f_one_b_order
+from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks import checkpoints
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors
+from torchtitan.freezing.config import toml_key
 
 # A pipeline of two ranks and four microbatches, two processes for each.
 ORDER = one_f_one_b_order(2, 4)
@@ -28,10 +30,10 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flavors are of two layers, but for one of three and a wide one."""
     flavors = {"deep": model_of(n_layers=3), "wide": model_of(dim=32)}
 
-    def chosen(job_config: Any, _: Any) -> TransformerModelArgs:
+    def known(job_config: Any) -> TransformerModelArgs:
         return flavors.get(job_config.model.flavor, model_of())
 
-    monkeypatch.setattr(checkpoints, "chosen_args", chosen)
+    monkeypatch.setattr(checkpoints, "known_args", known)
 
 
 def weights() -> dict[str, Any]:
@@ -67,4 +69,5 @@ def saved_config(**changes: Any) -> Any:
 
 def found(folder: Path, **changes: Any) -> list[str]:
     changes["job__dump_folder"] = str(folder / "outputs")
-    return list(checkpoint_errors(saved_config(**changes)))
+    with arguments_named(toml_key):
+        return list(checkpoint_errors(saved_config(**changes)))

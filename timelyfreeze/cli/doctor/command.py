@@ -12,7 +12,6 @@ from pathlib import Path
 
 from timelyfreeze.cli.doctor.host import host_findings, meeting_place, reached, render
 from timelyfreeze.cli.train import ALONE, count_gpus, run_environment
-from timelyfreeze.files import shown
 from timelyfreeze.files.options import existing_file, status_of, whole, words
 
 # Of a process that torchrun started: our torchrun then ends without a stack trace.
@@ -47,18 +46,22 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _WRONG_OF_RANK if _as_rank() else 0
-    output = _output_of(options.config)
-    torchrun = options.torchrun
     told = os.environ.get("NGPU", "")
     known = int(told) if told.isdecimal() else 0
     n_processes = options.nproc or known or max(1, count_gpus(os.environ))
-    findings = host_findings(n_processes, output)
-    if (place := meeting_place(torchrun, os.environ)) is not None:
+    findings = host_findings(n_processes, _output_of(options.config))
+    if (place := meeting_place(options.torchrun, os.environ)) is not None:
         findings.append(reached(*place))
     print(render(findings), flush=True)
     n_wrong = sum(each.is_wrong for each in findings)
-    if options.nproc is not None and not _launch(options, torchrun):
-        n_wrong += 1
+    if options.nproc is not None:
+        # Once more, as ranks.
+        command = [
+            sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={options.nproc}",
+            *(options.torchrun or ALONE), "-m", "timelyfreeze", "doctor",
+        ]  # fmt: skip
+        variables = run_environment(os.environ, options.nproc)
+        n_wrong += subprocess.run(command, env=variables).returncode != 0
     print(f"\n{n_wrong} wrong" if n_wrong else "\nNothing is wrong")
     return 1 if n_wrong else 0
 
@@ -69,22 +72,11 @@ def _output_of(config: Path | None) -> Path:
         return Path("outputs")
     try:
         job = tomllib.loads(config.read_text("utf-8-sig")).get("job", {})
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{config} is no TOML: {error}") from error
-    folder = job.get("dump_folder", "outputs") if isinstance(job, dict) else None
-    if not isinstance(folder, str):
-        said = f"job is {shown(job)}" if folder is None else f"job.dump_folder is {shown(folder)}"
-        raise ValueError(f"{said} in {config}; expected a text job.dump_folder")
-    return Path(folder).expanduser()
-
-
-def _launch(options: argparse.Namespace, torchrun: Sequence[str]) -> bool:
-    """Start this command again as ranks; return whether they found nothing wrong."""
-    command = [
-        sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={options.nproc}",
-        *(torchrun or ALONE), "-m", "timelyfreeze", "doctor",
-    ]  # fmt: skip
-    return subprocess.run(command, env=run_environment(os.environ, options.nproc)).returncode == 0
+        return Path(job.get("dump_folder", "outputs")).expanduser()
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{config} is no TOML that has a text as job.dump_folder: {error}"
+        ) from error
 
 
 def _as_rank() -> bool:

@@ -18,6 +18,7 @@ from timelyfreeze.runtime.exchange import Exchange
 MEET_WITHIN_S = 60.0
 _LEAST_GB_PER_S = 0.1  # a network of 1 Gbit/s
 _CLOCKS_APART_S = 1.0
+_INTERFACES = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
 _N_ROUNDS = 10
 _N_BYTES = 4 * 2**20
 
@@ -40,8 +41,7 @@ def meet(timeout_s: float = MEET_WITHIN_S) -> Finding | None:
             f"rank {rank} of {size} on {socket.gethostname()} did not meet the others within "
             f"{timeout_s:g} s: {str(error).partition(chr(10))[0]}",
             "start all nodes within that time, with the same master_addr and master_port and "
-            "another node_rank each; with several networks set GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME",
+            f"another node_rank each; with several networks set {_INTERFACES}",
         )
     return None
 
@@ -64,13 +64,9 @@ def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
     names = list(dict.fromkeys(host for host, _ in hosts))
     shown = ", ".join(f"{sum(h == name for h, _ in hosts)} on {name}" for name in names)
     releases = sorted({release for _, release in hosts})
-    if len(releases) == 1:
-        return Finding("ranks", f"{len(hosts)} met: {shown}")
-    return Finding(
-        "ranks",
-        f"{len(hosts)} met: {shown}, with torch {' and '.join(releases)}",
-        "use one environment on all nodes",
-    )
+    found = f"{len(hosts)} met: {shown}, with torch {' and '.join(releases)}"
+    remedy = "use one environment on all nodes"
+    return Finding("ranks", found, remedy if len(releases) > 1 else None)
 
 
 def clocks(seconds: Sequence[float]) -> Finding:
@@ -87,13 +83,8 @@ def neighbours(links: Sequence[tuple[int, float]]) -> Finding:
         return Finding("neighbours", "none, there is one rank")
     low, speed = min(links, key=lambda link: link[1])
     found = f"{len(links)} pairs; the slowest, ranks {low} and {low + 1}: {speed:.2f} GB/s"
-    if speed >= _LEAST_GB_PER_S:
-        return Finding("neighbours", found)
-    return Finding(
-        "neighbours",
-        f"{found}; below {_LEAST_GB_PER_S:g} a pipeline waits for its messages",
-        "name the fast network with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
-    )
+    remedy = "a pipeline waits for such messages: name the fast network with " + _INTERFACES
+    return Finding("neighbours", found, remedy if speed < _LEAST_GB_PER_S else None)
 
 
 def _time_links(exchange: Exchange) -> list[tuple[int, float]]:

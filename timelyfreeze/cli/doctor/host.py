@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from timelyfreeze.cli.train import count_gpus, run_environment
@@ -21,8 +21,7 @@ _GIB = 2**30
 # By package: the first release that works, and the first that need not.
 RELEASES = {"torch": ("2.13", "2.16"), "torchtitan": ("0.2.2", "0.2.3")}
 _SHARED_MEMORY = Path("/dev/shm")
-# What NCCL's documentation asks for.
-_LEAST_SHARED = _GIB
+_LEAST_SHARED = _GIB  # what NCCL's documentation asks for
 _LEAST_FREE = _GIB
 # Of a device whose memory another process has.
 _MOST_TAKEN = 0.1
@@ -32,23 +31,15 @@ def host_findings(n_processes: int, output: Path) -> list[Finding]:
     """Look at this host; needs no process group."""
     n_gpus = count_gpus(os.environ)
     return [
-        *(package(name, installed(name)) for name in RELEASES),
+        *(package(n, next((d.version for d in distributions(name=n)), None)) for n in RELEASES),
         *devices(n_gpus, n_processes),
         disk(output),
         cores(usable_cores(), n_processes, n_gpus),
     ]
 
 
-def installed(name: str) -> str | None:
-    """Return the version of an installed package; None if it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def package(name: str, found: str | None) -> Finding:
-    """Judge the version of a package."""
+    """Judge the version of a package, None if it is not installed."""
     first, end = RELEASES[name]
     if found is None:
         return Finding(name, "not installed", 'pip install "timelyfreeze[titan]"')
@@ -79,7 +70,12 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
         )
         return
     for i in range(n):
-        yield _memory(i, torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i))
+        free, total = torch.cuda.mem_get_info(i)
+        found = f"{total / _GIB:.1f} GiB, of which {free / _GIB:.1f} are free"
+        remedy = "end the process that has its memory (nvidia-smi)"
+        is_taken = total - free > _MOST_TAKEN * total
+        name = torch.cuda.get_device_name(i)
+        yield Finding(f"GPU {i}", f"{name}, {found}", remedy if is_taken else None)
     if n < n_processes:
         yield Finding(
             "devices",
@@ -93,22 +89,11 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free)
 
 
-def _memory(index: int, name: str, free: int, total: int) -> Finding:
-    found = f"{name}, {total / _GIB:.1f} GiB, of which {free / _GIB:.1f} are free"
-    remedy = "end the process that has its memory (nvidia-smi)"
-    return Finding(f"GPU {index}", found, remedy if total - free > _MOST_TAKEN * total else None)
-
-
 def shared_memory(free: int) -> Finding:
     """Judge what /dev/shm has free, bytes; ranks on GPUs pass messages through it."""
     found = f"{free / _GIB:.2f} GiB free"
-    if free >= _LEAST_SHARED:
-        return Finding(str(_SHARED_MEMORY), found)
-    return Finding(
-        str(_SHARED_MEMORY),
-        f"{found}; NCCL wants {_LEAST_SHARED // _GIB} or more",
-        "start the container with --ipc=host or --shm-size=1g",
-    )
+    remedy = "NCCL wants 1 GiB or more: start the container with --ipc=host or --shm-size=1g"
+    return Finding(str(_SHARED_MEMORY), found, remedy if free < _LEAST_SHARED else None)
 
 
 def disk(folder: Path) -> Finding:
@@ -120,9 +105,8 @@ def disk(folder: Path) -> Finding:
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(place).free
     found = f"{str(folder)!r} can be written to, {free / _GIB:.1f} GiB free"
-    if free >= _LEAST_FREE:
-        return Finding(key, found)
-    return Finding(key, f"{found}; checkpoints need more", f"make room, or set {key}")
+    remedy = f"checkpoints need more: make room, or set {key}"
+    return Finding(key, found, remedy if free < _LEAST_FREE else None)
 
 
 def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
@@ -132,10 +116,11 @@ def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
         return Finding("cores", found)
     threads = run_environment(os.environ, n_processes, n_gpus=n_gpus)["OMP_NUM_THREADS"]
     found += f" with {threads} threads each"
-    if threads.isdecimal() and int(threads) > 1 and int(threads) * n_processes > n_cores:
-        return Finding("cores", found, f"set OMP_NUM_THREADS={max(1, int(n_cores) // n_processes)}")
-    shared = "; ranks share cores, so freezing has little to gain" if n_processes > n_cores else ""
-    return Finding("cores", found + shared)
+    if n_processes > n_cores:
+        found += "; ranks share cores, so freezing has little to gain"
+    crowded = threads.isdecimal() and int(threads) > 1 and int(threads) * n_processes > n_cores
+    remedy = f"set OMP_NUM_THREADS={max(1, int(n_cores) // n_processes)}"
+    return Finding("cores", found, remedy if crowded else None)
 
 
 @dataclass(frozen=True)
@@ -185,31 +170,24 @@ def meeting_place(options: Sequence[str], variables: Mapping[str, str]) -> tuple
 
 def reached(host: str, port: int) -> Finding:
     """Look whether processes of this host can meet there, be it here or on another host."""
-
-    def found(what: str, remedy: str | None = None) -> Finding:
-        return Finding("meeting place", f"{host}:{port} {what}", remedy)
-
+    what, remedy = "is reached", ""
     try:
         address = socket.gethostbyname(host)
-    except OSError as error:
-        return found(f"is not known here: {error}", "give its IP address as master_addr")
-    if _can_listen(address, 0):
         if _can_listen(address, port):
-            return found("is this host, and the port is free")
-        return found(
-            "is this host, and the port is taken",
-            "choose another master_port, the same on all nodes",
-        )
-    try:
-        socket.create_connection((address, port), timeout=_TIMEOUT_S).close()
+            what = "is this host, and the port is free"
+        elif _can_listen(address, 0):
+            what = "is this host, and the port is taken"
+            remedy = "choose another master_port, the same on all nodes"
+        else:
+            socket.create_connection((address, port), timeout=_TIMEOUT_S).close()
+    except socket.gaierror as error:
+        what, remedy = f"is not known here: {error}", "give its IP address as master_addr"
     except ConnectionRefusedError:
-        return found("is reached; nothing listens there yet")
+        what = "is reached; nothing listens there yet"
     except OSError as error:
-        return found(
-            f"is not reached within {_TIMEOUT_S:g} s: {error}",
-            "see that master_addr is right and the firewall lets that port through",
-        )
-    return found("is reached")
+        what = f"is not reached within {_TIMEOUT_S:g} s: {error}"
+        remedy = "see that master_addr is right and the firewall lets that port through"
+    return Finding("meeting place", f"{host}:{port} {what}", remedy or None)
 
 
 def _can_listen(address: str, port: int) -> bool:

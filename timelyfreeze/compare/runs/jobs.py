@@ -25,7 +25,7 @@ from typing import Any
 
 from timelyfreeze.cli import run_environment, train_command
 from timelyfreeze.cli.checker import errors_of
-from timelyfreeze.cli.hub import config_table, last_flag, last_value
+from timelyfreeze.cli.hub import config_table, is_on, value_of
 from timelyfreeze.compare.runs.run import RECORD, SET_ASIDE, finished_run
 from timelyfreeze.files import listed, read_object
 
@@ -63,20 +63,14 @@ class Settings:
 
     def is_on(self, key: str) -> bool:
         """Return whether the runs have ``key`` switched on; keys are off by default."""
-        said = last_flag(self.arguments, key)
-        return self._in_file(key) is True if said is None else said
+        return is_on(self.arguments, config_table(self.config), key)
 
     @property
     def n_ranks(self) -> int:
         """How many ranks the configuration asks for: of a pipeline, times those beside it."""
-        values = (str(last_value(self.arguments, key) or self._in_file(key)) for key in _DEGREES)
+        table = config_table(self.config)
+        values = (str(value_of(self.arguments, table, key)) for key in _DEGREES)
         return math.prod(int(text) for text in values if text.isdecimal())
-
-    def _in_file(self, key: str) -> Any:
-        """Return what the file says of a key; a wrong one is told by a check."""
-        section, _, name = key.partition(".")
-        values = config_table(self.config).get(section)
-        return values.get(name) if isinstance(values, dict) else None
 
 
 @dataclass(frozen=True)

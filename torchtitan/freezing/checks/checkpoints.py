@@ -21,7 +21,6 @@ from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import shown, write_obstacle
 from timelyfreeze.front.caching import in_use
 from timelyfreeze.policies import freezes_by_turns, makes_plan, parse_method
-from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import (
     TRAIN_STATE,
     changed_settings,
@@ -35,11 +34,10 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
-from torchtitan.freezing.checks.freezing import caches
-from torchtitan.freezing.checks.lora import adapter_errors
+from torchtitan.freezing.checks.freezing import adapter_errors, caches
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
-from torchtitan.hf.flavors import chosen_args
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, cache_folder
+from torchtitan.vision.spec import known_args
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -154,13 +152,21 @@ def output_errors(config: JobConfig) -> Iterator[str]:
 
 def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     """Say why a run cannot go on from the checkpoint in ``folder``, which is whole."""
-    excluded = config.checkpoint.exclude_from_loading
+    excluded, dataset = config.checkpoint.exclude_from_loading, config.training.dataset
     keys = list(saved_keys(folder))
     try:
         if freezes_by_turns(config.freezing.method) and _FREEZING not in excluded:
             yield from _freezing_errors(config, folder, keys)
-        if _WORLD_SIZE in keys and _DATA not in excluded:
-            yield from _data_errors(config, folder)
+        if _WORLD_SIZE in keys and _DATA not in excluded and not has_rows(dataset):
+            saved = saved_values(folder, [_WORLD_SIZE])[_WORLD_SIZE]
+            if (degree := data_parallel_degree(config)) not in (None, saved):
+                yield (
+                    f"the checkpoint {str(folder)!r} was saved with {saved} data-parallel ranks, "
+                    f"and this run has {degree} (parallelism.data_parallel_replicate_degree x "
+                    f"data_parallel_shard_degree); the data set {dataset!r} (training.dataset) "
+                    "goes on with as many only, instruction data and pictures with any; to start "
+                    f'the data anew, set checkpoint.exclude_from_loading = ["{_DATA}"]'
+                )
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         yield (
             f"the checkpoint {str(folder)!r} is damaged or foreign: what it says of freezing or "
@@ -185,26 +191,9 @@ def _freezing_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
     values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})
     n_ranks, n = config.parallelism.pipeline_parallel_degree, n_microbatches(config)
-    with arguments_named(toml_key):
-        # Where keys contradict each other, that is reported as an error of its own.
-        error = None if n is None else pipeline_error(states, n_ranks, n)
-    if error is not None:
+    # Where keys contradict each other, that is reported as an error of its own.
+    if n is not None and (error := pipeline_error(states, n_ranks, n)):
         yield f"{str(folder)!r}: {error}"
-
-
-def _data_errors(config: JobConfig, folder: Path) -> Iterator[str]:
-    saved = saved_values(folder, [_WORLD_SIZE])[_WORLD_SIZE]
-    degree = data_parallel_degree(config)
-    dataset = config.training.dataset
-    if degree in (None, saved) or has_rows(dataset):
-        return
-    yield (
-        f"the checkpoint {str(folder)!r} was saved with {saved} data-parallel ranks, and this run "
-        f"has {degree} (parallelism.data_parallel_replicate_degree x data_parallel_shard_degree); "
-        f"the data set {dataset!r} (training.dataset) goes on with as many only, instruction data "
-        "and pictures with any; to start the data anew, set "
-        'checkpoint.exclude_from_loading = ["dataloader"]'
-    )
 
 
 _STEP = "train_state.step"
@@ -302,16 +291,12 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
 
 def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of the model by its name, none where that is not known."""
-    try:
-        spec = get_train_spec(config.model.name)
-        args = chosen_args(config, spec.model_args)
-    except (ImportError, ValueError):
-        return {}  # told by those that check models
+    args = None if config.model.name in IMAGE_MODELS else known_args(config)
     if not hasattr(args, "n_layers"):
         return {}
     args.update_from_config(config)
     with torch.device("meta"):
-        weights = spec.model_cls(args).state_dict()
+        weights = get_train_spec(config.model.name).model_cls(args).state_dict()
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
@@ -11,7 +12,6 @@ from torchtitan.protocols import train_spec as titan_spec
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.loader import RANK_KEY, ResizableDataloader
-from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import has_rows, is_image_dataset
 from torchtitan.data.sources import DataSource, training_sources, validation_sources
@@ -20,14 +20,14 @@ from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_err
 from torchtitan.freezing.checks.data import (
     data_errors,
     example_errors,
+    template_of,
     tokenizer_errors,
     validation_errors,
     validation_split,
 )
-from torchtitan.freezing.checks.features import FEATURES
-from torchtitan.freezing.checks.freezing import freezing_errors, front_errors
-from torchtitan.freezing.checks.lora import lora_errors
-from torchtitan.freezing.checks.models import device_errors, image_errors, model_errors
+from torchtitan.freezing.checks.features import DEVICE, FEATURES
+from torchtitan.freezing.checks.freezing import freezing_errors, front_errors, lora_errors
+from torchtitan.freezing.checks.models import image_errors, model_errors
 from torchtitan.freezing.checks.pipeline import (
     data_parallel_degree,
     parallel_errors,
@@ -35,11 +35,7 @@ from torchtitan.freezing.checks.pipeline import (
     pipeline_errors,
 )
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.checks.upstream import (
-    rule_errors,
-    text_errors,
-    upstream_errors,
-)
+from torchtitan.freezing.checks.upstream import rule_errors, text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key, with_values
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
@@ -96,7 +92,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
         ]
         if trains:
             errors += [
-                *device_errors(job_config),
+                *feature_errors(job_config, (DEVICE,)),
                 *tokenizer_errors(job_config),
                 *checkpoint_errors(job_config),
                 *output_errors(job_config),
@@ -104,14 +100,13 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
     return list(dict.fromkeys(errors))  # several may meet the same
 
 
-def check_examples(job_config: JobConfig) -> None:
-    """Raise ConfigError if data on this disk cannot be used; all instruction examples are read."""
+def check_data(job_config: JobConfig) -> None:
+    """Raise ConfigError if data on this disk cannot be used, or gives the first rank no batches.
+
+    All instruction examples are read.
+    """
     if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
         raise ConfigError(*errors)
-
-
-def check_readers(job_config: JobConfig) -> None:
-    """Raise ConfigError if the first rank's loaders, of data on this disk, cannot be built."""
     try:
         _build_readers(job_config)
     except ValueError as error:
@@ -124,23 +119,21 @@ def _build_readers(config: JobConfig) -> None:
     reader = {"dp_world_size": data_parallel_degree(config) or 1, "dp_rank": 0}
     if has_rows(config.training.dataset) and _is_here(config, training_place, training_sources):
         loader = spec.build_dataloader_fn(tokenizer=tokenizer, job_config=config, **reader)
-        _require_saved_rows(config, loader)
-    kind = config.validation.dataset
-    if not (config.validation.enable and has_rows(kind)):
+        start, key = start_of(config), f"dataloader.{RANK_KEY}0"
+        excluded = config.checkpoint.exclude_from_loading
+        if start is not None and "dataloader" not in excluded and key in saved_keys(start.folder):
+            loader.require_same(saved_values(start.folder, [key])[key])
+    validation = config.validation
+    if not (validation.enable and has_rows(validation.dataset)):
         return
     if _is_here(config, validation_place, validation_sources):
-        split = validation_split(config)
-        if is_image_dataset(kind):
-            build_validation_dataloader(job_config=config, split=split, **reader)
-            return
+        build: Callable[..., ResizableDataloader] = build_validation_dataloader
+        if not is_image_dataset(validation.dataset):
+            template = template_of(config, tokenizer)
+            build = partial(build_validation_loader, tokenizer=tokenizer, template=template)
         # Endless, so that only the run itself looks at the length of each example.
         endless = with_values(config, {"validation.steps": 1})
-        template = build_chat_template(
-            config.data.chat_template, tokenizer, config.model.hf_assets_path
-        )
-        build_validation_loader(
-            job_config=endless, tokenizer=tokenizer, split=split, template=template, **reader
-        )
+        build(job_config=endless, split=validation_split(config), **reader)
 
 
 def _is_here(
@@ -152,11 +145,3 @@ def _is_here(
     if is_image_dataset(config.training.dataset):
         return place(config).is_local
     return all(is_local_path(source.path, key=source.key) for source in sources(config))
-
-
-def _require_saved_rows(config: JobConfig, loader: ResizableDataloader) -> None:
-    """Refuse a checkpoint that has read other rows; other causes are told with its keys."""
-    start, key = start_of(config), f"dataloader.{RANK_KEY}0"
-    excluded = config.checkpoint.exclude_from_loading
-    if start is not None and "dataloader" not in excluded and key in saved_keys(start.folder):
-        loader.require_same(saved_values(start.folder, [key])[key])

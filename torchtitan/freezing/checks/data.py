@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import shown
-from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
+from torchtitan.data.named_templates import build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
-from torchtitan.data.rows.kinds import (
-    INSTRUCT_DATASETS,
-    has_rows,
-    is_image_dataset,
-    is_instruct_dataset,
-)
-from torchtitan.data.sequences import pad_id
+from torchtitan.data.rows.kinds import has_rows, is_image_dataset, is_instruct_dataset
+from torchtitan.data.sequences import Template, pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
     MOST_REPEATS,
-    DataSource,
     ExampleSplit,
     reads_training_data,
     training_sources,
@@ -42,35 +36,8 @@ def data_errors(config: JobConfig) -> Iterator[str]:
                 f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
                 f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
             )
-    yield from _source_errors(config)
-    yield from _template_errors(config)
-
-
-def example_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
-    sources: list[DataSource] = []
-    with suppress(ValueError):  # told with the keys
-        sources += training_sources(config)
-    with suppress(ValueError):
-        sources += validation_sources(config) if config.validation.enable else ()
-    for source in dict.fromkeys(sources):
-        try:
-            if not is_local_path(source.path, key=source.key):
-                continue
-            if source.part != WHOLE:
-                yield (
-                    f"{source.key} has {source.path!r}, which is on this disk; data.subset, "
-                    "data.split and data.revision are for data of the hub"
-                )
-            how = {"columns": source.columns, "key": source.key}
-            examples = read_examples(source.path, source.kind, **how)
-            for index in range(len(examples)):
-                examples.read(index, lambda said: said)
-        except (FileNotFoundError, ValueError) as error:
-            yield str(error)
-
-
-def _source_errors(config: JobConfig) -> Iterator[str]:
+    if message := template_error(config.data.chat_template, config.model.hf_assets_path):
+        yield message
     data = config.data
     try:
         sources = training_sources(config)
@@ -91,22 +58,29 @@ def _source_errors(config: JobConfig) -> Iterator[str]:
         yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
 
 
-def _template_errors(config: JobConfig) -> Iterator[str]:
-    name = config.data.chat_template
-    if message := template_error(name, config.model.hf_assets_path):
-        yield message
-        return
-    validates = config.validation.enable and is_instruct_dataset(config.validation.dataset)
-    if (
-        name not in (AUTO, PLAIN)
-        and not is_instruct_dataset(config.training.dataset)
-        and not validates
-    ):
-        yield (
-            f"data.chat_template is {name!r}, and training.dataset is "
-            f"{config.training.dataset!r}; templates are for {', '.join(INSTRUCT_DATASETS)}, so it "
-            f"must be {AUTO!r} or {PLAIN!r}"
-        )
+def example_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
+    validated = validation_sources(config) if config.validation.enable else ()
+    for source in dict.fromkeys([*training_sources(config), *validated]):
+        try:
+            if not is_local_path(source.path, key=source.key):
+                continue
+            if source.part != WHOLE:
+                yield (
+                    f"{source.key} has {source.path!r}, which is on this disk; data.subset, "
+                    "data.split and data.revision are for data of the hub"
+                )
+            how = {"columns": source.columns, "key": source.key}
+            examples = read_examples(source.path, source.kind, **how)
+            for index in range(len(examples)):
+                examples.read(index, lambda said: said)
+        except (FileNotFoundError, ValueError) as error:
+            yield str(error)
+
+
+def template_of(config: JobConfig, tokenizer: Any) -> Template:
+    """Return the chat template of a run; ValueError where the tokenizer cannot write it."""
+    return build_chat_template(config.data.chat_template, tokenizer, config.model.hf_assets_path)
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:
@@ -214,9 +188,8 @@ def _unusable(config: JobConfig, key: str) -> Iterator[str]:
             f"so ids must be below that; set model.vocab_size to {largest + 1} or more, or choose "
             "the model's own tokenizer"
         )
-    name = config.data.chat_template
-    if is_instruct_dataset(config.training.dataset) and not template_error(name, folder):
+    if is_instruct_dataset(config.training.dataset):
         try:
-            build_chat_template(name, tokenizer, folder)
+            template_of(config, tokenizer)
         except ValueError as error:
             yield str(error)

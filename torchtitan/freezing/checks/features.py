@@ -18,7 +18,9 @@ from timelyfreeze.policies import (
     parse_method,
 )
 from timelyfreeze.settings import AUTO
-from torchtitan.data.rows.kinds import is_image_dataset
+from torchtitan.data.named_templates import AUTO as AUTO_TEMPLATE
+from torchtitan.data.named_templates import PLAIN
+from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
@@ -45,17 +47,12 @@ def _policy(run: JobConfig) -> Any:
     return getattr(run.freezing, _policy_name(run) or "", None)
 
 
-def _has_subspaces(run: JobConfig) -> bool:
-    rank = run.freezing.gradient_rank
-    return makes_plan(run.freezing.method) and isinstance(rank, int) and rank > 0
-
-
 def _if_frozen(
-    key: str, why: str, listed: Sequence[Requirement], when: Test | None = None, title: str = ""
+    key: str, why: str, listed: Sequence[Requirement], when: Test | None = None
 ) -> Feature:
     """Return a feature that a run without freezing does not look at."""
     is_on = when or attrgetter(key)
-    return Feature(key, why, listed, lambda run: _freezes(run) and is_on(run), title)
+    return Feature(key, why, listed, lambda run: _freezes(run) and is_on(run))
 
 
 # fmt: off
@@ -80,12 +77,11 @@ PACKING = _if_frozen(
 SUBSPACES = _if_frozen(
     "freezing.gradient_rank", "subspaces belong to whole eager layers that stay where they are",
     (needs.EAGER, *needs.WHOLE_LAYERS, one_of("model.converters", []), without(ELASTIC)),
-    _has_subspaces)
+    lambda run: makes_plan(run.freezing.method) and run.freezing.gradient_rank not in (AUTO, 0))
 # Also of a profile, whatever the method.
 SPLIT = Feature(
     _SCHEDULE, "torch cannot split a backward through recomputed layers",
-    (one_of("activation_checkpoint.mode", "none"),), splits_backwards,
-    "a schedule that splits backwards, with freezing")
+    (one_of("activation_checkpoint.mode", "none"),), splits_backwards)
 
 FEATURES = (
     # -- the pipeline
@@ -98,45 +94,39 @@ FEATURES = (
         (needs.ACCELERATOR, one_of(_METHOD, "none", LORA), needs.NO_EMULATION),
         lambda run: run.parallelism.pipeline_parallel_degree > 1
         and run.parallelism.pipeline_parallel_schedule.lower() == "dualpipev"
-        and run.parallelism.pipeline_parallel_expert_parallel_overlap,
-        "DualPipeV with `parallelism.pipeline_parallel_expert_parallel_overlap`"),
+        and run.parallelism.pipeline_parallel_expert_parallel_overlap),
     Feature(
         _SCHEDULE, "torch loses gradients of a backward that is split, and splits no compiled one",
         (one_of("parallelism.fsdp_reshard_after_forward", "default", "never"), needs.EAGER),
-        lambda run: run.parallelism.pipeline_parallel_degree > 1 and splits_backwards(run),
-        "a schedule that splits backwards"),
+        lambda run: run.parallelism.pipeline_parallel_degree > 1 and splits_backwards(run)),
     Feature(
         "parallelism.context_parallel_degree",
         "torch has attention over several processes for accelerators only", (needs.ACCELERATOR,),
-        lambda run: run.parallelism.context_parallel_degree > 1 and not run.emulation.enable,
-        "context parallelism"),
+        lambda run: run.parallelism.context_parallel_degree > 1 and not run.emulation.enable),
     Feature(
         "parallelism.tensor_parallel_degree",
         "this torch fails in the backward of a compiled block whose tensors are split",
         (needs.EAGER,),
-        lambda run: run.parallelism.tensor_parallel_degree > 1 and not run.emulation.enable,
-        "tensor parallelism"),
+        lambda run: run.parallelism.tensor_parallel_degree > 1 and not run.emulation.enable),
     # -- the model and its data
     Feature(
         f'model.converters has "{_LINEAR}"', "torchao multiplies numbers of 8 bits on such a GPU",
-        (needs.TORCHAO, needs.FLOAT8), lambda run: _LINEAR in run.model.converters,
-        f"`{_LINEAR}` in `model.converters`"),
+        (needs.TORCHAO, needs.FLOAT8), lambda run: _LINEAR in run.model.converters),
     Feature(
         f"{_LINEAR}.emulate", "float8 is emulated in eager blocks only", (needs.EAGER,),
         lambda run: _LINEAR in run.model.converters and run.quantize.linear.float8.emulate
         and not has_cuda_capability(8, 9)),
     Feature(
         f'model.converters has "{_GROUPED}"', "torchao and upstream have it for one stage only",
-        (needs.TORCHAO, needs.NO_PIPELINE), lambda run: _GROUPED in run.model.converters,
-        f"`{_GROUPED}` in `model.converters`"),
+        (needs.TORCHAO, needs.NO_PIPELINE), lambda run: _GROUPED in run.model.converters),
     Feature(
         "model.name", "it reads pictures, not text, in blocks that are neither split nor compiled",
         (needs.PICTURES, *needs.WHOLE_LAYERS, *needs.NO_TEXT, needs.EAGER),
-        lambda run: run.model.name in IMAGE_MODELS, "a model of pictures"),
+        lambda run: run.model.name in IMAGE_MODELS),
     Feature(
         "training.dataset", "pictures are read from a place of their own, for models of pictures",
         (needs.OF_PICTURES, *needs.VISION, needs.PLACE, needs.VALIDATION_OF_PICTURES),
-        lambda run: is_image_dataset(run.training.dataset), '`training.dataset` `"images"`'),
+        lambda run: is_image_dataset(run.training.dataset)),
     Feature(
         "data.packing",
         "attention within examples needs examples, and whole heads and sequences on a device",
@@ -146,50 +136,44 @@ FEATURES = (
         for name in ("paths", "weights", "subset", "split", "revision")
     ),
     Feature(
+        "data.chat_template", "templates are for examples", (needs.INSTRUCTIONS,),
+        lambda run: run.data.chat_template not in (AUTO_TEMPLATE, PLAIN)
+        and not (run.validation.enable and is_instruct_dataset(run.validation.dataset))),
+    Feature(
         "data.validation_fraction", "examples alone can be held out", (needs.ROWS,),
         lambda run: 0.0 < run.data.validation_fraction < 1.0),
     # -- methods
     Feature(
-        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _freezes,
-        'any `freezing.method` but `"none"` and `"lora"`'),
-    Feature(SPLIT.key, SPLIT.why, SPLIT.needs,
-            lambda run: _freezes(run) and splits_backwards(run), SPLIT.title),
+        _METHOD, "freezing works on the stages of a pipeline", (needs.PIPELINE,), _freezes),
+    _if_frozen(SPLIT.key, SPLIT.why, SPLIT.needs, splits_backwards),
     Feature(
         _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
         (needs.EAGER,),
-        lambda run: (name := _policy_name(run)) is not None and not freezes_whole_layers(name),
-        "`apf` or another policy that chooses single tensors"),
+        lambda run: (name := _policy_name(run)) is not None and not freezes_whole_layers(name)),
     Feature(
         'compile.components has "model"',
         "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),
-        lambda run: compiles_blocks(run) and makes_plan(run.freezing.method),
-        "a plan with compiled blocks"),
+        lambda run: compiles_blocks(run) and makes_plan(run.freezing.method)),
     Feature(
         _METHOD, "each rank compares whole outputs of blocks, of several pictures",
-        (*needs.WHOLE_LAYERS, needs.SEVERAL_PICTURES),
-        lambda run: isinstance(_policy(run), ComparesOutputs),
-        "`egeria` or another policy that compares outputs"),
+        (*needs.WHOLE_LAYERS, needs.SEVERAL_PICTURES, needs.PLAIN_MASKS),
+        lambda run: isinstance(_policy(run), ComparesOutputs)),
     Feature(
         "checks_per_epoch of the policy is set",
         "an epoch has a number of steps that is known before it", (needs.ROWS, needs.UNPACKED),
-        lambda run: getattr(_policy(run), "checks_per_epoch", 0), "`checks_per_epoch` of a policy"),
+        lambda run: getattr(_policy(run), "checks_per_epoch", 0)),
     SUBSPACES,
     Feature(
         _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
         (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),
          one_of("optimizer.early_step_in_backward", False)),
-        lambda run: run.freezing.method == LORA, f'`freezing.method` `"{LORA}"`'),
-    Feature(
-        "checkpoint.last_save_in_hf", "files would lack adapters, which timelyfreeze export merges",
-        (needs.NO_ADAPTERS,),
-        lambda run: run.checkpoint.enable and run.checkpoint.last_save_in_hf),
+        lambda run: run.freezing.method == LORA),
     # -- what follows from a frozen front
     CACHE,
     ELASTIC,
     _if_frozen(
         "freezing.elastic.partition", "a frozen front has to free its activations",
-        (*needs.FREES, needs.EAGER), lambda run: run.freezing.elastic.is_by_time,
-        '`freezing.elastic.partition` `"time"`'),
+        (*needs.FREES, needs.EAGER), lambda run: run.freezing.elastic.is_by_time),
     _if_frozen(
         "freezing.elastic.search_microbatches",
         "each number that is tried is timed at once, without a plan",
@@ -201,7 +185,7 @@ FEATURES = (
         (one_of("checkpoint.enable", True), one_of("checkpoint.load_only", False),
          one_of("checkpoint.load_step", -1), one_of("checkpoint.exclude_from_loading", []),
          needs.ONE_NODE, needs.LAUNCHER),
-        lambda run: run.freezing.packing.gives_back, '`freezing.packing.mode` `"efficiency"`'),
+        lambda run: run.freezing.packing.gives_back),
     _if_frozen(
         "freezing.run_ahead",
         "ranks that hold the frozen front alone work for the next batch, which has to be known",
@@ -212,8 +196,9 @@ FEATURES = (
         "optimizer.early_step_in_backward", "upstream has it without a pipeline only",
         (needs.NO_PIPELINE,)),
     Feature(
-        "checkpoint.last_save_in_hf", "upstream wants both",
-        (one_of("checkpoint.last_save_model_only", True),),
+        "checkpoint.last_save_in_hf",
+        "its files hold the model alone, without adapters, which timelyfreeze export merges",
+        (needs.NO_ADAPTERS, one_of("checkpoint.last_save_model_only", True)),
         lambda run: run.checkpoint.enable and run.checkpoint.last_save_in_hf),
     Feature(
         "checkpoint.initial_load_in_hf", "no weights would be loaded",
@@ -222,19 +207,24 @@ FEATURES = (
         "profiling.enable_profiling", "upstream's profiler needs a GPU", (needs.ACCELERATOR,)),
 )
 
+# What only a run that trains here looks at.
+DEVICE = Feature(
+    "model.flavor", "torch counts the tokens of each expert on accelerators only",
+    (needs.ACCELERATOR,),
+    lambda run: hasattr(args := known_args(run), "moe_args") and getattr(args, "moe_enabled", True))
 # What commands do with the configuration of a run.
 PROFILE = Feature(
     "stages are profiled",
     "what freezing saves of one stage is timed, on one device and with whole sequences",
     (needs.PIPELINE, *needs.ONE_PIPELINE, needs.EAGER, needs.NO_ADAPTERS, needs.UNPACKED,
      one_of("training.enable_cpu_offload", False)),
-    lambda run: True, "`timelyfreeze profile`")
+    lambda run: True)
 MEMORY = Feature(
     "memory is estimated",
     "the estimate is for pipeline parallelism alone, these models and these optimizers",
     (one_of("model.name", "llama3", *IMAGE_MODELS), one_of("optimizer.name", "Adam", "AdamW"),
      *needs.ONE_PIPELINE, one_of("activation_checkpoint.mode", "none", "full")),
-    lambda run: True, "`timelyfreeze estimate`")
+    lambda run: True)
 # fmt: on
 
 

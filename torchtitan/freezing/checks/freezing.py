@@ -1,11 +1,16 @@
-"""Finds errors in ``[freezing]``: phases without room, settings that cannot work here."""
+"""Finds errors in what is frozen: phases without room, adapters that are not those of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
-from timelyfreeze.policies import ComparesOutputs, freezes_by_turns, parse_method
+import torch
+
+from timelyfreeze.files import listed
+from timelyfreeze.policies import LORA, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     AUTO,
@@ -17,8 +22,24 @@ from timelyfreeze.settings import (
     rule_errors,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.freezing.checks.pipeline import n_microbatches
-from torchtitan.freezing.config import Freezing, JobConfig, global_rows, preset_errors
+from torchtitan.checkpoints.finished import changed_settings, saved_shapes
+from torchtitan.freezing.checks.pipeline import pipeline_errors
+from torchtitan.freezing.config import (
+    Freezing,
+    JobConfig,
+    global_rows,
+    pipeline_order,
+    preset_errors,
+    stage_modules,
+)
+from torchtitan.hf.decoder import Decoder, as_decoder
+from torchtitan.hf.flavors import LLAMA
+from torchtitan.lora.adapters import (
+    adapter_shapes,
+    chosen_layers,
+    is_adapter,
+    linear_layers,
+)
 from torchtitan.vision.spec import known_args
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
@@ -32,16 +53,12 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
     if not isinstance(ratio, str):
         ratio = tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio)
     method = parse_method(freezing.method)
+    plans = method is None or method.plans
     copied = {name: getattr(freezing, name) for name in _COPIED}
-    if method is not None and not method.plans:
+    if not plans:
         copied |= {"gradient_rank": 0}  # it belongs to a plan
-    return FreezeSettings(
-        phases=_phases_of(freezing)
-        if method is None or method.plans
-        else PhaseSchedule.unplanned(freezing.last_warmup_step),
-        max_freeze_ratio=ratio,
-        **copied,
-    )
+    phases = _phases_of(freezing) if plans else PhaseSchedule.unplanned(freezing.last_warmup_step)
+    return FreezeSettings(phases, ratio, **copied)
 
 
 def _phases_of(freezing: Freezing) -> PhaseSchedule:
@@ -78,10 +95,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         if discarded < 0:
             yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
-        policy = getattr(freezing, method.policy)
-        yield from policy.errors()
-        if isinstance(policy, ComparesOutputs):
-            yield from _comparison_errors(config)
+        yield from getattr(freezing, method.policy).errors()
     yield from rule_errors(freezing, rules=FreezeSettings)
     if freezing.gradient_rank != AUTO:
         yield from rank_errors(freezing.gradient_rank)
@@ -97,17 +111,6 @@ def _n_stages(config: JobConfig) -> int | None:
         return None
     per_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
     return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
-
-
-def _comparison_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what keeps a rank from running a copy of a block alone."""
-    args = known_args(config)
-    if getattr(args, "attn_type", "sdpa") != "sdpa":
-        yield (
-            f"model.flavor {config.model.flavor!r} has attn_type {args.attn_type!r}, whose masks "
-            "cannot be handed to a copy of a block, and freezing.method "
-            f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
-        )
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:
@@ -182,14 +185,93 @@ def front_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
             f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
         )
-    if not freezing.packing.is_on:
-        return
-    yield from freezing.packing.errors()
-    if n_microbatches(config) is None or config.training.local_batch_size < 1:
-        return  # told with the pipeline
+    if freezing.packing.is_on:
+        yield from freezing.packing.errors()
     most, rows = freezing.packing.max_global_batch, global_rows(config)
-    if 0 < most < rows:
+    if freezing.packing.is_on and 0 < most < rows:
         yield (
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
             f"training.global_batch_size ({rows})"
         )
+
+
+def lora_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with a run with adapters: key, value and rule."""
+    if config.freezing.method != LORA:
+        return
+    yield from rule_errors(config.freezing, rules=FreezeSettings)
+    model = plain_model(config)
+    if model is None:
+        return  # told by model_errors
+    layers, targets = linear_layers(model), config.lora.targets
+    unknown = [target for target in targets if not chosen_layers(layers, [target])]
+    for target in unknown:
+        words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
+        yield (
+            f"lora.targets has {target!r}, which is no linear layer of model.flavor "
+            f"{config.model.flavor!r}; there are {', '.join(words)}"
+        )
+    is_alone = config.parallelism.pipeline_parallel_degree <= 1
+    if unknown or is_alone or any(pipeline_errors(config)):
+        return
+    try:
+        stages = stage_modules(config, len(model.layers))
+        ranks = pipeline_order(config, len(model.layers)).stage_to_rank
+    except ValueError:
+        return  # told by model_errors
+    yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
+
+
+def _place_errors(
+    stages: Sequence[Sequence[str]], ranks: Sequence[int], chosen: Sequence[str]
+) -> Iterator[str]:
+    """Say where no adapter is though there must be one.
+
+    Upstream's optimizer wants something on each rank. Torch loses gradients of a backward that is
+    split where the input of a stage needs none, as behind stages that learn nothing.
+    """
+    places = {"stage 0": stages[0]}
+    for rank in sorted(set(ranks)):
+        held = zip(stages, ranks, strict=True)
+        places[f"rank {rank}"] = [name for names, of in held if of == rank for name in names]
+    for place, modules in places.items():
+        parts = tuple(f"{module}." for module in modules)
+        if not any(layer.startswith(parts) or layer in modules for layer in chosen):
+            yield (
+                f"lora.targets names no layer of {place} ({', '.join(modules)}); the first stage "
+                "and each rank need one that learns: name more layers, or cut the model otherwise"
+            )
+
+
+def plain_model(config: JobConfig) -> Any:
+    """Return the model without memory; None where it is not known."""
+    args = known_args(config) if config.model.name == LLAMA else None
+    if args is None:
+        return None
+    with torch.device("meta"):
+        return Decoder(as_decoder(args))
+
+
+# What an adapter in a checkpoint belongs to.
+_BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
+    """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
+    saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
+    wanted: dict[str, tuple[int, ...]] = {}
+    if config.freezing.method == LORA and (model := plain_model(config)) is not None:
+        chosen = chosen_layers(linear_layers(model), config.lora.targets)
+        wanted = adapter_shapes(model, chosen, config.lora.rank)
+    is_new = begins_anew and not saved
+    changes = changed_settings(folder, config.to_dict())
+    keys = [key for key in _BOUND if key in changes] if saved else []
+    if is_new or (saved == wanted and not keys):
+        return
+    told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
+    told = told or [f"freezing.method is {config.freezing.method!r}"]
+    has = f"adapters such as {listed(sorted(saved))}" if saved else "no adapters"
+    yield (
+        f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
+        "saved under, or begin anew from what timelyfreeze export makes of it"
+    )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.experiments import _supported_experiments
 from torchtitan.models import _supported_models
-from torchtitan.models.llama3 import llama3_args
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
@@ -40,7 +39,7 @@ from torchtitan.images.sources import (
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
 from torchtitan.vision.model import folder_settings
-from torchtitan.vision.spec import base_spec, known_args
+from torchtitan.vision.spec import base_spec
 
 # What makes the same weights another model, in the words of both kinds.
 _MEANING = (
@@ -101,11 +100,12 @@ def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
     places = places_in_folder(args)
     new = new_tensors(places, stored)
     needed = {name_in(stored, p): p.shape for name, p in places.items() if name not in new}
-    return [], list(misfits(needed, stored))
+    return [], list(map(_NOT_HELD.format, misfits(needed, stored)))
 
 
 Compare = Callable[[Path], Compared]
 
+_NOT_HELD = "does not hold what its config.json says: {}"
 _LOADS = "checkpoint.initial_load_in_hf is true"
 _HINT = (
     f'; a dense Qwen3 can be cut with model.name = "{LLAMA}", model.flavor = "{FROM_FOLDER}" '
@@ -123,12 +123,6 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             f"({high}), or no wavelength lies in between"
         )
     name = config.model.name
-    if config.model.flavor == FROM_FOLDER and name == LLAMA:
-        try:
-            read_config(weights_folder(config))
-        except ValueError as error:
-            yield f'model.flavor is "{FROM_FOLDER}", and {error}'
-            return
     try:
         spec = base_spec(config)
     except ImportError as error:
@@ -148,46 +142,34 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             "'transformers<5'"
         )
     try:
+        args = chosen_args(config, spec.model_args)
+    except ValueError as error:
+        yield str(error)
+        return
+    try:
         file_numbers(config.model.hf_assets_path)
     except ValueError as error:
         yield f"model.hf_assets_path is {config.model.hf_assets_path!r}, and {error}"
         return
-    yield from _stage_errors(config, spec)
+    yield from _stage_errors(config, spec, args)
+    compare: Compare = _compared_elsewhere
     if not model_family(config).reads_text:
-        yield from _image_model_errors(config, spec)
-        return
-    if name != LLAMA:
-        yield from _tied_elsewhere(config)
-        return
-    try:
-        args = as_decoder(chosen_args(config, llama3_args))
-    except ValueError as error:
-        yield str(error)
-        return
-    yield from _family_errors(config, args)
-    also = ", and leave model.vocab_size and model.rope_* unset"
-    yield from _loading_errors(config, partial(_compared_texts, args), also)
+        args.update_from_config(config)
+        asked, size = config.vision.image_size, args.config().image_size
+        if args.library.fixed_size and size != asked:
+            yield (
+                f"vision.image_size is {asked}; model.flavor {config.model.flavor!r} of {name!r} "
+                f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
+            )
+        compare = partial(_compared_images, name, args)
+    elif name == LLAMA:
+        decoder = as_decoder(args)
+        yield from _family_errors(config, decoder)
+        compare = partial(_compared_texts, decoder)
+    yield from _loading_errors(config, compare)
 
 
-def _image_model_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
-    name, flavor = config.model.name, config.model.flavor
-    try:
-        args = chosen_args(config, spec.model_args)
-    except ValueError as error:
-        if config.parallelism.pipeline_parallel_degree <= 1:  # else told with the stages
-            yield str(error)
-        return
-    args.update_from_config(config)
-    size = args.config().image_size
-    if args.library.fixed_size and size != config.vision.image_size:
-        yield (
-            f"vision.image_size is {config.vision.image_size}; model.flavor {flavor!r} of {name!r} "
-            f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
-        )
-    yield from _loading_errors(config, partial(_compared_images, name, args))
-
-
-def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
+def _stage_errors(config: JobConfig, spec: TrainSpec, args: Any) -> Iterator[str]:
     degree, model = config.parallelism.pipeline_parallel_degree, config.model
     if degree <= 1:
         return
@@ -199,17 +181,12 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
         )
     elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
         try:
-            n_layers = chosen_args(config, spec.model_args).n_layers
+            pipeline_order(config, args.n_layers)
         except ValueError as error:
-            yield str(error)
-            return
-        try:
-            pipeline_order(config, n_layers)
-        except ValueError as error:
+            schedule = config.parallelism.pipeline_parallel_schedule
             yield (
-                f"parallelism.pipeline_parallel_schedule is "
-                f"{config.parallelism.pipeline_parallel_schedule!r}, and the {n_layers} layers of "
-                f"model.flavor {model.flavor!r} make other stages: {error}"
+                f"parallelism.pipeline_parallel_schedule is {schedule!r}, and the {args.n_layers} "
+                f"layers of model.flavor {model.flavor!r} make other stages: {error}"
             )
 
 
@@ -236,19 +213,7 @@ def _family_errors(config: JobConfig, args: DecoderArgs) -> Iterator[str]:
         )
 
 
-def device_errors(config: JobConfig) -> Iterator[str]:
-    """Say that this machine cannot compute the model."""
-    if torch.accelerator.is_available():
-        return
-    args = known_args(config)
-    if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
-        yield (
-            f"model.flavor {config.model.flavor!r} of {config.model.name!r} has experts; torch "
-            "counts the tokens of each on accelerators only, so it needs one"
-        )
-
-
-def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iterator[str]:
+def _loading_errors(config: JobConfig, compare: Compare) -> Iterator[str]:
     checkpoint = config.checkpoint
     if not (checkpoint.initial_load_in_hf and checkpoint.enable):
         return
@@ -267,29 +232,26 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
         yield (
             f"{_LOADS}, and the model in {str(folder)!r} is not that of model.flavor "
             f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
-            f'model.flavor = "{FROM_FOLDER}" to take what the folder says{also}'
+            f'model.flavor = "{FROM_FOLDER}" without model.vocab_size and model.rope_* for what '
+            "the folder says"
         )
     for misfit in wrong:
-        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {misfit}"
+        yield f"{_LOADS}, and {str(folder)!r} {misfit}"
 
 
 def _compared_texts(expected: DecoderArgs, folder: Path) -> Compared:
     found = read_config(folder)
-    return differences(expected, found), list(tensor_errors(found, stored_shapes(folder)))
+    wrong = map(_NOT_HELD.format, tensor_errors(found, stored_shapes(folder)))
+    return differences(expected, found), list(wrong)
 
 
-def _tied_elsewhere(config: JobConfig) -> Iterator[str]:
+def _compared_elsewhere(folder: Path) -> Compared:
     """Refuse tied embeddings of other models: stages cannot share a tensor."""
-    folder = weights_folder(config)
-    if not (config.checkpoint.enable and config.checkpoint.initial_load_in_hf and folder.is_dir()):
-        return
-    try:
-        settings = read_settings(folder)
-    except ValueError:
-        return  # upstream's loader says what is wrong with the folder
-    if settings.get("tie_word_embeddings"):
-        yield (
-            f"{_LOADS} and {str(folder)!r} has tie_word_embeddings, which this layer can load for "
-            f"model.name {LLAMA!r} only: the file has no output layer of its own; use a folder "
-            "saved with tie_word_embeddings = false"
-        )
+    tied = False
+    with suppress(ValueError):  # upstream's loader says what is wrong with the folder
+        tied = folder.is_dir() and bool(read_settings(folder).get("tie_word_embeddings"))
+    why = (
+        f"has tie_word_embeddings, which this layer can load for model.name {LLAMA!r} only: the "
+        "file has no output layer of its own; use a folder saved with tie_word_embeddings = false"
+    )
+    return [], [why] if tied else []

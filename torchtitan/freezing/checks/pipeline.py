@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.runtime import SCHEDULES, splits_backward
+from timelyfreeze.runtime import SCHEDULES, splits_backward, stages_per_rank
 from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
@@ -21,19 +21,25 @@ _MAX_CELLS = 65536
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the pipeline that is asked for: key, value and rule."""
     parallelism = config.parallelism
-    if parallelism.pipeline_parallel_degree <= 1:
+    name, n_ranks = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_degree
+    if n_ranks <= 1:
         return
-    yield from schedule_errors(config)
-    yield from microbatch_errors(config)
+    if stages_per_rank(name) is None:
+        yield f"parallelism.pipeline_parallel_schedule is {name!r}; known: {', '.join(SCHEDULES)}"
+    n = n_microbatches(config)
+    if n is None:
+        yield (
+            f"training.local_batch_size is {config.training.local_batch_size}, which "
+            "parallelism.pipeline_parallel_microbatch_size "
+            f"({parallelism.pipeline_parallel_microbatch_size}) must divide"
+        )
+    elif n_ranks * n > _MAX_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
+        )
     if parallelism.pipeline_parallel_schedule_csv:
-        yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv))
-
-
-def schedule_errors(config: JobConfig) -> Iterator[str]:
-    """Say that the schedule has a name which torch does not know."""
-    name = config.parallelism.pipeline_parallel_schedule
-    if not is_known(name):
-        yield (f"parallelism.pipeline_parallel_schedule is {name!r}; known: {', '.join(SCHEDULES)}")
+        yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv), n)
 
 
 def n_microbatches(config: JobConfig) -> int | None:
@@ -44,17 +50,14 @@ def n_microbatches(config: JobConfig) -> int | None:
     return config.training.local_batch_size // size
 
 
-def is_known(schedule_name: str) -> bool:
-    """Return whether torch has a schedule of that name, in whatever case it is written."""
-    return schedule_name.lower() in (known.lower() for known in SCHEDULES)
-
-
 def splits_backwards(config: JobConfig) -> bool:
     """Return whether backwards come in two halves; not where the schedule or its file is wrong."""
     name = config.parallelism.pipeline_parallel_schedule
     csv = config.parallelism.pipeline_parallel_schedule_csv
-    if not csv or not is_known(name):
-        return is_known(name) and splits_backward(name)
+    if stages_per_rank(name) is None:
+        return False
+    if not csv:
+        return splits_backward(name)
     try:
         order = order_from_csv(Path(csv).read_text())
     except (OSError, ValueError):
@@ -62,23 +65,7 @@ def splits_backwards(config: JobConfig) -> bool:
     return any(action.kind is ActionKind.WEIGHT_BACKWARD for row in order.ranks for action in row)
 
 
-def microbatch_errors(config: JobConfig) -> Iterator[str]:
-    """Say that a batch cannot be split into microbatches, or into too many of them."""
-    n, n_ranks = n_microbatches(config), config.parallelism.pipeline_parallel_degree
-    if n is None:
-        yield (
-            f"training.local_batch_size is {config.training.local_batch_size}, which "
-            "parallelism.pipeline_parallel_microbatch_size "
-            f"({config.parallelism.pipeline_parallel_microbatch_size}) must divide"
-        )
-    elif n_ranks * n > _MAX_CELLS:
-        yield (
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
-        )
-
-
-def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
+def _csv_errors(config: JobConfig, path: Path, n: int | None) -> Iterator[str]:
     key = f"{_CSV} is {str(path)!r}"
     if not os.path.isfile(path):
         yield f"{key}, which is not a file"
@@ -90,16 +77,13 @@ def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
         yield f"{key}: {error}"
         return
     degree = config.parallelism.pipeline_parallel_degree
-    if order.n_ranks != degree:
-        yield (
-            f"{key}, which has {order.n_ranks} ranks; it needs "
-            f"parallelism.pipeline_parallel_degree ({degree})"
-        )
-    if (n := n_microbatches(config)) is not None and order.n_microbatches != n:
-        yield (
-            f"{key}, which has {order.n_microbatches} microbatches; it needs "
-            f"training.local_batch_size / parallelism.pipeline_parallel_microbatch_size ({n})"
-        )
+    batch = "training.local_batch_size / parallelism.pipeline_parallel_microbatch_size"
+    for has, what, needs, needed in (
+        (order.n_ranks, "ranks", degree, "parallelism.pipeline_parallel_degree"),
+        (order.n_microbatches, "microbatches", n, batch),
+    ):
+        if needs is not None and has != needs:
+            yield f"{key}, which has {has} {what}; it needs {needed} ({needs})"
     if any(rank != stage % order.n_ranks for stage, rank in enumerate(order.stage_to_rank)):
         yield (
             f"{key}, whose stages lie on ranks {list(order.stage_to_rank)}; "

@@ -23,6 +23,7 @@ from torchtitan.data.rows.kinds import (
 )
 from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, examples_of_microbatch
+from torchtitan.vision.spec import known_args
 
 Test = Callable[[JobConfig], Any]
 
@@ -31,12 +32,10 @@ Test = Callable[[JobConfig], Any]
 class Requirement:
     """Something that features need of the rest of a run.
 
-    ``without`` says, in the table for users, what a feature with this need cannot be with.
     ``found`` is the key that breaks it, told with its value, or a sentence; ``rule`` is what to
     change then.
     """
 
-    without: str
     found: str
     is_met: Test
     rule: str
@@ -47,14 +46,13 @@ class Feature:
     """Something that a run may have, why it ``needs`` what it needs, and how it is switched on.
 
     ``key`` is told with its value, or is a sentence. Without ``when`` any value of the key but 0,
-    "" and false switches it on. ``title`` says so in the table for users; "" for the key.
+    "" and false switches it on.
     """
 
     key: str
     why: str
     needs: Sequence[Requirement]
     when: Test | None = None
-    title: str = ""
 
     def is_on(self, config: JobConfig) -> bool:
         """Return whether a run has it."""
@@ -71,22 +69,16 @@ def feature_errors(config: JobConfig, features: Sequence[Feature]) -> Iterator[s
                     yield f"{found}; {feature.why}, so {need.rule}"
 
 
-def one_of(key: str, *allowed: Any, without: str = "") -> Requirement:
-    """Return the requirement that a key has one of some values, told as ``without`` if given."""
+def one_of(key: str, *allowed: Any) -> Requirement:
+    """Return the requirement that a key has one of some values."""
     values, value_of = " or ".join(map(_shown, allowed)), attrgetter(key)
-    other = f"`{key}`" + (f" other than {values}" if allowed[0] else "")
-    return Requirement(
-        without or other, key, lambda config: value_of(config) in allowed, f"it must be {values}"
-    )
+    return Requirement(key, lambda config: value_of(config) in allowed, f"it must be {values}")
 
 
 def without(feature: Feature) -> Requirement:
     """Return the requirement that a run does not have another feature."""
     return Requirement(
-        feature.title or f"`{feature.key}`",
-        feature.key,
-        lambda config: not feature.is_on(config),
-        "switch one of them off",
+        feature.key, lambda config: not feature.is_on(config), "switch one of them off"
     )
 
 
@@ -106,62 +98,57 @@ _SHARD = "parallelism.data_parallel_shard_degree"
 # fmt: off
 
 NO_PLAN = Requirement(
-    "a `freezing.method` with a plan", _METHOD,
-    lambda run: not makes_plan(run.freezing.method), "it must be a policy without a plan")
+    _METHOD, lambda run: not makes_plan(run.freezing.method), "it must be a policy without a plan")
 A_POLICY = Requirement(
-    f'`freezing.method` `"{PLANNED}"` alone', _METHOD,
-    lambda run: run.freezing.method != PLANNED, f"it must be a policy, or '{PLANNED}+' and one")
+    _METHOD, lambda run: run.freezing.method != PLANNED,
+    f"it must be a policy, or '{PLANNED}+' and one")
 ONE_RATIO = Requirement(
-    "a plan with a `freezing.max_freeze_ratio` for each stage", "freezing.max_freeze_ratio",
+    "freezing.max_freeze_ratio",
     lambda run: not (makes_plan(run.freezing.method)
                      and isinstance(run.freezing.max_freeze_ratio, list)),
     "it must be one value")
 NO_ADAPTERS = Requirement(
-    '`freezing.method` `"lora"`', _METHOD, lambda run: run.freezing.method != "lora",
-    "it must be another")
+    _METHOD, lambda run: run.freezing.method != "lora", "it must be another")
 DISCARDS = Requirement(
-    "`freezing.discard_batches` 0", "freezing.discard_batches",
-    lambda run: run.freezing.discard_batches != 0, "it must be 1 or more")
+    "freezing.discard_batches", lambda run: run.freezing.discard_batches != 0,
+    "it must be 1 or more")
 # A frozen front then frees its activations.
 FREES = (
     one_of("freezing.first_stage", "all_or_nothing"), one_of("freezing.skip_input_grads", "use"))
 
-TENSORS = one_of("parallelism.tensor_parallel_degree", 1, without="tensor parallelism")
-CONTEXTS = one_of("parallelism.context_parallel_degree", 1, without="context parallelism")
-EXPERTS = one_of("parallelism.expert_parallel_degree", 1, without="expert parallelism")
+TENSORS = one_of("parallelism.tensor_parallel_degree", 1)
+CONTEXTS = one_of("parallelism.context_parallel_degree", 1)
+EXPERTS = one_of("parallelism.expert_parallel_degree", 1)
 WHOLE_LAYERS = (TENSORS, CONTEXTS)
 # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
 ONE_PIPELINE = (
-    one_of("parallelism.data_parallel_replicate_degree", 1, without="replicas"),
-    one_of(_SHARD, 1, -1, without="shards"), *WHOLE_LAYERS, EXPERTS,
-    one_of("parallelism.expert_tensor_parallel_degree", 1, without="expert tensor parallelism"))
+    one_of("parallelism.data_parallel_replicate_degree", 1), one_of(_SHARD, 1, -1), *WHOLE_LAYERS,
+    EXPERTS, one_of("parallelism.expert_tensor_parallel_degree", 1))
 NO_REPLICAS = Requirement(
-    "more processes than ranks of the pipeline", _SHARD,
+    _SHARD,
     lambda run: run.parallelism.data_parallel_shard_degree != -1
     or data_parallel_degree(run) in (None, 1),
     f"start as many processes as {_DEGREE}, or the others are replicas")
 PIPELINE = Requirement(
-    "no pipeline", _DEGREE, lambda run: run.parallelism.pipeline_parallel_degree > 1,
+    _DEGREE, lambda run: run.parallelism.pipeline_parallel_degree > 1,
     "it must be the number of ranks, 2 or more")
-NO_PIPELINE = one_of(_DEGREE, 1, without="a pipeline")
+NO_PIPELINE = one_of(_DEGREE, 1)
 ONE_STAGE = (
-    one_of("parallelism.pipeline_parallel_schedule", "GPipe", "1F1B",
-           without="a schedule other than GPipe and 1F1B"),
-    one_of("parallelism.pipeline_parallel_schedule_csv", "", None, without="a schedule CSV"))
+    one_of("parallelism.pipeline_parallel_schedule", "GPipe", "1F1B"),
+    one_of("parallelism.pipeline_parallel_schedule_csv", "", None))
 EAGER = Requirement(
-    "compiled blocks", 'compile.components has "model"',
-    lambda run: not compiles_blocks(run), 'set compile.enable = false or components = ["loss"]')
+    'compile.components has "model"', lambda run: not compiles_blocks(run),
+    'set compile.enable = false or components = ["loss"]')
 NO_EMULATION = one_of("emulation.enable", False)
 ONE_PROCESS = Requirement(
-    "several processes", "several processes were started",
-    lambda run: os.environ.get("WORLD_SIZE", "1") == "1", "start it with NGPU=1")
+    "several processes were started", lambda run: os.environ.get("WORLD_SIZE", "1") == "1",
+    "start it with NGPU=1")
 ONE_NODE = Requirement(
-    "several nodes", "the run has several nodes",
+    "the run has several nodes",
     lambda run: not _is_started() or os.environ.get("GROUP_WORLD_SIZE", "1") == "1",
     "start it on one")
 LAUNCHER = Requirement(
-    "a start by torchrun alone", "the run was started by torchrun alone",
-    lambda run: not _is_started() or NEXT in os.environ,
+    "the run was started by torchrun alone", lambda run: not _is_started() or NEXT in os.environ,
     "start it by `timelyfreeze train` or run_train.sh")
 
 LLAMA3 = one_of("model.name", "llama3")
@@ -173,31 +160,31 @@ NO_TEXT = tuple(
         "rope_original_max_position_embeddings"))
 UNPACKED = one_of("data.packing", False)
 INSTRUCTIONS = Requirement(
-    "text and pictures", _DATASET, lambda run: is_instruct_dataset(run.training.dataset),
+    _DATASET, lambda run: is_instruct_dataset(run.training.dataset),
     f"it must be one of {', '.join(INSTRUCT_DATASETS)}")
 ROWS = Requirement(
-    "text", _DATASET, lambda run: has_rows(run.training.dataset),
+    _DATASET, lambda run: has_rows(run.training.dataset),
     f"it must be one of {', '.join((*INSTRUCT_DATASETS, IMAGES))}")
 PICTURES = Requirement(
-    "text and instructions", _DATASET, lambda run: is_image_dataset(run.training.dataset),
-    f"it must be {IMAGES!r}")
+    _DATASET, lambda run: is_image_dataset(run.training.dataset), f"it must be {IMAGES!r}")
 VALIDATION_OF_PICTURES = Requirement(
-    "validation on text or instructions", "validation.dataset",
+    "validation.dataset",
     lambda run: not run.validation.enable or is_image_dataset(run.validation.dataset),
     f"it must be {IMAGES!r} too")
 PLACE = Requirement(
-    "no `training.dataset_path`", "training.dataset_path", lambda run: run.training.dataset_path,
+    "training.dataset_path", lambda run: run.training.dataset_path,
     "it must name a folder, parquet files or a data set on the hub")
 SEVERAL_PICTURES = Requirement(
-    "microbatches of one picture",
     "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture",
     lambda run: run.model.name not in IMAGE_MODELS or examples_of_microbatch(run) != 1,
     "it must be 2 or more")
+PLAIN_MASKS = Requirement(
+    "model.flavor", lambda run: getattr(known_args(run), "attn_type", "sdpa") == "sdpa",
+    "it must be one with the attn_type 'sdpa', whose blocks make their masks themselves")
 ACCELERATOR = Requirement(
-    "a machine without an accelerator", "this machine has no accelerator",
-    lambda run: torch.accelerator.is_available(), "do without it on a CPU")
+    "this machine has no accelerator", lambda run: torch.accelerator.is_available(),
+    "do without it on a CPU")
 FLOAT8 = Requirement(
-    "no GPU of compute capability 8.9, but for `quantize.linear.float8.emulate`",
     "no GPU of compute capability 8.9 or more is here",
     lambda run: has_cuda_capability(8, 9) or run.quantize.linear.float8.emulate,
     "set quantize.linear.float8.emulate = true, to try it slowly")
@@ -207,7 +194,7 @@ FLOAT8 = Requirement(
 def package(module: str, name: str, install: str) -> Requirement:
     """Return the requirement that a package is installed, which is imported as ``module``."""
     found = f"the package {name} is not installed"
-    return Requirement(f"no package {name}", found, lambda run: find_spec(module), install)
+    return Requirement(found, lambda run: find_spec(module), install)
 
 
 def _is_started() -> bool:

@@ -14,11 +14,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 from timelyfreeze.files import MOST, OneOf, Within
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
-from torchtitan.freezing.checks.pipeline import (
-    data_parallel_degree,
-    microbatch_errors,
-    schedule_errors,
-)
+from torchtitan.freezing.checks.pipeline import data_parallel_degree, pipeline_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.upstream.fixes import SGD
@@ -101,83 +97,54 @@ def text_errors(config: JobConfig) -> Iterator[str]:
             )
 
 
-_COUNT, _FROM_ZERO = Within(1, MOST), Within(0, MOST)
-_TIME = Within(1, 10**9)  # seconds, which are counted in nanoseconds, in 64 bits
-_WORKERS = Within(0, 1024)
 _SHARE, _PART = Within(0.0, 1.0), Within(0.0, 1.0, below=True)
-_FINITE, _POSITIVE = Within(0.0), Within(0.0, above=True)
-
-RULES: Mapping[str, Within | OneOf] = {
-    "profiling.profile_freq": _COUNT,
-    "profiling.profiler_active": _COUNT,
-    "profiling.profiler_warmup": _FROM_ZERO,
-    "metrics.log_freq": _COUNT,
-    "optimizer.lr": _FINITE,
-    "optimizer.beta1": _PART,
-    "optimizer.beta2": _PART,
-    "optimizer.eps": _FINITE,
-    "optimizer.weight_decay": _FINITE,
-    "lr_scheduler.warmup_steps": _FROM_ZERO,
-    "lr_scheduler.total_steps": _COUNT,
-    "lr_scheduler.decay_ratio": _SHARE,
-    "lr_scheduler.min_lr_factor": _SHARE,
-    "training.local_batch_size": _COUNT,
-    "training.global_batch_size": Within(-1, MOST),
-    "training.seq_len": _COUNT,
-    "training.max_norm": Within(0.0, above=True, or_odd=True),
-    "training.steps": _COUNT,
-    "training.gc_freq": _COUNT,
-    "training.dataloader.num_workers": _WORKERS,
-    "training.dataloader.prefetch_factor": _COUNT,
-    "parallelism.data_parallel_replicate_degree": _COUNT,
-    "parallelism.data_parallel_shard_degree": Within(-1, MOST),
-    "parallelism.tensor_parallel_degree": _COUNT,
-    "parallelism.pipeline_parallel_degree": _COUNT,
-    "parallelism.pipeline_parallel_first_stage_less_layers": _FROM_ZERO,
-    "parallelism.pipeline_parallel_last_stage_less_layers": _FROM_ZERO,
-    "parallelism.pipeline_parallel_layers_per_stage": _COUNT,
-    "parallelism.pipeline_parallel_microbatch_size": _COUNT,
-    "parallelism.context_parallel_degree": _COUNT,
-    "parallelism.expert_parallel_degree": _COUNT,
-    "parallelism.expert_tensor_parallel_degree": _COUNT,
-    "checkpoint.interval": _COUNT,
-    "checkpoint.keep_latest_k": _FROM_ZERO,
-    "checkpoint.load_step": Within(-1, MOST),
-    "activation_checkpoint.memory_budget": _SHARE,
-    "comm.init_timeout_seconds": _TIME,
-    "comm.train_timeout_seconds": _TIME,
-    "comm.trace_buf_size": Within(0, 10**7),
-    "fault_tolerance.process_group_timeout_ms": Within(1, 10**12),
-    "fault_tolerance.replica_id": _FROM_ZERO,
-    "fault_tolerance.group_size": _FROM_ZERO,
-    "fault_tolerance.min_replica_size": _COUNT,
-    "validation.local_batch_size": _COUNT,
-    "validation.seq_len": _COUNT,
-    "validation.freq": _COUNT,
-    "validation.steps": Within(-1, MOST),
-    "validation.dataloader.num_workers": _WORKERS,
-    "validation.dataloader.prefetch_factor": _COUNT,
-    "debug.seed": _FROM_ZERO,
-    "optimizer.name": OneOf("Adam", "AdamW", SGD),
-    # -- ours
-    "report.device_hour_price": _FINITE,
-    "vision.image_size": Within(1),
-    "vision.classes": Within(0),
-    "vision.augmentation": OneOf(*AUGMENTATIONS),
-    "vision.mixup": _FINITE,
-    "vision.label_smoothing": _PART,
-    "model.vocab_size": Within(1),
-    "model.rope_scaling_factor": _POSITIVE,
-    "model.rope_low_freq_factor": _POSITIVE,
-    "model.rope_high_freq_factor": _POSITIVE,
-    "model.rope_original_max_position_embeddings": Within(1),
-    "data.seed": Within(0),
-    "data.validation_fraction": _PART,
-    "lora.rank": Within(1),
-    "lora.alpha": _POSITIVE,
-    "lora.learning_rate": _POSITIVE,
+# Each rule, and the keys that have to keep to it.
+_KEYS: Mapping[Within | OneOf, str] = {
+    Within(1, MOST): """
+        profiling.profile_freq profiling.profiler_active metrics.log_freq lr_scheduler.total_steps
+        training.local_batch_size training.seq_len training.steps training.gc_freq
+        training.dataloader.prefetch_factor
+        parallelism.data_parallel_replicate_degree parallelism.tensor_parallel_degree
+        parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_layers_per_stage
+        parallelism.pipeline_parallel_microbatch_size parallelism.context_parallel_degree
+        parallelism.expert_parallel_degree parallelism.expert_tensor_parallel_degree
+        checkpoint.interval fault_tolerance.min_replica_size
+        validation.local_batch_size validation.seq_len validation.freq
+        validation.dataloader.prefetch_factor""",
+    Within(0, MOST): """
+        profiling.profiler_warmup lr_scheduler.warmup_steps checkpoint.keep_latest_k
+        parallelism.pipeline_parallel_first_stage_less_layers
+        parallelism.pipeline_parallel_last_stage_less_layers
+        fault_tolerance.replica_id fault_tolerance.group_size debug.seed""",
+    # In the place of a word.
+    Within(-1, MOST): """
+        training.global_batch_size parallelism.data_parallel_shard_degree checkpoint.load_step
+        validation.steps""",
+    Within(1): """
+        vision.image_size model.vocab_size model.rope_original_max_position_embeddings
+        lora.rank""",
+    Within(0.0): """
+        optimizer.lr optimizer.eps optimizer.weight_decay
+        vision.classes vision.mixup data.seed report.device_hour_price""",
+    Within(0.0, above=True): """
+        model.rope_scaling_factor model.rope_low_freq_factor model.rope_high_freq_factor
+        lora.alpha lora.learning_rate""",
+    _PART: """
+        optimizer.beta1 optimizer.beta2
+        vision.label_smoothing data.validation_fraction""",
+    _SHARE: """
+        lr_scheduler.decay_ratio lr_scheduler.min_lr_factor activation_checkpoint.memory_budget""",
+    OneOf("Adam", "AdamW", SGD): "optimizer.name",
+    OneOf(*AUGMENTATIONS): "vision.augmentation",
+    Within(0.0, above=True, or_odd=True): "training.max_norm",
+    Within(0, 1024): "training.dataloader.num_workers validation.dataloader.num_workers",
+    Within(0, 10**7): "comm.trace_buf_size",
+    # Seconds, which are counted in nanoseconds, in 64 bits.
+    Within(1, 10**9): "comm.init_timeout_seconds comm.train_timeout_seconds",
+    Within(1, 10**12): "fault_tolerance.process_group_timeout_ms",
 }
-# Upstream wants two at least, or all; elsewhere -1 stands for a word.
+_RULES = [(key, rule) for rule, keys in _KEYS.items() for key in keys.split()]
+# Upstream wants two checkpoints at least, or all.
 _NEVER = {
     "checkpoint.keep_latest_k": 1,
     "training.global_batch_size": 0,
@@ -189,7 +156,7 @@ _NEVER = {
 def rule_errors(config: JobConfig) -> dict[str, str]:
     """Return which numbers and words break the rule of their key alone, by key."""
     found = {}
-    for key, allowed in RULES.items():
+    for key, allowed in _RULES:
         if (value := attrgetter(key)(config)) is None:
             continue
         rule = allowed.error(value)
@@ -203,6 +170,5 @@ def rule_errors(config: JobConfig) -> dict[str, str]:
 def size_errors(config: JobConfig) -> Iterator[str]:
     """Yield which values are impossible, or make no pipeline that anyone could run."""
     yield from (impossible := rule_errors(config)).values()
-    if not impossible and config.parallelism.pipeline_parallel_degree > 1:
-        yield from schedule_errors(config)
-        yield from microbatch_errors(config)
+    if not impossible:
+        yield from pipeline_errors(config)

@@ -3,8 +3,6 @@
 from torchtitan.freezing.config.job_config import (
     Freezing,
     JobConfig,
-    Model,
-    Vision,
     cache_folder,
     config_of_run,
     job_config_class,
@@ -12,7 +10,6 @@ from torchtitan.freezing.config.job_config import (
 )
 from torchtitan.freezing.config.layout import (
     IMAGE_MODELS,
-    ModelFamily,
     count_layers,
     examples_of_microbatch,
     global_rows,

@@ -19,7 +19,10 @@ from torchtitan.freezing.config.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
-    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few."""
+    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few.
+
+    The schedule is one that torch knows.
+    """
     parallelism = config.parallelism
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
@@ -28,13 +31,7 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     per_stage = parallelism.pipeline_parallel_layers_per_stage
     n_stages = parallelism.pipeline_parallel_degree
     if n_stages > 1:
-        name = parallelism.pipeline_parallel_schedule
-        per_rank = stages_per_rank(name)
-        if per_rank is None:
-            raise ValueError(
-                f"parallelism.pipeline_parallel_schedule is {name!r}, which is unknown"
-            )
-        n_stages *= per_rank
+        n_stages *= stages_per_rank(parallelism.pipeline_parallel_schedule)
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
     try:
@@ -105,8 +102,7 @@ def pipeline_title(config: JobConfig) -> str:
     return (
         f"{config.model.flavor}, {pipeline}{emulated}"
         f"{training.local_batch_size // n_examples} microbatches of {n_examples} {of_row}, "
-        f"weights {training.dtype}, computing in "
-        f"{training.mixed_precision_param}"
+        f"weights {training.dtype}, computing in {training.mixed_precision_param}"
     )
 
 
@@ -120,19 +116,16 @@ def pipeline_notes(
     """Return ``sizes`` with what a configuration tells of the pipeline that was measured."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
-    layers = None
-    if n_layers is not None:
-        layers = count_layers(stage_modules(job_config, n_layers))
+    layers = () if n_layers is None else count_layers(stage_modules(job_config, n_layers))
+    has_name = not parallelism.pipeline_parallel_schedule_csv
     return replace(
         sizes or PipelineNotes(),
-        schedule=None
-        if parallelism.pipeline_parallel_schedule_csv
-        else parallelism.pipeline_parallel_schedule,
+        schedule=parallelism.pipeline_parallel_schedule if has_name else None,
         ranks=order.n_ranks,
         processors=n_processors,
         first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
         skip_input_grads=freezing.skip_input_grads,
-        layers=layers if layers is not None and len(layers) == order.n_stages else None,
+        layers=layers if len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,

@@ -33,7 +33,7 @@ from timelyfreeze.whatif.partition import (
     parameter_load,
     time_load,
 )
-from torchtitan.freezing.checks import pipeline_errors, size_errors
+from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -58,8 +58,8 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     parallelism = job_config.parallelism
     if not parallelism.partition:
         return job_config
-    if reasons := [*size_errors(job_config), *pipeline_errors(job_config)]:
-        raise ValueError("; ".join(dict.fromkeys(reasons)))
+    if reasons := [*size_errors(job_config)]:
+        raise ValueError("; ".join(reasons))
     # A file's cut that the command line puts aside need not suit this many stages.
     less = "parallelism.pipeline_parallel_{}_stage_less_layers"
     job_config = with_values(job_config, {less.format("first"): 0, less.format("last"): 0})

@@ -41,15 +41,11 @@ def test_an_output_folder_that_cannot_be_is_wrong(
 
 
 def test_arguments_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, told in (
-        ("job = [", "x.toml is no TOML: "),
-        ("a = " + "[" * 9999, "x.toml is no TOML: "),
-        ("job = 3", "job is 3 in x.toml; "),
-        ("[job]\ndump_folder = 3", "job.dump_folder is 3 in x.toml; "),
-    ):
+    for text in ("job = [", "a = " + "[" * 9999, "job = 3", "[job]\ndump_folder = 3"):
         (tmp_path / "x.toml").write_text(text)
         assert command.main(["x.toml"]) == 2
-        assert f"error: {told}" in capsys.readouterr().err
+        told = "error: x.toml is no TOML that has a text as job.dump_folder: "
+        assert told in capsys.readouterr().err
     with pytest.raises(SystemExit) as error:
         command.main(["--nproc", "0"])
     assert error.value.code == 2

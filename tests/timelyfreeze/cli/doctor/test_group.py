@@ -7,7 +7,7 @@ from timelyfreeze.cli.doctor.group import clocks, meet, neighbours, ranks
 
 def test_all_on_one_release() -> None:
     met = ranks([("a", "2.13.0"), ("a", "2.13.0"), ("b", "2.13.0")])
-    assert (met.found, met.is_wrong) == ("3 met: 2 on a, 1 on b", False)
+    assert (met.found, met.is_wrong) == ("3 met: 2 on a, 1 on b, with torch 2.13.0", False)
     mixed = ranks([("a", "2.13.0"), ("b", "2.12.0")])
     assert mixed.is_wrong
     assert mixed.found.endswith("with torch 2.12.0 and 2.13.0")

@@ -17,6 +17,8 @@ from torchtitan.freezing.checks.data import (
     validation_errors,
     validation_split,
 )
+from torchtitan.freezing.checks.features import FEATURES
+from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -31,12 +33,6 @@ def config(**changes: Any) -> JobConfig:
         {},
         {"data__packing": True, "data__chat_template": "llama3"},
         {"training__dataset": "c4_test"},
-        {
-            "training__dataset": "c4_test",
-            "data__chat_template": "chatml",
-            "validation__enable": True,
-            "validation__dataset": "sharegpt",
-        },
         {"parallelism__tensor_parallel_degree": 2},
         {"data__paths": ["a", "b"], "data__weights": [0.5, 2], "training__dataset": "auto"},
         {"data__paths": ["a/b", "a/b"], "data__subset": ["en", "de"]},
@@ -52,14 +48,6 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
         (
             {"data__chat_template": "Llama3"},
             ["data.chat_template is 'Llama3'; known: auto, plain, tok"],
-        ),
-        (
-            {"data__chat_template": "llama3", "training__dataset": "c4_test"},
-            [
-                "data.chat_template is 'llama3'",
-                "training.dataset is 'c4_test'",
-                "must be 'auto' or 'plain'",
-            ],
         ),
         (
             {"data__paths": ["a", "b"], "training__dataset_path": "c"},
@@ -88,6 +76,14 @@ def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     (error,) = data_errors(config(**changes))
     for part in parts:
         assert part in error
+
+
+def test_a_template_may_be_for_validation_alone() -> None:
+    texts = {"training__dataset": "c4_test", "data__chat_template": "chatml"}
+    validated = {"validation__enable": True, "validation__dataset": "sharegpt"}
+    assert list(feature_errors(config(**texts, **validated), FEATURES)) == []
+    (error,) = feature_errors(config(**texts), FEATURES)
+    assert error.startswith("data.chat_template is 'chatml', and training.dataset is 'c4_test'; ")
 
 
 def test_the_template_of_a_folder_must_be_there(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_folder_that_is_not_the_flavor_is_told(
     assert error == (
         f"checkpoint.initial_load_in_hf is true, and the model in {str(tmp_path)!r} is not that of "
         f"model.flavor 'tiny': {told}; choose the flavor that matches, or "
-        'model.flavor = "hf" to take what the folder says'
+        'model.flavor = "hf" without model.vocab_size and model.rope_* for what the folder says'
     )
 
 

@@ -14,7 +14,7 @@ from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.checks import (
     FEATURES,
     ConfigError,
-    check_examples,
+    check_data,
     feature_errors,
     validation_split,
 )
@@ -77,7 +77,7 @@ def test_broken_pictures_and_labels_end_a_launch_before_it_starts(tmp_path: Path
     labels = write_parquet(tmp_path / "labels.parquet", [(png(0, 0), 0), (png(0, 1), 2)])
     assert list(image_errors(images(good, validation__enable=True))) == []
     with pytest.raises(ConfigError) as error:
-        check_examples(images(broken))
+        check_data(images(broken))
     assert f"{broken}, row 1: is not a readable picture (no known format)" in str(error.value)
     # Classes are those of the data to train on.
     on_labels = images(good, validation__enable=True, validation__dataset_path=str(labels))

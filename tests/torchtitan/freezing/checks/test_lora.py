@@ -11,7 +11,7 @@ from tests.torchtitan.helpers.job_configs import config as plain_config
 from tests.torchtitan.helpers.job_configs import errors
 from torchtitan.checkpoints.finished import save_settings
 from torchtitan.freezing.checks import check, requirements
-from torchtitan.freezing.checks.lora import adapter_errors, plain_model
+from torchtitan.freezing.checks.freezing import adapter_errors, plain_model
 from torchtitan.lora.adapters import adapter_shapes, linear_layers
 
 

@@ -15,13 +15,14 @@ import torch
 
 from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.cli.torchrun import NEXT
-from torchtitan.freezing.checks import check, features, requirements
-from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE
-from torchtitan.freezing.checks.requirements import Feature, feature_errors
+from torchtitan.freezing.checks import check, features
+from torchtitan.freezing.checks import requirements as needs
+from torchtitan.freezing.checks.features import DEVICE, FEATURES, MEMORY, PROFILE
+from torchtitan.freezing.checks.requirements import Feature, Requirement, feature_errors
 from torchtitan.freezing.config import JobConfig
 
 ROOT = Path(__file__).resolve().parents[4]
-ALL = (*FEATURES, PROFILE, MEMORY)
+ALL = (*FEATURES, DEVICE, PROFILE, MEMORY)
 FLOAT8, GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
 PP = "parallelism.pipeline_parallel_"
 NONE = {"freezing.method": "none"}
@@ -51,6 +52,7 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "subset": ("data.subset", "en", {}),
     "data split": ("data.split", "test", {}),
     "revision": ("data.revision", "v1", {}),
+    "template": ("data.chat_template", "chatml", {}),
     "held out": ("data.validation_fraction", 0.1, {}),
     "fixed": ("freezing.method", "fixed", {}),
     "apf": ("freezing.method", "apf", {}),
@@ -74,6 +76,8 @@ ON: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "early step": ("optimizer.early_step_in_backward", True, {f"{PP}degree": 1, **NONE}),
     "loaded": ("checkpoint.initial_load_in_hf", True, SAVES),
     "profiler": ("profiling.enable_profiling", True, {}),
+    "experts": ("model.flavor", "debugmodel",
+                {"model.name": "deepseek_v3", "freezing.method": "none", f"{PP}degree": 1}),
     "profile": ("stages are profiled", None, {}),
     "estimate": ("memory is estimated", None, {}),
 }
@@ -153,6 +157,8 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
     "excluded": ("checkpoint.exclude_from_loading", ["freezing"], "it must be []"),
     "saves all": ("checkpoint.last_save_model_only", False, TRUE),
     "offload": ("training.enable_cpu_offload", True, FALSE),
+    "flex": ("model.flavor", "debugmodel_flex_attn",
+             "it must be one with the attn_type 'sdpa', whose blocks make their masks themselves"),
     "cpu": ("this machine has no accelerator", {"accelerator": False}, "do without it on a CPU"),
     "small gpu": ("no GPU of compute capability 8.9 or more is here", {"gpu": False},
                   "set quantize.linear.float8.emulate = true, to try it slowly"),
@@ -163,7 +169,8 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
 }
 _LAYERS = "context, tensor"
 _ALONE = f"replicate, shard, {_LAYERS}, expert, expert tensor"
-_EXAMPLES = dict.fromkeys(("paths", "weights", "subset", "data split", "revision"), "text")
+_EXAMPLES = dict.fromkeys(
+    ("paths", "weights", "subset", "data split", "revision", "template"), "text")
 GRID: dict[str, str] = {
     "emulation": f"{_ALONE}, one rank, processes, fake",
     "overlap": "cpu, freezing, emulated",
@@ -182,8 +189,8 @@ GRID: dict[str, str] = {
     "apf": "one rank, compile",
     "planned apf": "one rank, compile",
     "compiled": "discard",
-    "egeria": f"one rank, {_LAYERS}",
-    "planned egeria": f"one rank, {_LAYERS}",
+    "egeria": f"one rank, {_LAYERS}, flex",
+    "planned egeria": f"one rank, {_LAYERS}, flex",
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
     "rank": f"compile, {_LAYERS}, moves, converters",
@@ -200,6 +207,7 @@ GRID: dict[str, str] = {
     "early step": "ranks",
     "loaded": "not saved",
     "profiler": "cpu",
+    "experts": "cpu",
     "profile": f"{_ALONE}, one rank, compile, adapters, packing, offload",
     "estimate": f"{_ALONE}, unknown, sgd, selective",
 }
@@ -235,9 +243,9 @@ class Machine:
         gpu, accelerator, package = (keys.pop(name) for name in ("gpu", "accelerator", "without"))
         patch = self._monkeypatch.setattr
         patch(torch.accelerator, "is_available", lambda: accelerator)
-        for module in (features, requirements):
+        for module in (features, needs):
             patch(module, "has_cuda_capability", lambda major, minor: gpu)
-        patch(requirements, "find_spec", lambda module: module != package)
+        patch(needs, "find_spec", lambda module: module != package)
         job_config = config()
         for key, value in keys.items():
             if "." in key:
@@ -266,8 +274,9 @@ def asked(key: str, value: Any) -> dict[str, Any]:
 
 
 def features_of(name: str) -> tuple[Feature, ...]:
-    """Return the features of a run, or what a command needs."""
-    return {"profile": (PROFILE,), "estimate": (MEMORY,)}.get(name, FEATURES)
+    """Return the features of a run, or what a command or a run that trains needs."""
+    apart = {"profile": (PROFILE,), "estimate": (MEMORY,), "experts": (DEVICE,)}
+    return apart.get(name, FEATURES)
 
 
 @pytest.mark.parametrize("name", ON)
@@ -317,12 +326,88 @@ def test_they_are_among_the_checks_of_a_run(machine: Machine) -> None:
     )
 
 
+# fmt: off
+# How a feature is called, by the beginning of its reason, where the key does not say it.
+TITLES = {
+    "torch cannot split": "a schedule that splits backwards, with freezing",
+    "actions that overlap": f"DualPipeV with `{PP}expert_parallel_overlap`",
+    "torch loses gradients": "a schedule that splits backwards",
+    "torch has attention": "context parallelism",
+    "this torch fails": "tensor parallelism",
+    "torchao multiplies": f"`{FLOAT8}` in `model.converters`",
+    "torchao and upstream": f"`{GROUPED}` in `model.converters`",
+    "it reads pictures": "a model of pictures",
+    "pictures are read": '`training.dataset` `"images"`',
+    "templates are": "`data.chat_template` by name",
+    "freezing works": 'any `freezing.method` but `"none"` and `"lora"`',
+    "a compiled block": "`apf` or another policy that chooses single tensors",
+    "the first batches": "a plan with compiled blocks",
+    "each rank compares": "`egeria` or another policy that compares outputs",
+    "an epoch has": "`checks_per_epoch` of a policy",
+    "adapters of peft": '`freezing.method` `"lora"`',
+    "a frozen front": '`freezing.elastic.partition` `"time"`',
+    "somebody has": '`freezing.packing.mode` `"efficiency"`',
+    "torch counts": "a `model.flavor` with experts, where a run trains",
+    "what freezing saves": "`timelyfreeze profile`",
+    "the estimate is": "`timelyfreeze estimate`",
+}
+# What a feature with a need cannot be with, where the key does not say it.
+WITHOUT = {
+    needs.NO_PLAN: "a `freezing.method` with a plan",
+    needs.A_POLICY: '`freezing.method` `"timelyfreeze"` alone',
+    needs.ONE_RATIO: "a plan with a `freezing.max_freeze_ratio` for each stage",
+    needs.NO_ADAPTERS: '`freezing.method` `"lora"`',
+    needs.DISCARDS: "`freezing.discard_batches` 0",
+    needs.TENSORS: "tensor parallelism",
+    needs.CONTEXTS: "context parallelism",
+    **dict(zip(needs.ONE_PIPELINE, (
+        "replicas", "shards", "tensor parallelism", "context parallelism", "expert parallelism",
+        "expert tensor parallelism"), strict=True)),
+    needs.NO_REPLICAS: "more processes than ranks of the pipeline",
+    needs.PIPELINE: "no pipeline",
+    needs.NO_PIPELINE: "a pipeline",
+    **dict(zip(needs.ONE_STAGE, (
+        "a schedule other than GPipe and 1F1B", "a schedule CSV"), strict=True)),
+    needs.EAGER: "compiled blocks",
+    needs.ONE_PROCESS: "several processes",
+    needs.ONE_NODE: "several nodes",
+    needs.LAUNCHER: "a start by torchrun alone",
+    needs.INSTRUCTIONS: "text and pictures",
+    needs.ROWS: "text",
+    needs.PICTURES: "text and instructions",
+    needs.VALIDATION_OF_PICTURES: "validation on text or instructions",
+    needs.PLACE: "no `training.dataset_path`",
+    needs.SEVERAL_PICTURES: "microbatches of one picture",
+    needs.PLAIN_MASKS: "a `model.flavor` that attends by flex attention",
+    needs.ACCELERATOR: "a machine without an accelerator",
+    needs.FLOAT8: "no GPU of compute capability 8.9, but for `quantize.linear.float8.emulate`",
+    needs.PEFT: "no package peft",
+    needs.TORCHAO: "no package torchao",
+    **dict(zip(needs.VISION, ("no package pillow", "no package torchvision"), strict=True)),
+}
+# fmt: on
+
+
+def without(need: Requirement) -> str:
+    """Return what a feature with this need cannot be with, in the words of the page."""
+    _, is_one_of, values = need.rule.partition("it must be ")
+    off = ("''", "[]", "0", "false", "unset")
+    other = f" other than {values}" if is_one_of and not values.startswith(off) else ""
+    return WITHOUT.get(need, f"`{need.found}`{other}")
+
+
+def title(feature: Feature) -> str:
+    """Return what the page calls a feature."""
+    named = (title for why, title in TITLES.items() if feature.why.startswith(why))
+    return next(named, f"`{feature.key}`")
+
+
 def feature_table() -> str:
     """Return the features and what each cannot be with, as docs/configuration.md has them."""
     rows = ["| setting | refused with | why |", "|---|---|---|"]
     for feature in ALL:
-        needs = "; ".join(need.without for need in feature.needs)
-        rows.append(f"| {feature.title or f'`{feature.key}`'} | {needs} | {feature.why} |")
+        refused = "; ".join(map(without, feature.needs))
+        rows.append(f"| {title(feature)} | {refused} | {feature.why} |")
     return "\n".join(rows) + "\n"
 
 

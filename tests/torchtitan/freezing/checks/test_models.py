@@ -13,7 +13,9 @@ from torchtitan.protocols.train_spec import get_train_spec
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from tests.torchtitan.helpers.job_configs import config, errors
 from torchtitan.freezing.checks import ConfigError, check, models
-from torchtitan.freezing.checks.models import device_errors, model_errors
+from torchtitan.freezing.checks.features import DEVICE
+from torchtitan.freezing.checks.models import model_errors
+from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args, known_flavors
 from torchtitan.hf.llama_config import feed_forward_size, read_config
@@ -244,7 +246,7 @@ def test_they_are_described_to_each_caller_anew() -> None:
     assert (args.n_layers, args.vocab_size) == (flavors["debugmodel"].n_layers, 99)
     args.n_layers = 7
     assert chosen_args(job_config, flavors).n_layers == 2
-    assert list(device_errors(job_config)) == []
+    assert not DEVICE.is_on(job_config)
 
 
 @pytest.mark.parametrize("key", ["model__hf_assets_path", "checkpoint__initial_load_path"])
@@ -268,15 +270,23 @@ def test_a_tied_llama_is_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gpt_oss", pytest.param("flux", marks=needs_transformers), "vlm"]
+    ("name", "flavor"),
+    [
+        ("qwen3", "debugmodel"),
+        ("gpt_oss", "debugmodel"),
+        pytest.param("flux", "flux-debug", marks=needs_transformers),
+        ("vlm", "debugmodel"),
+    ],
 )
-def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str) -> None:
+def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str, flavor: str) -> None:
     assert get_train_spec(name).pipelining_fn is None
-    (error,) = model_errors(config(model__name=name))
+    (error,) = model_errors(config(model__name=name, model__flavor=flavor))
     assert f"model.name is {name!r} and parallelism.pipeline_parallel_degree is 4" in error
     assert "the degree must be 1" in error
-    one = config(model__name=name, parallelism__pipeline_parallel_degree=1)
-    assert list(model_errors(one)) == []
+    alone = {"parallelism__pipeline_parallel_degree": 1}
+    assert list(model_errors(config(model__name=name, model__flavor=flavor, **alone))) == []
+    (error,) = model_errors(config(model__name=name, model__flavor="none of theirs"))
+    assert f"model.flavor is 'none of theirs', which {name} does not have; known: " in error
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama4", "deepseek_v3", "llama3_ft"])
@@ -327,11 +337,12 @@ def test_experts_need_an_accelerator(
 ) -> None:
     asked = config(model__name=name, model__flavor=flavor)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    errors = list(device_errors(asked))
+    errors = list(feature_errors(asked, (DEVICE,)))
     assert len(errors) == has_experts
-    assert all(f"model.flavor {flavor!r} of {name!r} has experts" in error for error in errors)
+    lacks = f"model.flavor is {flavor!r}, and this machine has no accelerator; torch counts the "
+    assert all(error.startswith(lacks) for error in errors)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert list(device_errors(asked)) == []
+    assert list(feature_errors(asked, (DEVICE,))) == []
 
 
 def test_torch_still_cannot_count_the_tokens_of_experts_on_a_cpu() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from torchtitan.protocols import train_spec as titan_spec
 
-from torchtitan.freezing.checks import ConfigError, check_readers, configuration
+from torchtitan.freezing.checks import ConfigError, check_data, configuration
 from torchtitan.freezing.checks.checkpoints import Start
 from torchtitan.freezing.launch import check, prepare
 
@@ -69,9 +69,9 @@ def test_rows_added_since_the_checkpoint_are_told_before_processes_meet(
     dcp.save({"dataloader": loader.state_dict()}, checkpoint_id=folder, no_dist=True)
     monkeypatch.setattr(configuration, "start_of", lambda config: Start(folder, 1))
 
-    check_readers(config)
+    check_data(config)
     rows(tmp_path / "rows.jsonl", 17)
     with pytest.raises(ConfigError, match="has examples = 16, this run has 17; give the run the d"):
-        check_readers(config)
+        check_data(config)
     config.checkpoint.exclude_from_loading = ["dataloader"]
-    check_readers(config)
+    check_data(config)
