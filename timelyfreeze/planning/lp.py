@@ -21,8 +21,6 @@ from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows, bui
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import DurationBounds, shared_processors
 
-__all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
-
 logger = logging.getLogger(__name__)
 
 # Ratios this near 0 or 1 are 0 or 1. The solver places a vertex within its tolerance divided by

@@ -31,11 +31,9 @@ class RankBatches:
 
 def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
     """Return what a clock cannot have shown in a batch of a rank; None if all of it can be."""
-    for action, time_ms in durations_ms.items():
+    for what, time_ms in (*durations_ms.items(), ("a batch", span_ms)):
         if not (math.isfinite(time_ms) and time_ms >= 0.0):
-            return f"{action} took {time_ms:g} ms"
-    if not (math.isfinite(span_ms) and span_ms >= 0.0):
-        return f"a batch took {span_ms:g} ms"
+            return f"{what} took {time_ms:g} ms"
     return None
 
 

@@ -159,28 +159,21 @@ def discard_errors(discard_batches: int, phases: PhaseSchedule) -> Iterator[str]
         )
 
 
-def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
-    """Return the patterns that mixed monitoring goes through, a pattern and its opposite in turn.
-
-    Each has live and frozen microbatches in every stage, so that every tensor learns in every step.
-    A single microbatch cannot be both; it is live in every other stage.
-    """
-    blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
-    return tuple(pattern for pattern in MIXED_PATTERNS if pattern.block in blocks)
-
-
 def pattern_of(
     phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
     """Return what a batch freezes while monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
-    same batch of two steps. Steps count from 1, the batches of a step from 0.
+    same batch of two steps. Each has live and frozen microbatches in every stage, so that every
+    tensor learns in every step; a single microbatch cannot be both, and is live in every other
+    stage. Steps count from 1, the batches of a step from 0.
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:
         number = step - phases.last_warmup_step - 1 + batch_index
-        patterns = mixed_patterns(n_microbatches)
+        blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
+        patterns = [pattern for pattern in MIXED_PATTERNS if pattern.block in blocks]
         return patterns[number % len(patterns)]
     return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(phase)
 
