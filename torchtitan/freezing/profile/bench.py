@@ -192,10 +192,15 @@ class LoneStage:
             for i, other in enumerate(modules)
         ]
         self._loss = PipelineLoss(loss_fn if is_last else lambda output, labels: output.sum())
-        self._schedules: dict[bool, Any] = {}
         self._rank = gradient_rank
         self.table = self.attach(per_tensor=gradient_rank > 0)
-        self._times_loss = is_last
+        timed = self._recorder.measure_more if is_last else nullcontext
+        self._schedules: list[Any] = []  # with full backwards, and with split ones
+        for schedule in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
+            self._schedules.append(
+                schedule(self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False)
+            )
+            run_batches_in(self._schedules[-1], self._recorder.recorded_batch, timed)
 
     def attach(self, *, per_tensor: bool) -> ParameterTable:
         """Attach clocks and masks, once more for a first stage that shall keep its chain."""
@@ -210,10 +215,9 @@ class LoneStage:
         """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
         mask = mask & ~self.stage.exact
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
-        schedule = self._schedule(split)
         tokens, labels = self._microbatch.tokens, self._microbatch.labels
         with self._loss.divided_by(labels.numel()):
-            schedule.step(tokens, target=labels, losses=[], return_outputs=False)
+            self._schedules[split].step(tokens, target=labels, losses=[], return_outputs=False)
         self.stage.freeze_nothing()
         return self.stage.applied_ratios[_MICROBATCH]
 
@@ -223,16 +227,6 @@ class LoneStage:
             {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}
             for record in self._recorder.drain()
         ]
-
-    def _schedule(self, split: bool) -> Any:
-        if split not in self._schedules:
-            schedule = ScheduleInterleavedZeroBubble if split else ScheduleInterleaved1F1B
-            self._schedules[split] = schedule(
-                self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
-            )
-            timed = self._recorder.measure_more if self._times_loss else nullcontext
-            run_batches_in(self._schedules[split], self._recorder.recorded_batch, timed)
-        return self._schedules[split]
 
 
 class _Neighbour(nn.Module):
