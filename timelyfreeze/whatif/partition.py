@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from timelyfreeze.files import Count
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
-from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.grid import Split, layers_of_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
-from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, parts_of, rank_memory
+from timelyfreeze.whatif.rank_memory import ModelBytes, parts_of, rank_memory
 from timelyfreeze.whatif.times import FREE, Links, StageTimes, unfrozen_batch_ms
 
 # What shares are compared by.
@@ -288,23 +288,16 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
             }
             for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
         }
-        memory = rank_memory(
-            model,
-            stages,
-            order.ranks[rank],
-            n_stages=order.n_stages,
-            n_microbatches=order.n_microbatches,
-        )
-        return [memory.total]
+        return [rank_memory(model, stages, order.ranks[rank], order).total]
 
-    return Load(of_rank, are_alike=not isinstance(model, BlockBytes) or model.are_alike)
+    return Load(of_rank, model.are_alike)
 
 
 def loads_of_ranks(load: Load, split: Sequence[int], stage_to_rank: Sequence[int]) -> list[int]:
     """Return the load of each rank under a split."""
-    ends = list(accumulate(split))
+    spans = [(layers.start, layers.stop) for layers in layers_of_split(split)]
     return [
-        sum(load.of_rank(rank, [(ends[stage] - split[stage], ends[stage]) for stage in stages]))
+        sum(load.of_rank(rank, [spans[stage] for stage in stages]))
         for rank, stages in enumerate(stages_of_ranks(stage_to_rank))
     ]
 

@@ -28,11 +28,6 @@ _TOLD: Mapping[str, Any] = tomllib.loads(
 _MAX_STAGES_SHOWN = 8
 # What a grid asks for, which each case has.
 _OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
-# What follows from the other values of a case.
-_DERIVED = (
-    "gain", "time_to_loss", "kappa", "kappa_of_cap", "upper_bound_gain", "gain_over_best_unfrozen",
-    "frozen_microbatch_ms", "tokens_per_second_unfrozen",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
             "unit": file.notes.unit,
         },
         [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
-        [_row(case) for case in answer.cases],
+        [asdict(case) for case in answer.cases],
         [_TOLD["plan"]["legend"], *best_of(answer.cases)],
         answer.notes,
     )
@@ -153,13 +148,9 @@ def _where(case: Case) -> str:
     return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
-def _row(case: Case) -> dict[str, Any]:
-    return asdict(case) | {name: getattr(case, name) for name in _DERIVED}
-
-
 def cells_of(case: Case, unit: str) -> dict[str, str]:
     """Return what the table has of a case; throughput counts ``unit``."""
-    row = _row(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
+    row = asdict(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
     values = {k: _Stages(v) if isinstance(v, tuple) else v for k, v in row.items()}
     return {title.format(unit=unit): cell for title, cell in _cells("plan", values).items()}
 
@@ -183,7 +174,7 @@ def _cells(table: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Report:
     """Return the report on frozen fronts."""
-    rows = [_plain(case) for case in answer.cases]
+    rows = [asdict(case) for case in answer.cases]
     asked = ("n_ranks", "n_processors", "p2p_overhead_ms", "link_gb_per_s")
     return Report(
         title_of(file, grid, recall(file)),
@@ -206,19 +197,3 @@ def _front_cells(row: Mapping[str, Any]) -> dict[str, str]:
         return f"{value:.1f}" + (f" {value / unfrozen_ms:.2f}" if unfrozen_ms > 0.0 else "")
 
     return _cells("front", {key: shown(key, value) for key, value in row.items()})
-
-
-def _plain(case: FrontCase) -> dict[str, Any]:
-    """Return a case as plain data; None stands for what is not known."""
-    plain = {key: value for key, value in asdict(case).items() if key != "shrunk"}
-    shrunk = case.shrunk
-    plan = None if shrunk is None else shrunk.plan
-    return plain | {
-        "shrunk_partition": shrunk and shrunk.partition,
-        "shrunk_ranks": plan and plan.n_ranks,
-        "shrunk_replicas": plan and plan.n_replicas,
-        "shrunk_microbatches": plan and plan.n_microbatches,
-        "shrunk_layers": plan and plan.split,
-        "shrunk_ms": shrunk and shrunk.batch_ms,
-        "exchange_ms": shrunk and shrunk.exchange_ms,
-    }

@@ -225,8 +225,7 @@ def test_the_fullest_rank_holds_as_little_as_can_be(order: ScheduleOrder) -> Non
                 BYTES,
                 {a.stage: parts_of(a.stage, len(split), split[a.stage]) for a in row},
                 row,
-                n_stages=order.n_stages,
-                n_microbatches=order.n_microbatches,
+                order,
             ).total
             for row in order.ranks
         )

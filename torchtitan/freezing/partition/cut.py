@@ -20,7 +20,7 @@ from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.bounds_file import PipelineNotes, read_bounds_file
 from timelyfreeze.whatif.fronts import layer_times
 from timelyfreeze.whatif.grid import fewest_layers, render_split
-from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.partition import (
     MEMORY,
     PARAMETERS,
@@ -133,18 +133,12 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
     key = f"parallelism.partition_profile is {name!r}"
     try:
         file = read_bounds_file(Path(name))
-        layers, notes = file.notes.layers, file.notes
-        if layers is None:
+        if file.notes.layers is None:
             raise ValueError(
                 "it does not say how many layers a stage has; `timelyfreeze profile` writes one "
                 "that does"
             )
-        stages = file.stage_times()
-        model: LayerModel | BlockTimes
-        if part_parameters(job_config).are_alike:
-            model = layer_model(stages, layers, notes.layer, notes.fixed)
-        else:
-            model = block_times(stages, layers)
+        model = file.model(file.notes.layers, part_parameters(job_config))
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     if model.n_layers != n_layers:
