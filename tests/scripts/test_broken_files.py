@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import plan_error
 import prediction_error
 import prediction_turns
 import pytest
@@ -187,7 +186,6 @@ WORDS += ["--r-max", "nan", "--pipelines", "real:0", "emulated:x", "--seeds", ""
         compare.main,
         prediction_error.main,
         prediction_turns.main,
-        plan_error.main,
     ],
     ids=lambda main: main.__module__,
 )

@@ -17,7 +17,6 @@ import gain as benchmark
 import prediction_turns
 import pytest
 import soak
-import solver_tries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,20 +75,6 @@ COMMANDS = {
             "--blocks": COUNT,
             "--steps": COUNT,
             "--config": (["train_configs/tiny_8m.toml"], ["/no/such", ".", "x" * 5000]),
-            "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
-        },
-    ),
-    "solver_tries": Command(
-        solver_tries.main,
-        (solver_tries, "make_case"),
-        [],
-        {
-            "--schedules": SCHEDULE,
-            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
-            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
-            "--noise": (["0", "0.05"], ["-1", "1", "nan", "inf", "x"]),
-            "--limit": TIME,
-            "--ways": (["clarabel", "IPM"], ["x", ""]),
             "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
