@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.schedule import PipelineDag, topological_order
-from timelyfreeze.settings import key
+from timelyfreeze.settings import key, ratio_errors
 from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
 
 
@@ -98,7 +98,9 @@ def build_lp(
     rows, and one more if ranks share processors; A + 1 + R columns.
     """
     validate_bounds(dag, bounds)
-    caps = _check_caps(dag, max_freeze_ratio)
+    if errors := list(ratio_errors(max_freeze_ratio, dag.n_stages)):
+        raise ValueError("; ".join(errors))
+    caps = np.broadcast_to(np.asarray(max_freeze_ratio, dtype=np.float64), (dag.n_stages,))
     scale = float(np.max(bounds.max_ms))
     if scale == 0.0:
         raise ValueError(
@@ -171,19 +173,6 @@ def build_lp(
         n_stages=dag.n_stages,
         scale_ms=scale,
     )
-
-
-def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> NDArray[np.float64]:
-    caps = np.asarray(max_freeze_ratio, dtype=np.float64)
-    if caps.shape not in ((), (dag.n_stages,)):
-        raise ValueError(
-            f"{key('max_freeze_ratio')} has shape {caps.shape}; it must be one number, or one for "
-            f"each of the {dag.n_stages} stages"
-        )
-    outside = caps[~((caps >= 0.0) & (caps <= 1.0))]
-    if outside.size:
-        raise ValueError(f"{key('max_freeze_ratio')} is {float(outside[0])}; it must lie in [0, 1]")
-    return np.broadcast_to(caps, (dag.n_stages,))
 
 
 Floats = NDArray[np.float64]
