@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +24,10 @@ class LpError(RuntimeError):
         status: The solver's own word for why, for example ``Time limit reached``.
     """
 
-    def __init__(self, message: str, *, status: str) -> None:
+    def __init__(self, message: str, *, status: str = "") -> None:  # unpickled without it at first
         """Keep the status beside the message."""
         super().__init__(message)
         self.status = status
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the status."""
-        return partial(type(self), status=self.status), self.args, self.__dict__
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from timelyfreeze.files import (
     MOST,
@@ -74,6 +74,11 @@ class DurationBounds:
     interval_factor: float | None = None
     captured: float = 0.0
     captured_mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Keep both arrays from being written to."""
+        self.min_ms.setflags(write=False)
+        self.max_ms.setflags(write=False)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""
@@ -146,7 +151,7 @@ def bounds_from_samples(
             fast[places] = slow[places] = less_noisy_medians(pooled)
     pinned = np.flatnonzero(dag.freezable & (fast >= slow))
     fast[pinned] = slow[pinned]
-    return make_bounds(fast, slow, tuple(dag.actions[i] for i in pinned))
+    return DurationBounds(fast, slow, tuple(dag.actions[i] for i in pinned))
 
 
 def uniform_bounds(
@@ -180,19 +185,10 @@ def uniform_bounds(
     for action in dag.actions:
         if action.kind not in given:
             raise ValueError(f"action {action} exists but no duration is given for {action.kind}")
-    low, high = zip(*(given[action.kind] for action in dag.actions), strict=True)
-    bounds = make_bounds(low, high)
+    pairs = np.array([given[action.kind] for action in dag.actions], dtype=np.float64)
+    bounds = DurationBounds(*pairs.T.copy())
     validate_bounds(dag, bounds)
     return bounds
-
-
-def make_bounds(low: ArrayLike, high: ArrayLike, pinned: tuple[Action, ...] = ()) -> DurationBounds:
-    """Return bounds of arrays that cannot be written to, shape [A], milliseconds."""
-    min_ms = np.array(low, dtype=np.float64)
-    max_ms = np.array(high, dtype=np.float64)
-    min_ms.setflags(write=False)
-    max_ms.setflags(write=False)
-    return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
 
 
 def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequence[float]]) -> None:
@@ -328,8 +324,8 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
             f"the bounds and the schedule do not have the same actions: {odd[0]} is in only one "
             f"of them ({len(odd)} such actions); measure the bounds with this schedule"
         )
-    low, high = zip(*(table.bounds[action] for action in dag.actions), strict=True)
+    pairs = np.array([table.bounds[action] for action in dag.actions], dtype=np.float64)
     kept = {name: getattr(table, name) for name in ("p2p_latency_ms", *_KEPT)}
-    bounds = replace(make_bounds(low, high), **kept)
+    bounds = DurationBounds(*pairs.T.copy(), **kept)
     validate_bounds(dag, bounds)
     return bounds
