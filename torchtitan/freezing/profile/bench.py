@@ -148,12 +148,11 @@ _MICROBATCH = 0  # each batch has one
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What goes into the pipeline, and the shape of what travels between stages."""
+    """What goes into the pipeline, and what travels between stages."""
 
     tokens: Tensor  # token ids, shape [sequences, tokens of a sequence]
     labels: Tensor  # target ids, of the same shape
-    width: int  # last dimension of what one stage sends to the next
-    dtype: torch.dtype  # its type
+    hidden: Tensor  # of the shape and type of what one stage sends to the next
 
 
 def profile_clock(device: torch.device) -> Clock:
@@ -180,9 +179,9 @@ class LoneStage:
         device = microbatch.tokens.device
         modules: list[nn.Module] = [module]
         if not is_first:
-            modules.insert(0, _Neighbour(microbatch, is_first=True))
+            modules.insert(0, _Neighbour(microbatch.hidden, is_first=True))
         if not is_last:
-            modules.append(_Neighbour(microbatch, is_first=False))
+            modules.append(_Neighbour(microbatch.hidden, is_first=False))
         place = modules.index(module)
         self._microbatch = microbatch
         self._recorder = ActionRecorder(profile_clock(device))
@@ -232,13 +231,11 @@ class LoneStage:
 class _Neighbour(nn.Module):
     """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
 
-    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
+    def __init__(self, hidden: Tensor, *, is_first: bool) -> None:
         super().__init__()
-        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
         self._is_first = is_first
-        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
-        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
-        self.register_buffer("noise", noise)
+        self.scale = nn.Parameter(hidden.new_ones(()))
+        self.register_buffer("noise", torch.randn_like(hidden))
 
     def forward(self, received: Tensor) -> Tensor:
         # Whatever the tokens are, they are not looked at.
@@ -329,9 +326,9 @@ class Bench:
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        microbatch = Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        hidden = torch.empty(*shape, self.model_args.dim, dtype=self._dtype, device=self._device)
         return LoneStage(
-            part, microbatch, self._loss_fn,
+            part, Microbatch(tokens, labels, hidden), self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
         )  # fmt: skip
 

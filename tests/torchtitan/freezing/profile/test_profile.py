@@ -100,7 +100,7 @@ def lone(
     tokens = torch.randint(4, (3, 5))
     return LoneStage(
         module,
-        Microbatch(tokens, tokens, 4, torch.float32),
+        Microbatch(tokens, tokens, torch.empty(3, 5, 4)),
         cross_entropy,
         is_first=is_first,
         is_last=is_last,
@@ -270,13 +270,13 @@ def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
         ) -> None:
             super().__init__(module, microbatch, *args, **kw)
             names.extend(self.table.names)
-            dtypes.add(microbatch.dtype)
+            dtypes.add(microbatch.hidden.dtype)
             assert microbatch.tokens.shape == (2, 16)
-            hidden = torch.zeros(2, 16, microbatch.width, dtype=microbatch.dtype)
+            hidden = torch.zeros_like(microbatch.hidden)
             first = module.tok_embeddings is not None
             out = module(microbatch.tokens if first else hidden)
             if module.output is None:
-                assert out.dtype == microbatch.dtype, "stages send what the profile sends"
+                assert out.dtype == hidden.dtype, "stages send what the profile sends"
                 assert out.shape == hidden.shape
 
     monkeypatch.setattr(profile_bench, "LoneStage", Noting)
