@@ -42,19 +42,10 @@ from torchtitan.freezing.config import JobConfig, count_layers, examples_of_micr
 from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Several measurements of one thing, milliseconds."""
-
-    median_ms: float  # the middle one
-    quartiles_ms: tuple[float, float]  # a quarter lies below the first, a quarter above the second
-    n: int
-
-
-def spread(times_ms: Sequence[float]) -> Spread:
-    """Sum up measurements, of which there must be one or more."""
+def spread(times_ms: Sequence[float]) -> dict[str, Any]:
+    """Return median, quartiles and number of measurements, of which there must be one or more."""
     low, middle, high = np.quantile(np.array(times_ms), [0.25, 0.5, 0.75]).tolist()
-    return Spread(middle, (low, high), len(times_ms))
+    return {"median_ms": middle, "quartiles_ms": (low, high), "n": len(times_ms)}
 
 
 @dataclass(frozen=True)
