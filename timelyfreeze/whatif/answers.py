@@ -34,7 +34,6 @@ from timelyfreeze.whatif.grid import (
     Split,
     T,
     default_split,
-    fewest_layers,
     render_cap,
     render_split,
 )
@@ -96,10 +95,7 @@ class ScheduleCases:
         if name == DEFAULT_SPLIT:
             return default_split(model.n_layers, n_stages)
         if isinstance(name, str):
-            is_by_time = name == partition.TIME
-            least = model.least_layers(n_stages) if is_by_time else fewest_layers(n_stages)
-            load, ranks = self._load(name, model), self.order.stage_to_rank
-            return partition.min_max_split(model.n_layers, ranks, load, least)
+            return partition.min_max_split(model.n_layers, self._load(name, model))
         if len(name) != n_stages:
             raise ValueError(f"it has {len(name)} stages, the schedule {n_stages}")
         return name

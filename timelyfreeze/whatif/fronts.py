@@ -34,7 +34,6 @@ from timelyfreeze.whatif.grid import Answer, Grid, Split, layers_of_split, rende
 from timelyfreeze.whatif.layer_model import LayerModel, check_possible
 from timelyfreeze.whatif.partition import (
     Load,
-    loads_of_ranks,
     memory_load,
     parameter_load,
     shortest_split,
@@ -298,7 +297,7 @@ class _Front:
         memory, fits = notes.memory, None
 
         def largest_at_start(load: Load) -> int:
-            return max(loads_of_ranks(load, self.split, order.stage_to_rank))
+            return max(load.of_split(self.split))
 
         if partition == TIME:
             loads: Sequence[float] = layer_times(self.model, self.n_frozen)

@@ -19,7 +19,7 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.bounds_file import PipelineNotes, read_bounds_file
 from timelyfreeze.whatif.fronts import layer_times
-from timelyfreeze.whatif.grid import fewest_layers, render_split
+from timelyfreeze.whatif.grid import render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.partition import (
     MEMORY,
@@ -27,7 +27,6 @@ from timelyfreeze.whatif.partition import (
     TIME,
     Load,
     PartParameters,
-    loads_of_ranks,
     memory_load,
     min_max_split,
     parameter_load,
@@ -65,11 +64,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     job_config = with_values(job_config, {less.format("first"): 0, less.format("last"): 0})
     n_layers = count_model_layers(job_config)
     order = pipeline_order(job_config, n_layers)
-    least = fewest_layers(order.n_stages)
-    if parallelism.partition == TIME:
-        least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
-    load = _load(job_config, parallelism.partition, order, n_layers)
-    split = min_max_split(n_layers, order.stage_to_rank, load, least)
+    split = min_max_split(n_layers, _load(job_config, parallelism.partition, order, n_layers))
     cut = {"parallelism.module_fqns_per_model_part": modules_of_split(split)}
     return with_values(job_config, cut)
 
@@ -108,7 +103,7 @@ def partition_line(job_config: JobConfig) -> str | None:
             continue
         with suppress(ValueError):  # not known of this run
             load = _load(job_config, partition, order, n_layers)
-            told.append(_told(partition, loads_of_ranks(load, split, order.stage_to_rank)))
+            told.append(_told(partition, load.of_split(split)))
     return "; ".join(told)
 
 
