@@ -33,7 +33,6 @@ from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.grid import Answer, Grid, Split, layers_of_split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel, check_possible
 from timelyfreeze.whatif.partition import (
-    Load,
     memory_load,
     parameter_load,
     shortest_split,
@@ -295,15 +294,11 @@ class _Front:
     def _plan(self, partition: str) -> ElasticPlan:
         table, order, notes = self.table, self.table.order, self.table.file.notes
         memory, fits = notes.memory, None
-
-        def largest_at_start(load: Load) -> int:
-            return max(load.of_split(self.split))
-
         if partition == TIME:
             loads: Sequence[float] = layer_times(self.model, self.n_frozen)
             largest = max(t.forward_ms + t.backward_ms for t in self.model.times(self.split))
             if memory is not None:
-                limit = largest_at_start(memory_load(memory, order))
+                limit = max(memory_load(memory, order).of_split(self.split))
 
                 def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
                     n = order.n_microbatches
@@ -318,7 +313,8 @@ class _Front:
             )
         else:
             loads = notes.parameters.units
-            largest = largest_at_start(parameter_load(notes.parameters, order.stage_to_rank))
+            load = parameter_load(notes.parameters, order.stage_to_rank)
+            largest = max(load.of_split(self.split))
         return elastic_plan(
             loads, self.n_frozen, order.n_ranks, largest_at_start=largest,
             n_microbatches=table.order.n_microbatches, partition=partition, fits=fits,

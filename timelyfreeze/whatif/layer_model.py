@@ -20,7 +20,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from timelyfreeze.whatif.grid import Split, fewest_layers, layers_of_split, render_split
+from timelyfreeze.whatif.grid import Split, layers_of_split, render_split
 from timelyfreeze.whatif.times import StageTimes
 
 # What a measurement may be off by, as a fraction of a stage's forward and backward.
@@ -206,10 +206,6 @@ class BlockTimes:
             times = times.plus(self.stages[0])
         times = replace(times, input_ms=0.0, weight_ms=times.backward_ms)
         return _frozen_as(self.stages[0], times)
-
-    def least_layers(self, n_stages: int) -> Split:
-        """Return the smallest number of layers of each stage."""
-        return fewest_layers(n_stages)
 
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
         """Return what each stage of a split would take; errors as ``check_split``."""

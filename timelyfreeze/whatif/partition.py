@@ -241,16 +241,15 @@ class PartParameters:
 
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage, nanoseconds: forward and full backward of a microbatch."""
-    n_stages = len(stage_to_rank)
-    ranks, least = stages_of_ranks(stage_to_rank), model.least_layers(n_stages)
+    n_stages, ranks = len(stage_to_rank), stages_of_ranks(stage_to_rank)
     if isinstance(model, BlockTimes):
-        stage_of = model.stage
+        stage_of, least = model.stage, fewest_layers(n_stages)
         return _sum_of_stages(
             lambda stage, *span: _work_ns(stage_of(stage, n_stages, *span)), ranks, least, False
         )
     # Not rounded for each number of layers: equal work shall be equal wherever its layers are.
     none = [_work_ns(model.stage(stage, n_stages, 0)) for stage in range(n_stages)]
-    layer = _work_ns(model.layer)
+    layer, least = _work_ns(model.layer), model.least_layers(n_stages)
     return _sum_of_stages(
         lambda stage, start, stop: none[stage] + (stop - start) * layer, ranks, least, True
     )

@@ -108,12 +108,9 @@ class CutMemory:
     """Tells what ranks need, wherever a model with one stage on each rank is cut."""
 
     def __init__(self, job_config: JobConfig, n_layers: int) -> None:
-        self._model = model_bytes(job_config)
-        self._order = pipeline_order(job_config, n_layers)
-
-    def of_rank(self, rank: int, start: int, stop: int, n_frozen: int = 0) -> RankMemory:
-        """Return what a rank holds at its fullest; arguments as ``cut_memory``."""
-        return cut_memory(self._model, self._order, rank, start, stop, n_frozen)
+        order = pipeline_order(job_config, n_layers)
+        # What a rank holds at its fullest; further arguments as ``cut_memory`` has them.
+        self.of_rank = partial(cut_memory, model_bytes(job_config), order)
 
     def of_fullest(self, split: tuple[int, ...], n_frozen: int = 0) -> int:
         """Return the bytes of the rank that holds most, of a cut given by layers of each rank."""

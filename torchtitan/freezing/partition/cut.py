@@ -156,8 +156,7 @@ def model_sizes(job_config: JobConfig) -> PipelineNotes:
 
 def count_model_layers(job_config: JobConfig) -> int:
     """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
-    n_layers: int = _described(job_config)[1].n_layers
-    return n_layers
+    return int(_described(job_config)[1].n_layers)
 
 
 def part_parameters(job_config: JobConfig) -> PartParameters:
