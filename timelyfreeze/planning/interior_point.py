@@ -36,25 +36,13 @@ class CertifiedRatios:
     ratios: Floats  # shape [R]
     end: float  # P_d with these ratios, in the program's unit
     bound: float  # a P_d that no ratios can beat
-    status: str  # the solver's word for how it ended
 
 
-def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
-    """Minimise P_d plus a small cost of freezing; return the R ratios.
+def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
+    """Minimise P_d plus a small cost of freezing, within all constraints.
 
     What the solver has by the time limit counts. If P_d is not within 0.1% of the optimum,
     certified, that is an LpError.
-    """
-    found = solve_certified(lp, time_limit_s)
-    if not found.end <= found.bound * (1.0 + _MAX_ABOVE):
-        raise _stopped(lp, found.status)
-    return found.ratios
-
-
-def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
-    """Minimise P_d as :func:`solve_by_interior_point` does, as far as it gets by the time limit.
-
-    The ratios are within all constraints, and there is a lower bound on P_d.
     """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
@@ -62,12 +50,10 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     if not (np.isfinite(x).all() and np.isfinite(duals).all()):
         raise _stopped(lp, status)
     ratios = _tidy(lp, rows, _within_budgets(lp, x[lp.n_actions + 1 :]))
-    return CertifiedRatios(
-        ratios=ratios,
-        end=_end(lp, rows, ratios),
-        bound=improved_lower_bound(lp, rows, duals, unfrozen),
-        status=status,
-    )
+    end, bound = _end(lp, rows, ratios), improved_lower_bound(lp, rows, duals, unfrozen)
+    if not end <= bound * (1.0 + _MAX_ABOVE):
+        raise _stopped(lp, status)
+    return CertifiedRatios(ratios, end, bound)
 
 
 def _minimise(lp: FreezeLp, unfrozen: float, time_limit_s: float) -> tuple[Floats, Floats, str]:

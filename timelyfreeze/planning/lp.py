@@ -119,7 +119,7 @@ def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     deadline, left_s = time.monotonic() + time_limit_s, time_limit_s
     if lp.n_actions > MAX_ACTIONS_BY_SIMPLEX:
         try:
-            return solve_by_interior_point(lp, time_limit_s)
+            return solve_by_interior_point(lp, time_limit_s).ratios
         except ImportError as error:
             _recommend_clarabel(str(error))
         except LpError as error:
