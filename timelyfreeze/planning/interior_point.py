@@ -104,12 +104,11 @@ def _minimise(lp: FreezeLp, unfrozen: float, time_limit_s: float) -> tuple[Float
 def _end(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> float:
     """Return the least P_d for these ratios."""
     end = float(rows.earliest(ratios)[-1])
-    for row in range(lp.n_precedence + lp.n_stages, len(lp.row_lower)):
-        inside = slice(lp.row_start[row], lp.row_start[row + 1])
-        coefficients = np.zeros(len(lp.column_lower))
-        coefficients[lp.columns[inside]] = lp.values[inside]
-        saved = coefficients[lp.n_actions + 1 :] @ ratios
-        end = max(end, (lp.row_lower[row] - saved) / coefficients[lp.n_actions])
+    if len(lp.row_lower) > lp.n_precedence + lp.n_stages:
+        # Ranks share processors: the last row has what each ratio saves of all work, and then P_d.
+        *_, begin, _ = lp.row_start
+        saved, n_processors = lp.values[begin:-1] @ ratios, lp.values[-1]
+        end = max(end, (lp.row_lower[-1] - saved) / n_processors)
     return end
 
 

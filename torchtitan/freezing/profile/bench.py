@@ -137,15 +137,6 @@ class Repeats:
 _MICROBATCH = 0  # each batch has one
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """What goes into the pipeline, and what travels between stages."""
-
-    tokens: Tensor  # token ids, shape [sequences, tokens of a sequence]
-    labels: Tensor  # target ids, of the same shape
-    hidden: Tensor  # of the shape and type of what one stage sends to the next
-
-
 def profile_clock(device: torch.device) -> Clock:
     """Return a run's clock; with one thread on a CPU other processes do not count."""
     return clock_for(device, lone=torch.get_num_threads() == 1)
@@ -154,27 +145,31 @@ def profile_clock(device: torch.device) -> Clock:
 class LoneStage:
     """A stage between stand-ins for its neighbours, in a process group of one rank.
 
+    Token ids and targets have the shape [sequences, tokens of a sequence], ``hidden`` the shape and
+    type of what one stage sends to the next.
     Gradients are kept from one batch to the next, as one of many microbatches adds them up.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        microbatch: Microbatch,
+        tokens: Tensor,
+        labels: Tensor,
+        hidden: Tensor,
         loss_fn: Callable[..., Tensor],
         *,
         is_first: bool,
         is_last: bool,
         gradient_rank: int = 0,
     ) -> None:
-        device = microbatch.tokens.device
+        device = tokens.device
         modules: list[nn.Module] = [module]
         if not is_first:
-            modules.insert(0, _Neighbour(microbatch.hidden, is_first=True))
+            modules.insert(0, _Neighbour(hidden, is_first=True))
         if not is_last:
-            modules.append(_Neighbour(microbatch.hidden, is_first=False))
+            modules.append(_Neighbour(hidden, is_first=False))
         place = modules.index(module)
-        self._microbatch = microbatch
+        self._tokens, self._labels = tokens, labels
         self._recorder = ActionRecorder(profile_clock(device))
         self.stage = FreezingStage(module, place, len(modules), device)
         self._stages = [
@@ -205,9 +200,9 @@ class LoneStage:
         """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
         mask = mask & ~self.stage.exact
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
-        tokens, labels = self._microbatch.tokens, self._microbatch.labels
+        step, labels = self._schedules[split].step, self._labels
         with self._loss.divided_by(labels.numel()):
-            self._schedules[split].step(tokens, target=labels, losses=[], return_outputs=False)
+            step(self._tokens, target=labels, losses=[], return_outputs=False)
         self.stage.freeze_nothing()
         return self.stage.applied_ratios[_MICROBATCH]
 
@@ -319,7 +314,7 @@ class Bench:
         )
         hidden = torch.empty(*shape, self.model_args.dim, dtype=self._dtype, device=self._device)
         return LoneStage(
-            part, Microbatch(tokens, labels, hidden), self._loss_fn,
+            part, tokens, labels, hidden, self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
         )  # fmt: skip
 
