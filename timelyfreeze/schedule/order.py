@@ -166,10 +166,7 @@ def parse_order(rows: Sequence[str]) -> ScheduleOrder:
 
 def order_to_csv(order: ScheduleOrder) -> str:
     """Write an order as CSV, one row per rank; undone by ``order_from_csv``."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([str(action) for action in row] for row in order.ranks)
-    return buffer.getvalue()
+    return "".join(",".join(map(str, row)) + "\n" for row in order.ranks)
 
 
 def order_from_csv(text: str) -> ScheduleOrder:
