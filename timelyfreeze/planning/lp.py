@@ -22,6 +22,7 @@ from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import DurationBounds, shared_processors
 
 logger = logging.getLogger(__name__)
+_say_once = cache(logger.info)  # which keeps it from being said again
 
 # Ratios this near 0 or 1 are 0 or 1. The solver places a vertex within its tolerance divided by
 # the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
@@ -121,7 +122,9 @@ def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
         try:
             return solve_by_interior_point(lp, time_limit_s).ratios
         except ImportError as error:
-            _recommend_clarabel(str(error))
+            _say_once(
+                "a large pipeline is solved faster with `pip install clarabel` (%s)", str(error)
+            )
         except LpError as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0.0:
@@ -135,12 +138,6 @@ def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
             status="No solver",
         ) from error
     return solve_by_simplex(lp, left_s)
-
-
-@cache
-def _recommend_clarabel(problem: str) -> None:
-    """Say once what is missing; the cache is what keeps it from being said again."""
-    logger.info("a large pipeline is solved faster with `pip install clarabel` (%s)", problem)
 
 
 def _decide(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from timelyfreeze.schedule import Action, ScheduleOrder, build_order
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 
 Times = Mapping[Action, Sequence[float]]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,7 @@ def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
 
     Replicas meet at every gradient reduction, so the slowest one decides when a step ends.
     """
-    merged: dict[Action, Sequence[float]] = {}
-    for times in ranks:
-        for action, values in times.items():
-            if action not in merged or np.median(values) > np.median(merged[action]):
-                merged[action] = values
-    return merged
+    return {action: max(each, key=np.median) for action, each in _by_action(ranks).items()}
 
 
 def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleOrder:
@@ -88,8 +84,7 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
         held: dict[int, list[Action]] = {}  # of several ranks where a pipeline is emulated
         for action in times:
             held.setdefault(declared.stage_to_rank[action.stage], []).append(action)
-        for rank, actions in held.items():
-            by_rank.setdefault(rank, actions)
+        by_rank = held | by_rank
     return build_order([by_rank.get(rank, []) for rank in range(declared.n_ranks)])
 
 
@@ -98,11 +93,11 @@ def median_of_each(batches: Sequence[Mapping[Action, float]]) -> dict[Action, fl
     return {action: float(np.median(values)) for action, values in _by_action(batches).items()}
 
 
-def _by_action(batches: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:
-    together: dict[Action, list[float]] = {}
-    for times_ms in batches:
-        for action, time_ms in times_ms.items():
-            together.setdefault(action, []).append(time_ms)
+def _by_action(several: Sequence[Mapping[Action, _Value]]) -> dict[Action, list[_Value]]:
+    together: dict[Action, list[_Value]] = {}
+    for each in several:
+        for action, value in each.items():
+            together.setdefault(action, []).append(value)
     return together
 
 
@@ -220,8 +215,7 @@ class Monitoring:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the times as plain data for a checkpoint, by the name of the pattern."""
-        plain: dict[str, Any] = to_plain(self._samples)
-        return plain
+        return dict(to_plain(self._samples))
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
         """Restore what :meth:`to_plain` returned; unknown names are left to others."""

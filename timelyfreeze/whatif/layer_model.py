@@ -195,9 +195,7 @@ class BlockTimes:
 
     def stage(self, index: int, n_stages: int, start: int, stop: int) -> StageTimes:
         """Return what stage ``index`` of ``n_stages`` would take with ``start`` to ``stop`` - 1."""
-        times = _NOTHING
-        for block in self.blocks[start:stop]:
-            times = times.plus(block)
+        times = functools.reduce(StageTimes.plus, self.blocks[start:stop], _NOTHING)
         if index == n_stages - 1 and self.layers[-1] == 0:
             times = times.plus(self.stages[-1])
         if index > 0:

@@ -259,7 +259,7 @@ def test_without_clarabel_simplex_solves_and_it_is_said_once(
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setitem(sys.modules, missing, None)
-    timelyfreeze.planning.lp._recommend_clarabel.cache_clear()
+    timelyfreeze.planning.lp._say_once.cache_clear()
     with caplog.at_level(logging.INFO, "timelyfreeze.planning.lp"):
         for _ in range(2):
             again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
