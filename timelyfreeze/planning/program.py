@@ -24,7 +24,7 @@ class LpError(RuntimeError):
         status: The solver's own word for why, for example ``Time limit reached``.
     """
 
-    def __init__(self, message: str, *, status: str = "") -> None:  # unpickled without it at first
+    def __init__(self, message: str, *, status: str = "") -> None:  # pickle has the message alone
         """Keep the status beside the message."""
         super().__init__(message)
         self.status = status

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,11 @@ from timelyfreeze.whatif.grid import (
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.times import Links, bounds_from_times
 
-_NOTES: Mapping[str, str] = tomllib.loads(
-    resources.files(__package__).joinpath("notes.toml").read_text()
+# Legend and columns of the two tables, and notes.
+TOLD: Mapping[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("report.toml").read_text()
 )
+_NOTES: Mapping[str, str] = TOLD["notes"]
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from string import Formatter
 from typing import Any
 
 from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.policies import LORA, NONE, PLANNED
 from timelyfreeze.timing import holds_for, within
+from timelyfreeze.whatif.answers import TOLD
 from timelyfreeze.whatif.bounds_file import BoundsFile, recall
 from timelyfreeze.whatif.fronts import FrontCase
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap, render_split
 from timelyfreeze.whatif.partition import PARTITIONS
 
-# Legend and columns of the two tables.
-_TOLD: Mapping[str, Any] = tomllib.loads(
-    resources.files(__package__).joinpath("report.toml").read_text()
-)
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
 # What a grid asks for, which each case has.
@@ -84,7 +79,7 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
         },
         [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
         [asdict(case) for case in answer.cases],
-        [_TOLD["plan"]["legend"], *best_of(answer.cases)],
+        [TOLD["plan"]["legend"], *best_of(answer.cases)],
         answer.notes,
     )
 
@@ -169,7 +164,7 @@ def _cells(table: str, values: Mapping[str, Any]) -> dict[str, str]:
         names = [name for _, name, *_ in Formatter().parse(form) if name]
         return "" if any(values[name] is None for name in names) else form.format_map(values)
 
-    return {title: cell(form) for title, form in _TOLD[table]["columns"].items()}
+    return {title: cell(form) for title, form in TOLD[table]["columns"].items()}
 
 
 def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Report:
@@ -181,7 +176,7 @@ def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Rep
         {"bounds": str(file.path), **{key: getattr(grid, key) for key in asked}},
         [_front_cells(row) for row in rows],
         rows,
-        [_TOLD["front"]["legend"]],
+        [TOLD["front"]["legend"]],
         answer.notes,
     )
 
