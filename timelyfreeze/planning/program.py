@@ -92,9 +92,10 @@ def build_lp(
     rows, and one more if ranks share processors; A + 1 + R columns.
     """
     validate_bounds(dag, bounds)
-    if errors := list(ratio_errors(max_freeze_ratio, dag.n_stages)):
+    caps = np.asarray(max_freeze_ratio, dtype=np.float64)
+    if errors := list(ratio_errors(caps.tolist(), dag.n_stages)):
         raise ValueError("; ".join(errors))
-    caps = np.broadcast_to(np.asarray(max_freeze_ratio, dtype=np.float64), (dag.n_stages,))
+    caps = np.broadcast_to(caps, (dag.n_stages,))
     scale = float(np.max(bounds.max_ms))
     if scale == 0.0:
         raise ValueError(
