@@ -85,7 +85,7 @@ class FreezePlan:
     @property
     def gain(self) -> float:
         """Throughput gained by this plan, as a fraction: 0.46 means 46% more batches per second."""
-        return _gain(self.unfrozen_batch_ms, self.batch_ms)
+        return gain_of(self.unfrozen_batch_ms, self.batch_ms)
 
     @property
     def time_to_loss(self) -> float | None:
@@ -98,7 +98,7 @@ class FreezePlan:
     @property
     def upper_bound_gain(self) -> float:
         """Throughput gained if everything were frozen: the most any plan can reach."""
-        return _gain(self.unfrozen_batch_ms, self.frozen_batch_ms)
+        return gain_of(self.unfrozen_batch_ms, self.frozen_batch_ms)
 
 
 def plan_from_ratios(
@@ -212,8 +212,8 @@ def plan_from_json(text: str) -> FreezePlan:
     return FreezePlan(tuple(file.actions), ratios, durations_ms, start_ms, **head)
 
 
-def _gain(before_ms: float, after_ms: float) -> float:
-    """Relative gain in throughput; infinite if nothing is left to wait for."""
+def gain_of(before_ms: float, after_ms: float) -> float:
+    """Return the gain as a fraction; infinite if nothing is left to wait for."""
     return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf
 
 

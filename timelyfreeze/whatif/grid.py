@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Generic, TypeVar
 
+from timelyfreeze.planning import gain_of
 from timelyfreeze.records import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 
@@ -132,12 +132,12 @@ class Case:
         if kappa is not None and not isinstance(cap, str):
             by_cap = kappa_of_cap(cap, self.all_frozen_step_ms, step_ms)
         found = {
-            "gain": _gain(step_ms, frozen_ms),
+            "gain": gain_of(step_ms, frozen_ms),
             "time_to_loss": None if kappa is None or factor is None else kappa * factor,
             "kappa": kappa,
             "kappa_of_cap": by_cap,
-            "upper_bound_gain": _gain(step_ms, self.all_frozen_step_ms),
-            "gain_over_best_unfrozen": None if best_ms is None else _gain(best_ms, frozen_ms),
+            "upper_bound_gain": gain_of(step_ms, self.all_frozen_step_ms),
+            "gain_over_best_unfrozen": None if best_ms is None else gain_of(best_ms, frozen_ms),
             "frozen_microbatch_ms": self.per_microbatch(frozen_ms),
             "tokens_per_second_unfrozen": None if rate is None else rate * frozen_ms / step_ms,
         }
@@ -158,7 +158,3 @@ class Answer(Generic[T]):
 
     cases: tuple[T, ...]  # in the order of the grid
     notes: tuple[str, ...]  # what was left out and why, and what the metrics rest on
-
-
-def _gain(before_ms: float, after_ms: float) -> float:
-    return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf
