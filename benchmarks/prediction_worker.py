@@ -45,13 +45,13 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
     for step in range(1, phases.last_ramp_step + 2):
         timed.step_ms(step)
     if controller.plan is None:
-        raise SystemExit(f"there is no plan: {controller.failure}")
+        raise SystemExit(f"there is no plan: {controller.planner.failure}")
     solutions = _solutions(controller, task["caps"], exchange)
     seen: list[Any] = []
     controller.collect()
     controller.on_batch = seen.append
     # Steps of the phases that freeze nothing and everything; not the last one, which solves.
-    modes = {NOTHING: phases.last_step_of(phases.phase(phases.last_warmup_step + 1))}
+    modes = {NOTHING: phases.last_steps[phases.phase(phases.last_warmup_step + 1)]}
     modes[EVERYTHING] = phases.last_monitor_step - 1
     modes |= dict.fromkeys(solutions, phases.last_ramp_step + 2)
     made: list[tuple[str, int, int, float]] = []
@@ -75,7 +75,7 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
         "schedule": task["schedule"],
         "machine": machine(),
         "order": order_to_csv(controller.order),
-        "n_processors": controller._planner.choices.n_processors,
+        "n_processors": controller.planner.choices.n_processors,
         "p2p_latency_ms": [[*link, ms] for link, ms in controller.bounds.p2p_latency_ms.items()],
         "plans": {cap: plan_to_json(solved.plan) for cap, solved in solutions.items()},
         "turns": turns,
@@ -95,7 +95,7 @@ def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[st
     for cap in caps:
         plain = None
         if exchange.rank == 0:
-            choices = replace(controller._planner.choices, max_freeze_ratio=cap)
+            choices = replace(controller.planner.choices, max_freeze_ratio=cap)
             solution = solve_from_bounds(controller.order, controller.bounds, choices)
             plain = solution_to_plain(solution)
         solved[f"{cap:g}"] = solution_from_plain(exchange.broadcast(plain))

@@ -21,10 +21,10 @@ SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 def schedule_name(text: str) -> str:
     """Return the name of a schedule that torch knows; the type of an option."""
     # Imported late: it loads torch, which --help does without.
-    from timelyfreeze.runtime import known_schedules
+    from timelyfreeze.runtime import SCHEDULES
 
-    if text not in known_schedules():
-        raise wrong(text, f"must be one of {', '.join(known_schedules())}")
+    if text not in SCHEDULES:
+        raise wrong(text, f"must be one of {', '.join(SCHEDULES)}")
     return text
 
 

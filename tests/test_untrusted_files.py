@@ -54,10 +54,10 @@ ALLOWED = {
         "timelyfreeze/cli/torchvision_import.py",
         "exec_module",
     ): "torchvision, as Python's own import of it would",
-    **{
-        (place, "read_metadata"): "torch's reader of safetensors headers, which are JSON"
-        for place in ("torchtitan/hf/adapter.py", "torchtitan/vision/adapter.py")
-    },
+    (
+        "torchtitan/hf/adapter.py",
+        "read_metadata",
+    ): "torch's reader of safetensors headers, which are JSON",
     (
         "torchtitan/data/loader.py",
         "pickle",

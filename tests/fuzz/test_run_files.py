@@ -17,6 +17,7 @@ from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_js
 from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
 from timelyfreeze.plots import gallery, style
+from timelyfreeze.plots.gallery import read_names, run_title
 from timelyfreeze.records.tables import (
     COUNTS,
     FRONT,
@@ -32,7 +33,6 @@ from timelyfreeze.records.tables import (
     read_responses,
 )
 from timelyfreeze.records.timeline import timeline_from_json
-from timelyfreeze.records.title import read_names, run_title
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.losses import read_reference
 

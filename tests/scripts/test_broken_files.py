@@ -20,10 +20,9 @@ from tests.timelyfreeze.compare.run_folders import write_record, write_run, writ
 from timelyfreeze.compare import command as compare
 from timelyfreeze.compare.paper import command as paper
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records import STEPS
 from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
-from timelyfreeze.records.tables import LOSSES
+from timelyfreeze.records.tables import LOSSES, STEPS
 
 pytestmark = pytest.mark.slow
 

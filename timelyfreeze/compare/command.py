@@ -44,7 +44,7 @@ from timelyfreeze.compare.table import Table, render_csv, render_html, render_ma
 from timelyfreeze.files import printable
 from timelyfreeze.files.options import parse_with_keys, status_of
 from timelyfreeze.plots import style
-from timelyfreeze.records import WINDOW
+from timelyfreeze.records.tables import WINDOW
 
 OUTPUT = Path("outputs/comparison")
 TITLE = "Runs compared"
@@ -120,9 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
     # The trainer starts in the repository, not where this command was started.
     settings = jobs.Settings(options.config.resolve(), arguments)
-    if not settings.emulates:
+    emulates = settings.is_on("emulation.enable")  # one process does the work of all ranks
+    if not emulates:
         settings = replace(settings, degree=options.nproc)
-    own = 1 if settings.emulates else settings.n_ranks
+    own = 1 if emulates else settings.n_ranks
     nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
     asked = plan_jobs(

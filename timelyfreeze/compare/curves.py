@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,40 +16,55 @@ from timelyfreeze.compare.groups import Group, Spread
 from timelyfreeze.compare.runs.run import Points, Run
 from timelyfreeze.compare.runs.variants import freezes, work_differs
 from timelyfreeze.plots.gallery import measured_batch, predicted_batch
-from timelyfreeze.records import COUNTS, FROZEN, UNFROZEN, FrozenCount, Timeline, running_means
+from timelyfreeze.plots.response import mean_frequency
+from timelyfreeze.records.tables import COUNTS, FrozenCount, running_means
+from timelyfreeze.records.timeline import FROZEN, UNFROZEN, Timeline
 
 SPEED = "device_tokens_per_second"
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Means of a group of repeats over seconds or steps, with the smallest and largest of them."""
+class OfGroup:
+    """What is shown of a group of repeats."""
 
     group: Group
+    words: str  # the same, for those who do not see it
+
+    @property
+    def schedule(self) -> str:
+        """Of the group."""
+        return self.group.schedule
+
+
+@dataclass(frozen=True)
+class Curve(OfGroup):
+    """Means over seconds or steps, with the smallest and largest of them."""
+
     xs: tuple[float, ...]
     ys: tuple[float, ...]
     lows: tuple[float, ...]
     highs: tuple[float, ...]
 
 
-def curves(group: Group, points: Callable[[Run], Points]) -> list[Curve]:
-    """Return the curves of ``group``: one with its spread, or several that do not fit together.
+def curves(groups: Sequence[Group], points: Callable[[Run], Points], ends: str = "") -> list[Curve]:
+    """Return of each group one curve with its spread, or several that do not fit together.
 
-    Repeats fit together if they have as many points; the first points of all make one point, and so
-    on, at the mean of their places: a step does not take equally long in all of them. What is no
-    number, as the losses of a run that diverged, is left out.
+    In words they end as ``ends`` says. Repeats fit together if they have as many points; the first
+    points of all make one point, and so on, at the mean of their places: a step does not take
+    equally long in all of them. What is no number, as losses of a run that diverged, is left out.
     """
-    numbers = [[(x, y) for x, y in points(run) if math.isfinite(y)] for run in group.runs]
-    known = [found for found in numbers if found]
-    if len({len(found) for found in known}) > 1:
-        return [_mean(group, [found]) for found in known]
-    return [_mean(group, known)] if known else []
-
-
-def _mean(group: Group, found: Sequence[Points]) -> Curve:
-    xs, ys = np.moveaxis(np.array(found), 2, 0)  # each [repeats, points]
-    columns = (xs.mean(0), ys.mean(0), ys.min(0), ys.max(0))
-    return Curve(group, *(tuple(column.tolist()) for column in columns))
+    found = []
+    for group in groups:
+        numbers = [[(x, y) for x, y in points(run) if math.isfinite(y)] for run in group.runs]
+        known = [of_run for of_run in numbers if of_run]
+        is_one = len(set(map(len, known))) == 1
+        for repeats in [known] if is_one else [[of_run] for of_run in known]:
+            xs, ys = np.moveaxis(np.array(repeats), 2, 0)  # each [repeats, points]
+            columns = (xs.mean(0), ys.mean(0), ys.min(0), ys.max(0))
+            places, means, *ranges = (tuple(column.tolist()) for column in columns)
+            words = " ends at " + ends.format(x=places[-1], y=means[-1])
+            found.append(Curve(group, words, places, means, *ranges))
+    return found
 
 
 def training_losses(window: int) -> Callable[[Run], Points]:
@@ -63,20 +78,29 @@ def training_losses(window: int) -> Callable[[Run], Points]:
     return points
 
 
-def stage_ratios(group: Group) -> dict[int, float]:
-    """Return the freeze ratio of each stage in the last step, mean over those that know it."""
-    known = [run.summary.stage_ratios or {} for run in group.runs]
-    return {
-        stage: statistics.fmean(ratios[stage] for ratios in known if stage in ratios)
-        for stage in sorted(set().union(*known))
-    }
+@dataclass(frozen=True)
+class StageRatios(OfGroup):
+    """The freeze ratio of each stage in the last step, mean over those that know it."""
+
+    ratios: Mapping[int, float]
+
+
+def stage_ratios(groups: Sequence[Group]) -> list[StageRatios]:
+    """Return the ratios of those groups that have any."""
+    found = []
+    for group in groups:
+        known = [run.summary.stage_ratios or {} for run in group.runs]
+        if stages := sorted(set().union(*known)):
+            ratios = {i: statistics.fmean(r[i] for r in known if i in r) for i in stages}
+            words = ", ".join(f"stage {i} {ratio:.2f}" for i, ratio in ratios.items())
+            found.append(StageRatios(group, f": {words}", ratios))
+    return found
 
 
 @dataclass(frozen=True)
-class Point:
-    """Tokens per second of a device in a group of repeats, and what is set against it."""
+class Point(OfGroup):
+    """Tokens per second of a device, and what is set against it."""
 
-    group: Group
     x: Spread
     y: Spread
 
@@ -96,7 +120,8 @@ def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> l
         if error is not None:
             low, high = y.mean - error.mean, y.mean + error.mean
             y = Spread(y.mean, min(y.low, low), max(y.high, high))
-        found.append(Point(group, x, y))
+        words = f": {x.mean:,.0f} {group.unit}/s, {y.mean:.3f}"
+        found.append(Point(group, words, x, y))
     return found
 
 
@@ -114,10 +139,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Example(Generic[T]):
+class Example(OfGroup, Generic[T]):
     """What one run has, shown for its group; that of ``none`` is of a run that freezes."""
 
-    group: Group
     run: Run
     value: T
 
@@ -146,30 +170,38 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
 
         return sorted(freezing, key=distance)
 
-    return first_examples([
+    candidates = [
         (group, run, partial(read, phases=FROZEN if freezes(group.method) else UNFROZEN))
         for group in groups
         for read in (measured_batch, predicted_batch)
         for run in shown_by(group)
-    ])  # fmt: skip
+    ]
+    return _first(
+        candidates, lambda batch: f"{batch.origin} {batch.words}, {batch.batch_ms:.4g} ms"
+    )
 
 
-def last_rank(run_folder: Path) -> Sequence[FrozenCount] | None:
-    """Return what became of the tensors of the last rank, once freezing had begun."""
-    if not (run_folder / COUNTS.name).exists():
-        return None
-    counts = [count for count in COUNTS.read(run_folder) if count.backwards]
-    last = max((count.rank for count in counts), default=None)
-    return [count for count in counts if count.rank == last] or None
+def last_ranks(groups: Sequence[Group]) -> Examples[Sequence[FrozenCount]]:
+    """Return what became of the tensors of each group's last rank, once freezing had begun."""
+
+    def read(run_folder: Path) -> Sequence[FrozenCount] | None:
+        if not (run_folder / COUNTS.name).exists():
+            return None
+        counts = [count for count in COUNTS.read(run_folder) if count.backwards]
+        last = max((count.rank for count in counts), default=None)
+        return [count for count in counts if count.rank == last] or None
+
+    def tell(counts: Sequence[FrozenCount]) -> str:
+        mean = f"{mean_frequency(counts):.0%} of backwards"
+        return f"{len(counts)} tensors of rank {counts[0].rank}, left out of {mean}"
+
+    return _first([(group, run, read) for group in groups for run in group.runs], tell)
 
 
-def first_examples(
-    candidates: Sequence[tuple[Group, Run, Callable[[Path], T | None]]],
+def _first(
+    candidates: Sequence[tuple[Group, Run, Callable[[Path], T | None]]], tell: Callable[[T], str]
 ) -> Examples[T]:
-    """Return the first example of each group, and why others cannot be read.
-
-    After the first none of the group is read any more.
-    """
+    """Return the first example of each group, after which none is read, and what cannot be."""
     known: dict[Group, Example[T]] = {}
     unread: dict[str, None] = {}
     for group, run, read in candidates:
@@ -181,7 +213,7 @@ def first_examples(
             unread[f"what cannot be read of {run.label}: {error}"] = None
             continue
         if value is not None:
-            known[group] = Example(group, run, value)
+            known[group] = Example(group, f": {tell(value)}", run, value)
     return list(known.values()), list(unread)
 
 
@@ -189,10 +221,10 @@ def same_work(groups: Sequence[Group]) -> list[list[Group]]:
     """Return ``groups`` in parts whose steps have as much to do, as far as that is known."""
     parts: list[list[Group]] = []
     for group in groups:
-        settings = group.runs[0].settings
-        alike = [p for p in parts if not work_differs(p[0].runs[0].settings, settings)]
-        if alike:
-            alike[0].append(group)
+        for part in parts:
+            if not work_differs(part[0].runs[0].settings, group.runs[0].settings):
+                part.append(group)
+                break
         else:
             parts.append([group])
     return parts

@@ -1,37 +1,29 @@
 """How points, curves, ratios of stages and examples are drawn: a panel for each schedule.
 
-The same method has the same colour everywhere, and its name stands beside what is drawn of it.
+The same method has the same colour everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
-from timelyfreeze.compare.curves import Curve, Example, Point, front
+from timelyfreeze.compare.curves import Curve, Example, OfGroup, Point, StageRatios, front
 from timelyfreeze.compare.groups import SCHEDULES, Group
 from timelyfreeze.compare.runs.variants import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.response import frequencies_figure
 from timelyfreeze.plots.timeline import timeline_figure
-from timelyfreeze.records import FrozenCount, Timeline
+from timelyfreeze.records.tables import FrozenCount
+from timelyfreeze.records.timeline import Timeline
 
-T = TypeVar("T")
-# What is drawn, by schedule.
-Panels = Mapping[str, Sequence[T]]
-StageRatios = tuple[Group, Mapping[int, float]]
+T = TypeVar("T", bound=Group | OfGroup)
 
 _COLORS = {
     "none": style.BLACK, "timelyfreeze": style.BLUE, "apf": style.ORANGE,
@@ -50,11 +42,11 @@ _LABELS = 1.45  # inches for names right of curves
 _NARROW = 7.0  # inches, of a plot with one panel
 
 
-def by_schedule(found: Sequence[tuple[Group, T]]) -> dict[str, list[T]]:
+def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
     """Return what was ``found`` by schedule, in the order of the table."""
     panels: dict[str, list[T]] = {}
-    for group, one in found:
-        panels.setdefault(group.schedule, []).append(one)
+    for one in found:
+        panels.setdefault(one.schedule, []).append(one)
     return panels
 
 
@@ -74,33 +66,34 @@ def line_style(method: str) -> str:
 
 
 def draw_points(
-    panels: Panels[Point], title: str, place: str, *, y_label: str, low_is_good: bool,
-    models: Mapping[str, Panels[Point]] | None = None,
+    points: Sequence[Point], title: str, place: str, *, y_label: str, low_is_good: bool,
+    models: Mapping[str, Sequence[Point]] | None = None,
 ) -> Figure:  # fmt: skip
     """Draw quality against speed, better towards the upper right, and what nothing beats.
 
     All panels have the same limits; each of ``models`` has limits and rows of its own.
     """
-    models = models or {"": panels}
-    wide = any(len(own) > 1 for own in models.values())
+    panels = {model: by_schedule(own) for model, own in (models or {"": points}).items()}
+    wide = any(len(own) > 1 for own in panels.values())
     names: list[str] = []
-    for model, own in models.items():
+    for model, own in panels.items():
         names += [f"{model}\n{schedule}".lstrip() for schedule in own]
         names += [""] * (len(names) % 2 if wide else 0)
-    figure, axes = _panels(names, title, place)
+    figure, axes = _panels(names, title, place, names=_LABELS)
     left = iter(axes)
-    for own in models.values():
-        _draw_trade_offs([next(left) for _ in own], own, y_label, low_is_good=low_is_good)
+    for own in panels.values():
+        _draw_trade_offs(left, own, y_label, low_is_good=low_is_good)
     return figure
 
 
 def _draw_trade_offs(
-    axes: Sequence[Axes], panels: Panels[Point], y_label: str, *, low_is_good: bool
+    axes: Iterator[Axes], panels: Mapping[str, Sequence[Point]], y_label: str, *, low_is_good: bool
 ) -> None:
     everything = [point for points in panels.values() for point in points]
     x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
     y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
-    for one, (schedule, points) in zip(axes, panels.items(), strict=True):
+    for schedule, points in panels.items():
+        one = next(axes)
         one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits,
                 xlabel=f"{everything[0].group.unit}/s per device", ylabel=y_label)  # fmt: skip
         one.grid(visible=True)
@@ -116,88 +109,73 @@ def _draw_trade_offs(
                 xerr=[[x.mean - x.low], [x.high - x.mean]],
                 yerr=[[y.mean - y.low], [y.high - y.mean]], markeredgecolor=edge,
                 markeredgewidth=width, ecolor=color(method), elinewidth=1.0, zorder=3,
+                label=point.group.short_name,
             )  # fmt: skip
-        bars = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
-        bars += [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
-        label_points(one, [_label(p.group, p.x.mean, p.y.mean) for p in points], bars)
+        _legend(one)
         one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
                       fontsize=style.SMALL_POINTS)  # fmt: skip
 
 
 def draw_curves(
-    panels: Panels[Curve], title: str, place: str, *,
+    curves: Sequence[Curve], title: str, place: str, *,
     labels: tuple[str, str], y_limits: tuple[float, float],
-    marks: Panels[Curve] | None = None, target: tuple[float, str] | None = None,
+    target: tuple[float, str] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draw curves with their spread, names at their ends, single ``marks``, and a named target."""
+    """Draw curves with their spread, their names beside them, and a named target."""
+    panels = by_schedule(curves)
     figure, axes = _panels(list(panels), title, place, names=_LABELS)
     for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
         one.set(xlabel=labels[0], ylabel=labels[1])
         one.grid(visible=True)
         marker = _MARKERS.get(schedule, _OTHER_MARKER)
         for curve in drawn:
-            _draw_curve(one, curve, marker)
-        for curve in (marks or {}).get(schedule, ()):
-            one.plot(curve.xs, curve.ys, linestyle="none", marker=marker, markersize=3.5,
-                     markeredgewidth=0.4, markeredgecolor=style.INK,
-                     color=color(curve.group.method))  # fmt: skip
+            look: Any = {"color": color(curve.group.method)}
+            # What is one point only would be no line at all.
+            one.plot(curve.xs, curve.ys, linestyle=line_style(curve.group.method), linewidth=1.5,
+                     marker=marker if len(curve.xs) == 1 else None,
+                     label=curve.group.short_name, **look)  # fmt: skip
+            if curve.lows != curve.highs:
+                one.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12, linewidth=0, **look)
         if target is not None:
             one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
-            one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
-                         xytext=(0, 2), textcoords="offset points", color=style.INK,
-                         fontsize=style.SMALL_POINTS,
-                         bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
+            at, box = (0.01, target[0]), {"color": "white", "alpha": 0.8, "pad": 0.5}
+            style.annotate(one, target[1], at, ("axes fraction", "data"), shift=(0, 2),
+                           color=style.INK, bbox=box)  # fmt: skip
         one.set(xlim=one.get_xlim(), ylim=y_limits)
-        label_ends(one, [_label(c.group, c.xs[-1], c.ys[-1]) for c in drawn])
+        _legend(one)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, marker: str) -> None:
-    method = curve.group.method
-    # What is one point only would be no line at all.
-    axes.plot(curve.xs, curve.ys, linestyle=line_style(method), color=color(method), linewidth=1.5,
-              marker=marker if len(curve.xs) == 1 else None)  # fmt: skip
-    if curve.lows != curve.highs:
-        axes.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12, color=color(method),
-                          linewidth=0)  # fmt: skip
-
-
-def draw_stages(panels: Panels[StageRatios], title: str, place: str) -> Figure:
+def draw_stages(found: Sequence[StageRatios], title: str, place: str) -> Figure:
     """Draw freeze ratios as a table of colours: a line for each method, a column for each stage."""
+    panels = by_schedule(found)
     tallest = max(len(rows) for rows in panels.values())
-    names = [wrap(group.short_name) for rows in panels.values() for group, _ in rows]
+    names = [wrap(one.group.short_name) for one in found]
     longest = max(len(line) for name in names for line in name.split("\n"))
     row_height = 0.14 * max(name.count("\n") + 1 for name in names) + 0.12
     figure, axes = _panels(list(panels), title, place, inner_height=row_height * tallest,
                            left=0.075 * longest + 0.3)  # fmt: skip
-    for one, rows in zip(axes, panels.values(), strict=True):
-        _draw_ratios(one, rows)
-        one.set_ylim(tallest - 0.5, -0.5)
+    for one, of_one in zip(axes, panels.values(), strict=True):
+        n_stages = 1 + max(stage for row in of_one for stage in row.ratios)
+        points = style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1
+        cells = [(i, stage, r) for i, row in enumerate(of_one) for stage, r in row.ratios.items()]
+        for i, stage, ratio in cells:
+            one.add_patch(Rectangle((stage - 0.48, i - 0.46), 0.96, 0.92, facecolor=_RATIOS(ratio),
+                                    edgecolor=style.GRID, linewidth=0.5))  # fmt: skip
+            if n_stages <= 16:
+                one.text(stage, i, f"{ratio:.2f}", ha="center", va="center", fontsize=points,
+                         color="white" if ratio > 0.7 else style.INK)  # fmt: skip
+        one.set(xlim=(-0.5, n_stages - 0.5), ylim=(tallest - 0.5, -0.5), xlabel="stage")
+        names = [wrap(row.group.short_name) for row in of_one]
+        one.set_yticks(range(len(of_one)), names, fontsize=style.SMALL_POINTS + 1)
+        one.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+        one.tick_params(length=0)
+        one.spines[["left", "bottom"]].set_visible(False)
     return figure
 
 
-def _draw_ratios(axes: Axes, rows: Sequence[StageRatios]) -> None:
-    n_stages = 1 + max(stage for _, ratios in rows for stage in ratios)
-    for row, (_, ratios) in enumerate(rows):
-        for stage, ratio in ratios.items():
-            corner = stage - 0.48, row - 0.46
-            axes.add_patch(Rectangle(corner, 0.96, 0.92, facecolor=_RATIOS(ratio),
-                                     edgecolor=style.GRID, linewidth=0.5))  # fmt: skip
-            if n_stages <= 16:
-                axes.text(stage, row, f"{ratio:.2f}", ha="center", va="center",
-                          fontsize=style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1,
-                          color="white" if ratio > 0.7 else style.INK)  # fmt: skip
-    axes.set(xlim=(-0.5, n_stages - 0.5), xlabel="stage")
-    names = [wrap(group.short_name) for group, _ in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=style.SMALL_POINTS + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
-
-
-def draw_batches(panels: Panels[Example[Timeline]], title: str, place: str) -> Figure:
+def draw_batches(batches: Sequence[Example[Timeline]], title: str, place: str) -> Figure:
     """Draw the batches of the methods of a schedule below each other, on one time axis."""
-    batches = [batch for of_one in panels.values() for batch in of_one]
     names = [_batch_name(batch) for batch in batches]
     return timeline_figure([batch.value for batch in batches], f"{title}\n{place}", names)
 
@@ -209,16 +187,13 @@ def _batch_name(batch: Example[Timeline]) -> str:
     return f"{batch.group.short_name}, {how} by {run.method}, seed {run.seed}"
 
 
-def draw_counts(panels: Panels[Example[Sequence[FrozenCount]]], title: str, place: str) -> Figure:
+def draw_counts(
+    examples: Sequence[Example[Sequence[FrozenCount]]], title: str, place: str
+) -> Figure:
     """Draw for the methods of a schedule how often tensors were frozen, a panel for each."""
-    examples = [example for of_one in panels.values() for example in of_one]
     names = [f"{wrap(one.group.short_name)}\nseed {one.run.seed}, rank {one.value[0].rank}"
              for one in examples]  # fmt: skip
     return frequencies_figure(names, [one.value for one in examples], f"{title}\n{place}")
-
-
-def _label(group: Group, x: float, y: float) -> Label:
-    return Label(x, y, group.short_name, color(group.method))
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
@@ -256,28 +231,7 @@ def _panels(
     return figure, axes
 
 
-# Distances of a label from its point, in points, and the directions that are tried.
-_RADII = (6.0, 12.0, 20.0, 30.0, 42.0, 56.0)
-_DIRECTIONS = tuple(2.0 * math.pi * i / 12 for i in range(12))
-# Beyond this distance a line leads from the label to its point.
-_LEADS_FROM = 13.0
-_LINE_SPACING = 1.3
-# What an overlap costs in any case, in pixels of distance.
-_OVERLAP = 200.0
 _WRAP_AT = 24
-
-# From one point to another.
-Line = tuple[tuple[float, float], tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Label:
-    """A text for a place, in the units of the axes."""
-
-    x: float
-    y: float
-    text: str
-    color: str
 
 
 def wrap(text: str) -> str:
@@ -285,92 +239,9 @@ def wrap(text: str) -> str:
     return text.replace(", ", ",\n") if len(text) > _WRAP_AT else text
 
 
-def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> None:
-    """Write each text near its point, over no point, bar or other text if there is room."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes that are drawn on lie in one
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    pixels = figure.dpi / 72.0
-    places = [axes.transData.transform((label.x, label.y)) for label in labels]
-    taken = [Bbox([[x - 6, y - 6], [x + 6, y + 6]]) for x, y in places]
-    for ends in bars:
-        corners = axes.transData.transform(ends)
-        taken.append(Bbox([corners.min(axis=0) - 1, corners.max(axis=0) + 1]))
-    inside = axes.get_window_extent(renderer)
-    for label, (x, y) in zip(labels, places, strict=True):
-        probe = axes.text(0, 0, wrap(label.text), fontsize=style.SMALL_POINTS)
-        size = probe.get_window_extent(renderer)
-        probe.remove()
-        options = []
-        for radius, angle in itertools.product(_RADII, _DIRECTIONS):
-            box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            outside = box.width * box.height - _overlap(box, inside)
-            over = sum(_overlap(box, other) for other in taken) + outside
-            # Any overlap is worse than being farther away.
-            cost = _OVERLAP * (over > 0.0) + 2.0 * over
-            options.append((cost + radius * pixels, radius, box))
-        _, radius, box = min(options, key=lambda option: option[0])
-        taken.append(box)
-        middle = (box.x0 + box.x1) / 2.0 - x, (box.y0 + box.y1) / 2.0 - y
-        lead = {"shrinkA": 0, "shrinkB": 4} if radius > _LEADS_FROM else None
-        _write(axes, label, (middle[0] / pixels, middle[1] / pixels), "offset points", lead,
-               ha="center", multialignment="left")  # fmt: skip
-
-
-def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write each text right of ``axes``, near the height of its line's end, none over another."""
-    height = axes.bbox.height * 72.0 / axes.figure.dpi
-    low, high = axes.get_ylim()
-    ordered = sorted(labels, key=lambda label: label.y)
-    heights = [
-        (wrap(label.text).count("\n") + 1) * style.SMALL_POINTS * _LINE_SPACING for label in ordered
-    ]
-    wanted = [height * (label.y - low) / (high - low) for label in ordered]
-    for label, middle in zip(ordered, spread_out(wanted, heights, height), strict=True):
-        lead = {"shrinkA": 1, "shrinkB": 0, "relpos": (0.0, 0.5)}
-        _write(axes, label, (1.06, middle / height), "axes fraction", lead)
-
-
-def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
-    """Return middles as near to ``wanted``, which ascends, as they can be without overlapping.
-
-    Texts that would overlap form a block around the mean of where they should be. Texts too high
-    for the ``room`` stick out at the top.
-    """
-    n = len(wanted)
-    below = [sum(heights[:i]) for i in range(n)]
-    # Where each text would begin, had all below it no height: these are not to fall.
-    starts = [wanted[i] - heights[i] / 2.0 - below[i] for i in range(n)]
-    means = {(i, j): statistics.fmean(starts[i : j + 1]) for i in range(n) for j in range(i, n)}
-    rising = [max(min(means[i, j] for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
-    last = max(0.0, room - sum(heights))
-    return [
-        min(max(start, 0.0), last) + low + height / 2.0
-        for start, low, height in zip(rising, below, heights, strict=True)
-    ]
-
-
-def _beside(x: float, y: float, distance: float, angle: float, width: float, height: float) -> Bbox:
-    """Return the box of a text in one direction from a point."""
-    dx, dy = math.cos(angle), math.sin(angle)
-    left = x + distance * dx + (dx - 1.0) / 2.0 * width
-    bottom = y + distance * dy + (dy - 1.0) / 2.0 * height
-    return Bbox.from_bounds(left, bottom, width, height)
-
-
-def _overlap(one: Bbox, other: Bbox) -> float:
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return float(max(0.0, width) * max(0.0, height))
-
-
-def _write(
-    axes: Axes, label: Label, at: tuple[float, float], units: Any, lead: Any, **more: Any
-) -> None:
-    """Write a text with its middle at ``at``, and a line to its point where ``lead`` has a form."""
-    line = {"arrowstyle": "-", "color": label.color, "linewidth": 0.6}
-    axes.annotate(
-        wrap(label.text), (label.x, label.y), xytext=at, textcoords=units,
-        fontsize=style.SMALL_POINTS, color=style.INK, va="center", annotation_clip=False,
-        arrowprops=None if lead is None else {**line, **lead}, **more,
-    )  # fmt: skip
+def _legend(axes: Axes) -> None:
+    """Name what is drawn right of ``axes``, each name once."""
+    handles, names = axes.get_legend_handles_labels()
+    known = dict(zip(map(wrap, names), handles, strict=True))
+    axes.legend(known.values(), known, loc="center left", bbox_to_anchor=(1.0, 0.5),
+                fontsize=style.SMALL_POINTS)  # fmt: skip

@@ -14,7 +14,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +135,16 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
 def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
     if run.method == "none":
         return run
-    candidates = [
-        other
-        for other in runs
-        if other.method == "none"
-        and other.is_finished
-        and (other.schedule, other.seed, other.place) == (run.schedule, run.seed, run.place)
-        and _is_same_work(other, run)
-    ]
-    started = _started(run)
-    return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
+    where = run.schedule, run.seed, run.place
+    nones = [other for other in runs if other.method == "none" and other.is_finished]
+    beside = [other for other in nones if (other.schedule, other.seed, other.place) == where]
+    candidates = [other for other in beside if _is_same_work(other, run)]
+
+    def apart(other: Run) -> timedelta:
+        began = [datetime.fromisoformat(one.summary.started_at) for one in (run, other)]
+        return abs(began[0] - began[1])
+
+    return min(candidates, key=apart, default=None)
 
 
 def _is_same_work(none: Run, run: Run) -> bool:
@@ -164,10 +164,6 @@ def _is_same_work(none: Run, run: Run) -> bool:
     return is_alike and not work_differs(none.settings, run.settings)
 
 
-def _started(run: Run) -> datetime:
-    return datetime.fromisoformat(run.summary.started_at)
-
-
 def _variants(runs: Sequence[Run]) -> dict[Path, str]:
     """Return by folder the settings that set a run apart from its method's others in its place.
 
@@ -179,9 +175,8 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
         homes = {run.place for run in members if run.told is not None} or {NO_PLACE}
         for home in sorted(homes):
             alike = [run for run in members if run.place in (home, NO_PLACE)]
-            settings, asked = [run.settings for run in alike], [run.variant for run in alike]
-            texts = variants(method, settings, asked)
-            told |= dict(zip([run.folder for run in alike], texts, strict=True))
+            texts = variants(method, [(run.settings, run.variant) for run in alike])
+            told |= {run.folder: text for run, text in zip(alike, texts, strict=True)}
     return told
 
 
@@ -192,12 +187,5 @@ def _position(run: Run) -> tuple[Any, ...]:
     parts = re.split(r"(\d+(?:\.\d+)?)", run.apart)
     settings = [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
     seed = -1 if run.seed is None else run.seed
-    return (
-        schedule_rank(run.schedule),
-        method != "none",
-        method,
-        peer,
-        settings,
-        seed,
-        str(run.folder),
-    )
+    by_method = method != "none", method, peer
+    return schedule_rank(run.schedule), *by_method, settings, seed, str(run.folder)

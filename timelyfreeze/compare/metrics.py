@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from timelyfreeze.compare.runs.run import Metric, Points, Run
-from timelyfreeze.records import AVERAGED, WINDOW, Scores, last_running_mean, seconds_to_reach
+from timelyfreeze.records.scores import AVERAGED, Scores
+from timelyfreeze.records.tables import WINDOW, last_running_mean, seconds_to_reach
 
 NEVER = "never"
 # Points of accuracy by which means of equal scores may differ.
@@ -47,9 +48,9 @@ def row_of(run: Run, none: Run | None, terms: Terms) -> dict[str, Metric]:
     told, reference = run.summary, terms.reference
     row: dict[str, Metric] = {column.key: getattr(told, column.key, None) for column in COLUMNS}
     row |= {
-        "device_tokens_per_second": _tokens_per_second(run),
+        "device_tokens_per_second": told.by_virtual_clock().tokens_per_second,
         "batch_error_percent": _percent_above(told.batch_ms, told.batch_ms_predicted),
-        "top1_percent": _percent(told.validation_top1),
+        "top1_percent": _points(told.validation_top1, 0.0),
         "seconds": run.seconds,
         **accuracies(run.scores),
         "accuracy_stderr": _average_error(run.scores),
@@ -65,7 +66,11 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
     told, nones = run.summary, none.summary
     is_as_long = told.steps == nones.steps
     saved = _percent_above(run.seconds, none.seconds) if is_as_long else None
-    points = _points_over_none(run, none)
+    # Of accuracies only where both were asked the same.
+    scores = [one.scores for one in (run, none) if one.scores]
+    is_alike = len(scores) == 2 and scores[0].asked == scores[1].asked
+    points = _points(scores[0].average, scores[1].average) if is_alike else None
+    speeds = (one.by_virtual_clock().tokens_per_second for one in (told, nones))
     losses = run.losses, none.losses, window
     # Held-out losses where both have two or more.
     validated = run.validation_losses, none.validation_losses
@@ -83,8 +88,8 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
 
     at_end = run.seconds if points is not None and points >= -_ROUNDING else NEVER
     return {
-        "gain_percent": _percent_above(_tokens_per_second(run), _tokens_per_second(none)),
-        "top1_points": _percent(_apart(told.validation_top1, nones.validation_top1)),
+        "gain_percent": _percent_above(*speeds),
+        "top1_points": _points(told.validation_top1, nones.validation_top1),
         "time_saved_percent": None if saved is None else -saved,
         "time_ratio": over_all(to_none(*best)),
         "learned_percent": _learned(*best),
@@ -92,13 +97,6 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
         "accuracy_points": points,
         "accuracy_time_ratio": None if points is None else over_all(at_end),
     }
-
-
-def _tokens_per_second(run: Run) -> float | None:
-    """Return the throughput of a device, of an emulated one where the pipeline is emulated."""
-    told = run.summary
-    is_real = told.emulated_ranks is None
-    return told.tokens_per_second if is_real else told.virtual_tokens_per_second
 
 
 def _reached(own: Points, others: Points, window: int) -> Metric:
@@ -126,12 +124,8 @@ def _percent_above(value: float | None, reference: float | None) -> float | None
     return None if value is None or not reference else 100 * (value / reference - 1)
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _apart(own: float | None, other: float | None) -> float | None:
-    return None if own is None or other is None else own - other
+def _points(own: float | None, other: float | None) -> float | None:
+    return None if own is None or other is None else 100 * (own - other)
 
 
 def accuracies(scores: Scores | None) -> dict[str, float]:
@@ -155,10 +149,3 @@ def _average_error(scores: Scores | None) -> float | None:
         for score in averaged
     ]
     return 100 * math.sqrt(sum(variances)) / len(averaged)
-
-
-def _points_over_none(run: Run, none: Run) -> float | None:
-    """Return the difference in average accuracy, where both were asked the same."""
-    if run.scores is None or none.scores is None or run.scores.asked != none.scores.asked:
-        return None
-    return _percent(_apart(run.scores.average, none.scores.average))

@@ -21,7 +21,9 @@ from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Term
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
-from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
+from timelyfreeze.records.scores import BY_KEY, Scores
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records.tables import STEPS
 
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")
@@ -63,17 +65,13 @@ def tabulate(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Table:
             title = column.title.replace("tokens/s", " or ".join(units))
             columns[title] = partial(cell, column=column)
     rows = tuple(tuple(text(one) for text in columns.values()) for one in groups)
-    before = dict.fromkeys(line for scores in found.base_models for line in _before(scores))
+    before: dict[str, None] = {}
+    for scores in found.base_models:
+        accuracies = {} if scores.average is None else {"average accuracy": scores.average}
+        accuracies |= {BY_KEY[key].title: one.accuracy for key, one in scores.benchmarks.items()}
+        if told := [f"{name} {100 * accuracy:.2f}%" for name, accuracy in accuracies.items()]:
+            before[f"Before training, {Path(scores.model).name}: {', '.join(told)}."] = None
     return Table(tuple(columns), rows, tuple(_notes(runs, found, terms)), tuple(before))
-
-
-def _before(scores: Scores) -> Iterator[str]:
-    """Yield a line with the accuracies of a model before training, if there are any."""
-    known = {} if scores.average is None else {"average accuracy": scores.average}
-    known |= {BY_KEY[key].title: score.accuracy for key, score in scores.benchmarks.items()}
-    told = [f"{name} {100 * accuracy:.2f}%" for name, accuracy in known.items()]
-    if told:
-        yield f"Before training, {Path(scores.model).name}: {', '.join(told)}."
 
 
 def render_csv(runs: Sequence[Run]) -> str:

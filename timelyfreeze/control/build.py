@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_runner import PolicyRunner
+from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import (
@@ -39,7 +40,7 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.comparator import OutputComparator
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors, seed_errors
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors
 from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -50,10 +51,7 @@ def attach_clocks(
     recorder: ActionRecorder,
     settings: FreezeSettings | None = None,
 ) -> None:
-    """Have stages, parallelisms applied, time their actions and accept masks as settings want.
-
-    Without settings they freeze nothing.
-    """
+    """Have stages, parallelisms applied, time actions, and accept masks if settings want any."""
     per_tensor = False
     rank = seed = 0
     if settings is not None and settings.phases.measures:
@@ -80,7 +78,7 @@ def build_controller(
     optimizers: Sequence[Optimizer] = (),
     store: ActivationStore | None = None,
     front_identity: str = "",
-    controller: type[FreezeController] = FreezeController,
+    state: type[FreezingState] = FreezingState,
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
 
@@ -115,11 +113,11 @@ def build_controller(
     cache = None
     if store is not None and checks is not None:
         check_blocks(stages, checks.layout)
-        weights = {name: p for stage in stages for name, p in stage.named_stage_parameters()}
+        weights = dict(checks.parameters)
         held = [stage.stage_index for stage in stages]
         dag = build_dag(order)
         cache = FrontCache(store, checks.layout, weights, held, dag, exchange, front_identity)
-    return controller(
+    return FreezeController(
         stages,
         order,
         settings,
@@ -131,6 +129,7 @@ def build_controller(
         outside=outside,
         cache=cache,
         subspaces=Subspaces([s.low_rank for s in stages if s.low_rank is not None], settings.seed),
+        state=state,
     )
 
 
@@ -154,15 +153,11 @@ def checks_for(
     Everyone's names and sizes are exchanged once here; ``clock`` times the scoring. A policy that
     compares outputs does so by ``make_reference``, at the learning rate of the step to come.
     """
-    mine = {
-        stage.stage_index: list(
-            zip(stage.parameter_names, stage.parameter_sizes.tolist(), strict=True)
-        )
-        for stage in stages
-    }
+    named = {stage.stage_index: stage.named_stage_parameters() for stage in stages}
+    mine = {s: [(name, p.numel()) for name, p in of_stage] for s, of_stage in named.items()}
     ranks = exchange.all_gather(mine)
     layout = build_layout({s: tensors for rank in ranks for s, tensors in rank.items()})
-    parameters = [named for stage in stages for named in stage.named_stage_parameters()]
+    parameters = [pair for of_stage in named.values() for pair in of_stage]
     meter = None
     if policy.measurement is not None:
         meter = ChangeMeter(
@@ -208,23 +203,20 @@ def processors_of(device: torch.device, n_ranks: int) -> float | None:
 
 def optimizer_errors(policy: FreezePolicy | None) -> Iterator[str]:
     """Yield what lacks an optimizer where none was handed over."""
-    compares: object = policy
-    if isinstance(compares, ComparesOutputs):
-        yield (
-            f"optimizer is None; {policy!r} looks at the learning rate, so hand over the optimizer"
-        )
     measurement = None if policy is None else policy.measurement
-    if measurement is not None and measurement.source is not Source.UPDATES:
-        yield (
-            f"optimizer is None; {policy!r} watches gradients, which have to be read between the "
-            "optimizer's step and zero_grad, so hand over the optimizer"
-        )
+    needs = {
+        "looks at the learning rate": isinstance(policy, ComparesOutputs),
+        "watches gradients, which have to be read between the optimizer's step and zero_grad": (
+            measurement is not None and measurement.source is not Source.UPDATES
+        ),
+    }
+    for why in (why for why, is_so in needs.items() if is_so):
+        yield f"optimizer is None; {policy!r} {why}, so hand over the optimizer"
 
 
 def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
     """Yield which of the numbers break their rules, beyond those that the settings refuse."""
     phases = settings.phases
-    yield from seed_errors(settings.seed)
     if not plans:
         return
     yield from ratio_errors(settings.max_freeze_ratio, n_stages)

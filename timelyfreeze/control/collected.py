@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
+from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.front.caching import CacheUse, use_of_all
-from timelyfreeze.records import PassedEnergy
+from timelyfreeze.records.convergence import PassedEnergy
 from timelyfreeze.runtime import ActionRecorder
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
 from timelyfreeze.schedule import Action
@@ -24,6 +25,7 @@ from timelyfreeze.timing import (
     batch_times,
     misreading,
     rank_batches,
+    slowest_durations,
 )
 
 logger = logging.getLogger(__name__)
@@ -113,7 +115,9 @@ def collected(
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
     is_stable = ranks[0].log.phases == {Phase.STABLE} and all(b.batches for b in batches)
-    bounds = in_force.bounds
+    dag, plan, bounds, drift = in_force.dag, in_force.plan, in_force.bounds, None
+    if is_stable and plan is not None and bounds is not None:
+        drift = forward_drift(drifts(dag, bounds, plan.durations_ms, slowest_durations(batches)))
     applied: dict[int, list[float]] = {}
     for rank in ranks:
         for stage, fraction in rank.log.applied_stage_ratios.items():
@@ -124,15 +128,13 @@ def collected(
     uses = [rank.cache for rank in ranks if rank.cache is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
-        batch_ms=batch_times(
-            in_force.dag, batches, None if bounds is None else bounds.delays_ms(in_force.dag)
-        ),
+        batch_ms=batch_times(dag, batches, None if bounds is None else bounds.delays_ms(dag)),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
         average_freeze_ratio=frozen / elements if elements else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
         policy=policy,
-        drift=in_force.drift(batches) if is_stable else None,
+        drift=drift,
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
         cache=use_of_all(uses) if uses else None,

@@ -35,11 +35,11 @@ from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
-from timelyfreeze.records import FrozenCount
+from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime import ActionRecorder, Exchange, FreezingStage, FrontAhead, OutsideClock
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
-from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
+from timelyfreeze.schedule import Action, ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
 
@@ -60,7 +60,6 @@ class FreezeController:
     ``name_batches`` before a step's first batch.
     """
 
-    state_type: type[FreezingState] = FreezingState
     ahead: FrontAhead | None = None  # set it for a policy that decides alone and has no cache
     on_batch: Callable[[ObservedBatch], None] | None = None  # told of each whose times are read
     # Whether the run may come from another pipeline, and plan anew; set it before state is loaded.
@@ -83,6 +82,7 @@ class FreezeController:
         outside: OutsideClock | None = None,
         cache: FrontCache | None = None,
         subspaces: Subspaces | None = None,
+        state: type[FreezingState] = FreezingState,
     ) -> None:
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
@@ -97,19 +97,17 @@ class FreezeController:
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._log = BatchLog(recorder, exchange.rank)
         held = tuple(sorted(tables))
-        self._state = self.state_type(
-            order, held, exchange, None, checks, self._updates, self._subspaces
-        )
+        self._state = state(order, held, exchange, None, checks, self._updates, self._subspaces)
         self._step = self._batch_index = self._batches_in_phase = 0
         self._begin_phases(settings)
 
     def _begin_phases(self, settings: FreezeSettings) -> None:
         """Run in the phases of ``settings``, with nothing measured yet."""
         self.settings = settings
-        self._planner = self._new_planner(settings=settings)
-        self._in_force = self._planner.in_force  # where nothing is measured, never a plan
-        self._state.planner = self._planner if self.plans else None
-        plan = self._in_force if self.plans else None
+        self.planner = self._new_planner(settings=settings)
+        self.in_force = self.planner.in_force  # where nothing is measured, never a plan
+        self._state.planner = self.planner if self.plans else None
+        plan = self.in_force if self.plans else None
         self._masks = partial(
             BatchMasks, settings, self._units, self._n_microbatches, plan, self.checks
         )
@@ -127,66 +125,46 @@ class FreezeController:
     @property
     def order(self) -> ScheduleOrder:
         """The order that ran while monitoring; before, the declared one."""
-        return self._in_force.order
-
-    @property
-    def dag(self) -> PipelineDag:
-        """The graph of ``order``."""
-        return self._in_force.dag
+        return self.in_force.order
 
     @property
     def plan(self) -> FreezePlan | None:
         """The plan, once solved."""
-        return self._in_force.plan
+        return self.in_force.plan
 
     @property
     def bounds(self) -> DurationBounds | None:
         """What the plan was solved from."""
-        return self._in_force.bounds
-
-    @property
-    def predicts_for(self) -> str:
-        """What ranks predictions are for, in words."""
-        return self._in_force.predicts_for
-
-    @property
-    def failure(self) -> str | None:
-        """Why there is no plan, if solving failed."""
-        return self._planner.failure
+        return self.in_force.bounds
 
     @property
     def unplanned(self) -> str | None:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
         if not self.plans or self.plan is not None:
-            return self.switched_off
+            return self.in_force.switched_off
         last = self.settings.phases.last_monitor_step
         if self._step < last:
             return f"a plan is made after step {last} ({key('monitor')}), and this is {self._step}"
-        if self._planner.is_solving:
+        if self.planner.is_solving:
             return "it is still being solved"
-        return self.failure or "the run did not pass through the monitoring steps"
+        return self.planner.failure or "the run did not pass through the monitoring steps"
 
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        is_off = self._in_force.is_off(self._step)
+        is_off = self.in_force.is_off(self._step)
         return Phase.OFF if is_off else self.settings.phases.phase(self._step)
-
-    @property
-    def switched_off(self) -> str | None:
-        """Since when and why nothing is frozen although there is a plan; None while it is."""
-        return self._in_force.switched_off
 
     @property
     def plan_missing(self) -> bool:
         """Whether the current step should freeze by a plan but there is none, nor will be."""
         is_due = self.plans and self.phase in (Phase.RAMP, Phase.STABLE)
-        return is_due and self.plan is None and not self._planner.is_solving
+        return is_due and self.plan is None and not self.planner.is_solving
 
     def planned_ratio(self, action: Action) -> float:
         """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
         if self.plans:
-            return self._in_force.ratio(action, self._step)
+            return self.in_force.ratio(action, self._step)
         if self.checks is None or self.phase is Phase.WARMUP:
             return 0.0
         return self.checks.frozen_ratio(action.stage)
@@ -194,34 +172,41 @@ class FreezeController:
     def expected_stage_ratios(self) -> dict[int, float]:
         """Return for every stage the mean planned ratio of its backwards in the current step."""
         sums: dict[int, list[float]] = {}
-        for action in self.dag.actions:
+        for action in self.in_force.dag.actions:
             if action.kind.freezable:
                 sums.setdefault(action.stage, []).append(self.planned_ratio(action))
         return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
 
     def expected_batch_ms(self) -> float | None:
         """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
-        return self._in_force.expected_batch_ms(self._step)
+        return self.in_force.expected_batch_ms(self._step)
 
     # -- the step ----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """Enter optimizer step ``step``; they count from 1."""
-        if self._state.elsewhere is not None:
-            self._plan_anew(step - 1)
+        phases = self.settings.phases
+        if self._state.elsewhere is not None:  # the plan of another pipeline is left behind
+            self._state.elsewhere = None
+            if step - 1 > phases.last_warmup_step:
+                phases = phases.anew(step - 1, phases.learning_steps(step - 1))
+                self._begin_phases(replace(self.settings, phases=phases))
         self._step, self._batch_index = step, 0
         self._log.begin_step()
-        self._planner.begin_step(step)
+        self.planner.begin_step(step)
         if self.phase is not self.entered_phase:
             self.entered_phase, self._batches_in_phase = self.phase, 0
-            self._tell_phase()
+            if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
+                is_last = self.phase is Phase.STABLE
+                end = "the end" if is_last else f"step {phases.last_steps[self.phase]}"
+                logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, end)
         if self.plan_missing and self._exchange.rank == 0 and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
                 step,
                 key("monitor"),
-                self.settings.phases.last_monitor_step,
+                phases.last_monitor_step,
                 self.unplanned,
             )
         # Where everything is frozen, an optimizer has less to do than usual.
@@ -239,21 +224,6 @@ class FreezeController:
         if self.ahead is not None:
             self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
 
-    def _tell_phase(self) -> None:
-        if self.phase is Phase.OFF:
-            return  # the planner has told, with the reason
-        is_last = self.phase is Phase.STABLE
-        end = "the end" if is_last else f"step {self.settings.phases.last_step_of(self.phase)}"
-        logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, end)
-
-    def _plan_anew(self, step: int) -> None:
-        """Leave a plan of another pipeline behind, which was in force until ``step``."""
-        self._state.elsewhere = None
-        phases = self.settings.phases
-        if step > phases.last_warmup_step:
-            phases = phases.anew(step, phases.learning_steps(step))
-            self._begin_phases(replace(self.settings, phases=phases))
-
     def note_tokens(self, n_tokens: Tensor) -> None:
         """As :meth:`OutputComparator.note_tokens`, of the step's next batch."""
         if self.checks is not None and self.checks.watch is not None:
@@ -263,7 +233,12 @@ class FreezeController:
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._batch_index)
-        set_up = masks.set_up(self._stages, self.dag)
+        dag = self.in_force.dag
+        frozen = {stage: masks.of_stage(stage, dag) for stage in self._units}
+        cut = {stage: masks.without_input_grads(stage) for stage in self._units}
+        for each in self._stages:
+            index = each.stage_index
+            each.freeze(frozen[index], without_input_grads=cut[index])
         front = self.cache or self.ahead
         entry = None if front is None else front.entry(self._batch_index)
         if entry is not None:
@@ -280,10 +255,10 @@ class FreezeController:
             self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
         )
         if self.plans and measures and self._batch_index == 0:
-            self._planner.measured.energies = self._subspaces.energies()
+            self.planner.measured.energies = self._subspaces.energies()
         self._subspaces.end_batch(self._batch_index)
-        self._updates.add_batch(set_up.masks)
-        self._log.add_masks(set_up.masks)
+        self._updates.add_batch(frozen)
+        self._log.add_masks(frozen)
         is_cold = self._batches_in_phase < self.settings.discard_batches
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
@@ -291,7 +266,7 @@ class FreezeController:
         batch = ObservedBatch(
             self._step, self.phase, is_cold, entry_stage=start, policy=policy, pattern=masks.pattern
         )
-        self._log.add(batch, applied, set_up.cut)
+        self._log.add(batch, applied, cut)
         self._batches_in_phase += 1
         self._batch_index += 1
 
@@ -305,11 +280,11 @@ class FreezeController:
         if self.plans:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:
-                self._planner.measured.outside_ms.append(outside_ms / self._batch_index)
-            if self._planner.needs_times(self._step):
+                self.planner.measured.outside_ms.append(outside_ms / self._batch_index)
+            if self.planner.needs_times(self._step):
                 self._drain()
             plan = self.plan
-            self._planner.end_step(self._step)
+            self.planner.end_step(self._step)
             if self.plan is not plan:
                 self._begin_plan()
         is_applied = self.settings.phases.phase(self._step + 1) is Phase.STABLE
@@ -323,12 +298,13 @@ class FreezeController:
 
     def follow(self, solution: Solution) -> None:
         """Freeze by a plan that was made elsewhere; every rank must be given the same."""
-        self._planner.follow(solution)
+        self.planner.follow(solution)
         self._begin_plan()
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        for part in (self._planner, self.checks, self.cache):
+        watch = None if self.checks is None else self.checks.watch
+        for part in (self.planner, watch, self.cache):
             if part is not None:
                 part.close()
 
@@ -350,7 +326,7 @@ class FreezeController:
             None if self.cache is None else self.cache.use(),
         )
         policy = {} if checks is None else dict(checks.decision.metrics)
-        return collected(self._exchange.all_gather(mine), self._in_force, policy)
+        return collected(self._exchange.all_gather(mine), self.in_force, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
         """Return how often each tensor was frozen since freezing began; all ranks call this."""
@@ -365,7 +341,7 @@ class FreezeController:
 
     def _drain(self) -> None:
         for batch in self._log.read():
-            self._planner.add(batch.phase, batch.pattern, batch.record, cold=batch.is_cold)
+            self.planner.add(batch.phase, batch.pattern, batch.record, cold=batch.is_cold)
             if self.cache is not None:
                 self.cache.add_times(batch.record.durations_ms)
             if self.on_batch is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +26,8 @@ from timelyfreeze.masks import (
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.schedule import Action, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import Pattern, pattern_of
-
-
-class SetUp(NamedTuple):
-    """What a batch runs under, by stage of this rank."""
-
-    # by microbatch, of the backwards that freeze something
-    masks: dict[int, Mapping[int, NDArray[np.bool_]]]
-    cut: dict[int, Collection[int]]  # microbatches for which the stage computes no input gradient
 
 
 @dataclass(frozen=True)
@@ -62,17 +53,6 @@ class BatchMasks:
     def _is_idle(self) -> bool:
         is_off = self.plan is not None and self.plan.is_off(self.step)
         return is_off or self.settings.phases.phase(self.step) is Phase.WARMUP
-
-    def set_up(self, stages: Sequence[FreezingStage], dag: PipelineDag) -> SetUp:
-        """Have the stages freeze like this in the batch to come; return how."""
-        found = SetUp(
-            {s.stage_index: self.of_stage(s.stage_index, dag) for s in stages},
-            {s.stage_index: self.without_input_grads(s.stage_index) for s in stages},
-        )
-        for stage in stages:
-            index = stage.stage_index
-            stage.freeze(found.masks[index], without_input_grads=found.cut[index])
-        return found
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
@@ -127,7 +107,7 @@ class BatchMasks:
         generator. In the stable phase they are always frozen.
         """
         assert self.plan is not None  # only a plan skips
-        ratio = actual_freeze_ratio(1.0, self.step, self.settings.phases)
+        ratio = self.settings.phases.ramp(self.step)
         return draw_whether(ratio, self._rng(0, microbatch))
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:

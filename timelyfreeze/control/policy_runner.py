@@ -8,8 +8,7 @@ numbers. So all ranks hold the same decision without any of them being in charge
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,30 +72,22 @@ class PolicyRunner:
         self._step = step
         self._n_steps_timed += 1
         if self.watch is not None:
-            with self._timed():
-                self.watch.begin_step(step, counts=self._counts, is_due=self.decides)
+            self._timed(self.watch.begin_step, step, counts=self._counts, is_due=self.decides)
         first = self.phases.last_warmup_step + 1
         if self.meter is None or step < first:
             return
         if (step == first and not self.phases.n_learned) or not self._has_begun:
-            with self._timed():
-                self.meter.begin()
+            self._timed(self.meter.begin)
         self._has_begun = True
 
     def end_step(self, frequency: NDArray[np.float64]) -> None:
-        """Take note of the step that has just changed the weights; check where one is due.
-
-        ``frequency`` is the fraction of the step's backwards that updated each of this rank's
-        tensors.
-        """
+        """Take note of a step that updated tensors with this frequency; check where one is due."""
         if not self._counts:
             return
         if self.meter is not None:
-            with self._timed():
-                self.meter.add_step(frequency)
+            self._timed(self.meter.add_step, frequency)
         if self.watch is not None:
-            with self._timed():
-                self.watch.end_step()
+            self._timed(self.watch.end_step)
         if self.decides:
             self._decide(self.phases.learning_steps(self._step) // self.policy.check_interval)
 
@@ -115,9 +106,7 @@ class PolicyRunner:
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}
         if self.meter is not None:
-            with self._timed():
-                mine = self.meter.take()
-            metrics = self._gather(mine)
+            metrics = self._gather(self._timed(self.meter.take))
         observed = None
         if self.watch is not None:
             observed = together(self.exchange.all_gather(self.watch.take()))
@@ -125,8 +114,7 @@ class PolicyRunner:
         check = Check(number, self.layout, metrics, self.seed, observed, self._step)
         self.decision = self.policy.decide(before, check)
         if self.watch is not None:
-            with self._timed():
-                self.watch.follow(self._compared)
+            self._timed(self.watch.follow, self._compared)
         if self.decision.frozen.all() and not before.frozen.all() and self.exchange.rank == 0:
             logger.warning(
                 "From step %d on every tensor is frozen by %r: the model learns nothing until some "
@@ -140,18 +128,10 @@ class PolicyRunner:
         assert isinstance(self.policy, ComparesOutputs)  # it is watched for
         return self.policy.compared(self.decision, self.layout)
 
-    def close(self) -> None:
-        """End what runs in the background."""
-        if self.watch is not None:
-            self.watch.close()
-
     def _gather(
         self, mine: Mapping[Metric, list[float | None]]
     ) -> dict[Metric, NDArray[np.float64]]:
-        """Exchange the metrics of all ranks; replicas, which have the same, may repeat them.
-
-        What nobody could measure stays as it was at the check before.
-        """
+        """Exchange the metrics of all ranks; what nobody could measure stays as it was."""
         everyone = self.exchange.all_gather(
             (self._positions, {metric.value: values for metric, values in mine.items()})
         )
@@ -207,11 +187,11 @@ class PolicyRunner:
         total_ms = sum(self.clock.elapsed_ms(start, end) for start, end in marks)
         return total_ms / n_steps if n_steps else 0.0
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _timed(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         start = self.clock.mark()
-        yield
+        answer = call(*args, **named)
         self._marks.append((start, self.clock.mark()))
+        return answer
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -246,9 +226,7 @@ class PolicyRunner:
             Metric(name): np.array(row, dtype=np.float64) for name, row in plain["measured"].items()
         }
         if self.watch is not None:
-            self.watch.resume(self._compared)
-            if "losses" in state:
-                self.watch.load_plain_losses(state["losses"])
+            self.watch.resume(self._compared, state.get("losses"))
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the vectors the scores are made from, and weights that are compared with."""

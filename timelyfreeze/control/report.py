@@ -72,8 +72,12 @@ class FreezeReport:
         lines.append(
             f"average ratio    {self.average_freeze_ratio:.2f} since the run began{measuring}"
         )
-        if self.cache is not None:
-            lines.append(f"activation cache {_use(self.cache)}")
+        if (cache := self.cache) is not None:
+            saved = "" if cache.saved_ms is None else f", about {cache.saved_ms:,.0f} ms saved"
+            lines.append(
+                f"activation cache {cache.entered} of {cache.batches} batches began behind the "
+                f"frozen front; {cache.spent_ms:,.0f} ms spent{saved}"
+            )
         if self.without is not None:
             lines.append(f"nothing is frozen by a plan: {self.without}")
         return "\n".join(lines)
@@ -120,20 +124,12 @@ class Reporter:
             without=controller.unplanned,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,
-            predicts_for=None if plan is None else controller.predicts_for,
+            predicts_for=None if plan is None else controller.in_force.predicts_for,
         )
 
 
 def _ms(time_ms: float | None) -> str:
     return "not measured" if time_ms is None else f"{time_ms:.1f} ms"
-
-
-def _use(cache: CacheUse) -> str:
-    saved = "" if cache.saved_ms is None else f", about {cache.saved_ms:,.0f} ms saved"
-    return (
-        f"{cache.entered} of {cache.batches} batches began behind the frozen front; "
-        f"{cache.spent_ms:,.0f} ms spent{saved}"
-    )
 
 
 def _ratios(ratios: Mapping[int, float]) -> str:

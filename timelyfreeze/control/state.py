@@ -160,10 +160,7 @@ def merge_each_phase(
 
 
 def _slowest_samples(replicas: Sequence[Samples]) -> Samples:
-    """Return the times of the process on which an action took longest, for each action.
-
-    A batch lasts as long as on the process on which it lasted longest.
-    """
+    """Return each action's times on the process that took longest, and the longest spans."""
     spans_ms = zip(*(samples.spans_ms for samples in replicas), strict=True)
     return Samples(
         _slowest_times([samples.warm for samples in replicas]),

@@ -2,7 +2,7 @@
 
 from timelyfreeze.emulation.controller import (
     EmulatedBatch,
-    EmulatedController,
     EmulatedRecorder,
+    EmulatedState,
     merge_ranks,
 )

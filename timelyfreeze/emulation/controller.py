@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from timelyfreeze.control import (
-    FreezeController,
     FreezingState,
     merge_each_phase,
     stages_of_ranks,
@@ -36,6 +35,8 @@ from timelyfreeze.schedule import (
     start_times,
 )
 from timelyfreeze.timing import BatchRecord, Samples
+
+_Time = TypeVar("_Time")
 
 # Forward, input gradient and weight gradient are one matrix product each for every weight.
 _UNITS = {
@@ -59,17 +60,7 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
     return tuple(dag.actions[i] for i in np.argsort(start, kind="stable").tolist())
 
 
-@dataclass(frozen=True)
-class VirtualBatch:
-    """One batch as the ranks' own devices would have run it."""
-
-    batch_ms: float  # from the start of the first action to the end of the last, milliseconds
-    spans_ms: tuple[float, ...]  # the same for each of the N ranks alone, waiting included
-    # when each action began and ended, since the first one began
-    intervals_ms: dict[Action, tuple[float, float]]
-
-
-def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualBatch:
+def virtual_batch(dag: PipelineDag, durations_ms: dict[Action, float]) -> BatchRecord:
     """Play a batch through on a clock that all ranks share, each action lasting as measured, ms.
 
     An action starts once all that it waits for has ended; passing results on takes no time.
@@ -83,13 +74,17 @@ def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Vir
     durations = np.array([durations_ms[action] for action in dag.actions], dtype=np.float64)
     start = start_times(dag, durations)
     end = start + durations
-    spans = []
-    for rank in range(int(dag.ranks.max()) + 1):
-        mine = dag.ranks == rank
-        spans.append(float(end[mine].max() - start[mine].min()))
     pairs = zip(start.tolist(), end.tolist(), strict=True)
-    intervals = dict(zip(dag.actions, pairs, strict=True))
-    return VirtualBatch(float(end.max()), tuple(spans), intervals)
+    return BatchRecord(durations_ms, float(end.max()), dict(zip(dag.actions, pairs, strict=True)))
+
+
+def rank_spans(order: ScheduleOrder, batch: BatchRecord) -> list[float]:
+    """Return the time from each rank's first action to its last, waiting included, ms."""
+    spans = []
+    for rank in range(order.n_ranks):
+        start, end = zip(*_of_rank(batch.intervals_ms, order, rank).values(), strict=True)
+        spans.append(max(end) - min(start))
+    return spans
 
 
 # Parts of a state that have an entry for each stage of the rank.
@@ -142,7 +137,8 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
 
 
 def _split_samples(order: ScheduleOrder, samples: Samples) -> list[Samples]:
-    spans_ms = [batch.spans_ms for batch in _virtual_batches(order, samples)]
+    dag = build_dag(order)
+    spans_ms = [rank_spans(order, virtual_batch(dag, times)) for times in samples.warm]
     return [
         Samples(
             warm=[_of_rank(times, order, rank) for times in samples.warm],
@@ -153,35 +149,22 @@ def _split_samples(order: ScheduleOrder, samples: Samples) -> list[Samples]:
     ]
 
 
-def _of_rank(times: Mapping[Action, float], order: ScheduleOrder, rank: int) -> dict[Action, float]:
+def _of_rank(times: Mapping[Action, _Time], order: ScheduleOrder, rank: int) -> dict[Action, _Time]:
     holders = order.stage_to_rank
-    return {action: ms for action, ms in times.items() if holders[action.stage] == rank}
+    return {action: time for action, time in times.items() if holders[action.stage] == rank}
 
 
 def _merge_samples(order: ScheduleOrder, ranks: Sequence[Samples]) -> Samples:
-    together = Samples(
-        warm=[_joined(parts) for parts in zip(*(samples.warm for samples in ranks), strict=True)],
-        cold=[_joined(parts) for parts in zip(*(samples.cold for samples in ranks), strict=True)],
-    )
-    together.spans_ms = [batch.batch_ms for batch in _virtual_batches(order, together)]
-    return together
-
-
-def _joined(parts: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
-    return {action: time_ms for times in parts for action, time_ms in times.items()}
-
-
-def _virtual_batches(order: ScheduleOrder, samples: Samples) -> list[VirtualBatch]:
     dag = build_dag(order)
-    return [virtual_batch(dag, times) for times in samples.warm]
+    warm, cold = (
+        [{a: ms for times in parts for a, ms in times.items()} for parts in zip(*half, strict=True)]
+        for half in zip(*((each.warm, each.cold) for each in ranks), strict=True)
+    )
+    return Samples(warm, cold, [virtual_batch(dag, times).span_ms for times in warm])
 
 
 class EmulatedState(FreezingState):
-    """Saves a state for each rank, and restores the states of all.
-
-    A checkpoint of an emulated pipeline resumes on as many devices as it has ranks, and the other
-    way round.
-    """
+    """Saves a state for each rank and restores those of all, so that runs go on in either form."""
 
     def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return {rank: what it would have saved}."""
@@ -194,12 +177,6 @@ class EmulatedState(FreezingState):
         return merge_states(ranks_states, self.declared)
 
 
-class EmulatedController(FreezeController):
-    """A controller that holds the stages of every rank and saves its state as the ranks would."""
-
-    state_type = EmulatedState
-
-
 @dataclass(frozen=True)
 class EmulatedBatch:
     """What one batch took; milliseconds."""
@@ -209,11 +186,7 @@ class EmulatedBatch:
 
 
 class EmulatedRecorder(ActionRecorder):
-    """Times the actions of all ranks of a pipeline, which run here one at a time.
-
-    A record's span and intervals are the virtual clock's: since the batch's first action, as on
-    devices of their own. What the batch really took is kept beside it.
-    """
+    """Times actions that run here one by one; spans are virtual, real ones are kept beside."""
 
     def __init__(self, clock: Clock, order: ScheduleOrder) -> None:
         super().__init__(clock)
@@ -225,8 +198,8 @@ class EmulatedRecorder(ActionRecorder):
         records = []
         for record in super().drain():
             virtual = virtual_batch(self._dag, record.durations_ms)
-            self._batches.append(EmulatedBatch(virtual.batch_ms, record.span_ms))
-            records.append(BatchRecord(record.durations_ms, virtual.batch_ms, virtual.intervals_ms))
+            self._batches.append(EmulatedBatch(virtual.span_ms, record.span_ms))
+            records.append(virtual)
         return records
 
     def take_batches(self) -> list[EmulatedBatch]:

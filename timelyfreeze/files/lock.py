@@ -17,12 +17,7 @@ class FileLock:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock(self._descriptor)
-        except OSError:
-            self.close()
-            raise
+        self._descriptor: int | None = _locked(file, os.O_RDWR | os.O_CREAT)
         os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
@@ -35,20 +30,18 @@ class FileLock:
 def is_held(file: Path) -> bool:
     """Return whether another process holds a file; leaves nothing behind."""
     try:
-        descriptor = os.open(file, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        _lock(descriptor)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        os.close(_locked(file, os.O_RDWR))
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
-def _lock(descriptor: int) -> None:
-    # Linux hands this one to the server of a network file system.
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _locked(file: Path, flags: int) -> int:
+    descriptor = os.open(file, flags, 0o644)
+    try:
+        # Linux hands this one to the server of a network file system.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -11,10 +11,11 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from timelyfreeze.files import printable, shown, write_obstacle
+from timelyfreeze.files import Within, printable, shown, write_obstacle
 
 T = TypeVar("T", int, float)
 
@@ -41,19 +42,6 @@ def parse_with_keys(
     return options, [*keys, *words[split + 1 :]]
 
 
-def require(option: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """Raise a ValueError unless an option's number keeps to its bounds.
-
-    ``above`` says that ``low`` itself is too small.
-    """
-    if not (low < value if above else low <= value) or not value <= high:
-        raise ValueError(f"{option} is {value}; it must be {_range(low, high, above)}")
-
-
-def _range(low: float, high: float, above: bool) -> str:
-    return f"{f'above {low:g}' if above else f'{low:g} or more'} and at most {high:g}"
-
-
 def whole(low: int, high: int = 10**9) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number from ``low`` to ``high``."""
     return _within(int, "whole number", low, high)
@@ -67,13 +55,14 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[str], f
 def _within(
     kind: type[T], name: str, low: float, high: float, *, above: bool = False
 ) -> Callable[[str], T]:
+    least = f"above {low:g}" if above else f"{low:g} or more"
+
     def parse(text: str) -> T:
-        try:
+        with suppress(ValueError):
             value = kind(text)
-            require("it", value, low, high, above=above)
-        except ValueError:
-            raise wrong(text, f"must be a {name}, {_range(low, high, above)}") from None
-        return value
+            if Within(low, high, above=above).error(value) is None:
+                return value
+        raise wrong(text, f"must be a {name}, {least} and at most {high:g}")
 
     return parse
 

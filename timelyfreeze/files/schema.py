@@ -39,7 +39,7 @@ def listed(names: Iterable[str]) -> str:
     """Return names as a message lists them: the first few, and of long ones the beginning."""
     names = list(names)
     rest = len(names) - _N_LISTED
-    first = ", ".join(name[:60] for name in names[:_N_LISTED])
+    first = ", ".join(name[:100] for name in names[:_N_LISTED])
     # Half a character, which JSON can hold, cannot be written.
     first = first.encode(errors="backslashreplace").decode()
     return first + (f" and {rest} more" if rest > 0 else "")
@@ -67,11 +67,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(path.read_bytes())
         json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written
-    except UnicodeEncodeError:
-        raise ValueError(f"{path.name} holds half a character, \\ud800 to \\udfff") from None
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
@@ -91,7 +87,6 @@ class Within:
     or_odd: bool = False
     above: bool = False  # whether ``low`` itself is too small
     below: bool = False  # whether ``high`` itself is too large
-    whole: bool = False  # whether it is for whole numbers, which are finite
 
     def error(self, value: float) -> str | None:
         """Return what is wrong with a value."""
@@ -105,13 +100,15 @@ class Within:
             return "it must be finite"
         low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
         if self.high == math.inf:
-            says_finite = isinstance(value, float) and not self.whole
-            return f"it must be {low}" + (" and finite" if says_finite else "")
+            is_of_floats = isinstance(self.low, float) and isinstance(value, float)
+            return f"it must be {low}" + (" and finite" if is_of_floats else "")
         if self.high == MOST and not is_high:
             return f"it must be {low}"
         if not (self.above or self.below):
             return f"it must lie in [{self.low:g}, {self.high:g}]"
-        return f"it must be {low} and {'below' if self.below else 'at most'} {self.high:g}"
+        power = isinstance(self.high, int) and self.high >= 2**31
+        high = f"2**{int(self.high).bit_length() - 1}" if power else f"{self.high:g}"
+        return f"it must be {low} and {'below' if self.below else 'at most'} {high}"
 
 
 class OneOf:
@@ -177,16 +174,11 @@ def json_lines(plain: Any, depth: int, indent: str = "") -> str:
 
 
 def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool = False) -> T:
-    """Build a dataclass from an object that was read from JSON.
+    """Build a dataclass from an object that was read from JSON and may lack fields with a default.
 
-    Args:
-        kind: The dataclass. Fields with a default may be missing in ``value``.
-        value: The object.
-        where: Its key, for messages; empty for the whole.
-        partly: Whether fields that the dataclass does not have are left out, here and deeper.
-
-    Raises:
-        ValueError: As :func:`read_as`, or if a field is unknown or missing.
+    ``where`` is its key, for messages. Read ``partly``, fields that the dataclass does not have are
+    left out, here and deeper; otherwise they are a ValueError, as missing ones are, and what
+    :func:`read_as` refuses.
     """
     name, prefix = where or "the whole", f"{where}." if where else ""
     hints, required = _fields(kind)
@@ -225,17 +217,8 @@ def _has_fields(kind: Any) -> bool:
 def read_as(hint: Any, value: Any, where: str, *, partly: bool = False, more: str = "") -> Any:
     """Return a value that was read from JSON at ``where`` as what its type hint says.
 
-    A number whose hint has no rule may be NaN or infinite, as a loss may be.
-
-    Args:
-        hint: As the module says.
-        value: What stands there.
-        where: Its key, for messages.
-        partly: As for :func:`read_dataclass`.
-        more: What else it may be, for messages.
-
-    Raises:
-        ValueError: If the value is of another type, or breaks a rule.
+    A number whose hint has no rule may be NaN or infinite, as a loss may be. ``more`` is what else
+    the value may be, for messages. ValueError if it is of another type, or breaks a rule.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
-from timelyfreeze.files.schema import MOST, OneOf, Within, listed, shown
+from timelyfreeze.files.schema import MOST, Within, listed, read_as
 
 Row = TypeVar("Row")
 
@@ -25,22 +25,13 @@ AnyFloat = Annotated[float, Within(-MOST, MOST, or_odd=True)]
 
 
 class Table(Generic[Row]):
-    """A CSV file that folders may have.
-
-    Args:
-        name: Of the file.
-        kind: Dataclass of a row.
-    """
+    """A CSV file that folders may have, with a row for each ``kind``, a dataclass."""
 
     def __init__(self, name: str, kind: type[Row]) -> None:
         self.name = name
         self._kind = kind
-        self._columns = _columns(kind)
-
-    @property
-    def header(self) -> list[str]:
-        """The names of the columns."""
-        return [column.name for column in self._columns]
+        self._hints = get_type_hints(kind, include_extras=True)
+        self.header = [*self._hints]  # the names of the columns
 
     def write(self, folder: Path, rows: Iterable[Row] = ()) -> None:
         """Write the file with a header and a line for each row."""
@@ -83,10 +74,12 @@ class Table(Generic[Row]):
         raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(self.header)}")
 
     def _row(self, cells: list[str]) -> Row:
-        if len(cells) != len(self._columns):
-            raise ValueError(f"it has {len(cells)} cells for {len(self._columns)} columns")
-        pairs = zip(self._columns, cells, strict=True)
-        return self._kind(*[column.value(cell) for column, cell in pairs])
+        if len(cells) != len(self.header):
+            raise ValueError(f"it has {len(cells)} cells for {len(self.header)} columns")
+        pairs = zip(self._hints.items(), cells, strict=True)
+        return self._kind(
+            *[read_as(hint, _value(hint, cell), name) for (name, hint), cell in pairs]
+        )
 
 
 def _cell(value: Any) -> str:
@@ -96,46 +89,22 @@ def _cell(value: Any) -> str:
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """How the cells of a column are read, and what they may be."""
-
-    name: str
-    kind: Any
-    rule: Within | OneOf | None
-    may_be_empty: bool
-
-    def value(self, cell: str) -> Any:
-        if cell == "" and self.may_be_empty:
-            return None
-        try:
-            value = self.kind(cell)
-        except ValueError:
-            word = "a whole number" if self.kind is int else "a number"
-            raise ValueError(f"{self.name} is {shown(cell)}; it must be {word}") from None
-        if self.rule is not None and (error := self.rule.error(value)):
-            raise ValueError(f"{self.name} is {shown(value)}; {error}")
-        return value
+def _value(hint: Any, cell: str) -> Any:
+    """Return what a cell holds, by the type of its column, whose rules are not looked at."""
+    if cell == "" and NoneType in get_args(hint):
+        return None
+    for number in () if _is_text(hint) else (int, float):
+        with suppress(ValueError):
+            return number(cell)
+    return cell
 
 
-def _columns(kind: type) -> list[_Column]:
-    columns = []
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        is_one = get_origin(hint) is Annotated or not get_args(hint)
-        kinds = (hint,) if is_one else get_args(hint)
-        (plain,) = (one for one in kinds if one is not NoneType)
-        plain, rule = get_args(plain) or (plain, None)
-        columns.append(_Column(name, plain, rule, NoneType in kinds))
-    return columns
+def _is_text(hint: Any) -> bool:
+    return hint is str or any(map(_is_text, get_args(hint)))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table, without a line break at its end.
-
-    Args:
-        header: Titles of the columns.
-        rows: Cells of each line. Line breaks and markup in them are made harmless.
-    """
+    """Return a table, without a line break at its end; markup in its cells is made harmless."""
     return "\n".join(markdown_lines(header, rows))
 
 

@@ -105,13 +105,8 @@ def draw_uniform(
     ``ratio`` by less than the fraction of one tensor of each size, and as a rule, when the smaller
     tensors can absorb the rounding, by less than that of the smallest.
 
-    Args:
-        table: The n tensors of the stage.
-        ratio: Actual freeze ratio, in [0, 1]. 0 and 1 are exact and use no random numbers.
-        rng: Generator, from ``mask_rng``.
-
-    Returns:
-        NDArray[bool]: Shape [n]; True where the tensor is frozen.
+    The mask has the shape [n]. Ratios of 0 and 1 are exact and use no random numbers; others use a
+    generator from ``mask_rng``.
     """
     n = len(table.names)
     if ratio in (0.0, 1.0):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -16,34 +17,63 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from timelyfreeze import records
 from timelyfreeze.plots import style
+from timelyfreeze.records import tables
+from timelyfreeze.records.convergence import kappa_over_p_eff
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 _WINDOW = 7
+# Both have a line for each step: its number and the name of its phase, "" without freezing.
+StepOfPhase = tables.StepRow | tables.FrontRow
+
+
+@contextmanager
+def steps_figure(
+    rows: Sequence[StepOfPhase], title: str, height: float, n_panels: int = 1, ncols: int = 3
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Give a figure with panels over the steps of a run, of ``height`` inches together.
+
+    Phases are shaded in each; the legend tells what was drawn inside.
+    """
+    with style.house_style():
+        figure = Figure(figsize=(style.WIDTH_INCHES, height), layout="constrained")
+        panels = list(figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0])
+        for axes in panels:
+            shade_phases(axes, rows, named=axes is panels[0])
+        yield figure, panels
+        panels[-1].set_xlabel("optimizer step")
+        panels[0].set_title(title, loc="left", pad=28 if bands(rows) else 8)
+        figure.legend(loc="outside lower center", ncols=ncols)
 
 
 def curves_figure(
-    rows: Sequence[records.StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
+    rows: Sequence[tables.StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
 ) -> Figure:
     """Draw how much each step froze and how fast it was, by the virtual clock of an emulation.
 
     Throughput is pale step by step, and the median of ``_WINDOW`` steps, to show its course.
     """
-    with style.house_style():
-        figure = Figure(figsize=(style.WIDTH_INCHES, 3.6), layout="constrained")
-        below = figure.subplots()
-        shade_phases(below, rows)
+    values, blue = speeds(rows, n_emulated), style.BLUE
+    medians, ratios = running_medians(rows, values), [row.freeze_ratio for row in rows]
+    with steps_figure(rows, title, 3.6) as (figure, (below,)):
         above = below.twinx()
-        _draw_ratio(above, rows)
-        _draw_speed(below, rows, n_emulated, unit)
-        below.set_xlabel("optimizer step")
-        below.set_title(title, loc="left", pad=28 if bands(rows) else 8)
-        figure.legend(loc="outside lower center", ncols=3)
+        label = "fraction of all elements that the step froze (right)"
+        draw_by_phase(above, rows, ratios, color=blue, lw=1.8, label=label)
+        above.set_ylim(0, 1.05)
+        above.set_ylabel("freeze ratio", color=blue)
+        above.tick_params(axis="y", labelcolor=blue)
+        above.spines["right"].set(visible=True, color=blue)
+        below.plot([row.step for row in rows], values, color=style.FAINT_INK, lw=0.6, alpha=0.5)
+        label = f"throughput, median of {_WINDOW} steps (left)"
+        draw_by_phase(below, rows, medians, color=style.INK, lw=1.8, label=label)
+        is_virtual = any(row.virtual_step_ms is not None for row in rows)
+        below.set_ylabel(f"{unit}/s per device" + (", virtual clock" if is_virtual else ""))
+        below.set_ylim(bottom=0)
+        below.yaxis.set_major_formatter("{x:,.0f}")
     return figure
 
 
-def speeds(rows: Sequence[records.StepRow], n_emulated: int = 1) -> list[float]:
+def speeds(rows: Sequence[tables.StepRow], n_emulated: int = 1) -> list[float]:
     """Return throughput per device of each step, by the virtual clock where there is one."""
     return [
         row.tokens_per_second * row.step_ms / row.virtual_step_ms / n_emulated
@@ -53,59 +83,27 @@ def speeds(rows: Sequence[records.StepRow], n_emulated: int = 1) -> list[float]:
     ]
 
 
-def running_medians(rows: Sequence[records.StepRow], values: Sequence[float]) -> list[float]:
+def running_medians(rows: Sequence[tables.StepRow], values: Sequence[float]) -> list[float]:
     """Return for each step the median of the steps around it that are of its phase."""
-    half = _WINDOW // 2
+    half, pairs = _WINDOW // 2, list(zip(rows, values, strict=True))
     return [
-        statistics.median(
-            values[j]
-            for j in range(max(0, i - half), min(len(rows), i + half + 1))
-            if rows[j].phase == row.phase
-        )
-        for i, row in enumerate(rows)
+        statistics.median(v for r, v in pairs[max(0, i - half) : i + half + 1] if r.phase == phase)
+        for i, phase in enumerate(row.phase for row in rows)
     ]
-
-
-def _draw_speed(axes: Axes, rows: Sequence[records.StepRow], n_emulated: int, unit: str) -> None:
-    steps = [row.step for row in rows]
-    values = speeds(rows, n_emulated)
-    axes.plot(steps, values, color=style.FAINT_INK, lw=0.6, alpha=0.5)
-    label = f"throughput, median of {_WINDOW} steps (left)"
-    draw_by_phase(axes, rows, running_medians(rows, values), color=style.INK, lw=1.8, label=label)
-    is_virtual = any(row.virtual_step_ms is not None for row in rows)
-    axes.set_ylabel(f"{unit}/s per device" + (", virtual clock" if is_virtual else ""))
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def _draw_ratio(axes: Axes, rows: Sequence[records.StepRow]) -> None:
-    ratios = [row.freeze_ratio for row in rows]
-    label = "fraction of all elements that the step froze (right)"
-    draw_by_phase(axes, rows, ratios, color=style.BLUE, lw=1.8, label=label)
-    axes.set_ylim(0, 1.05)
-    axes.set_ylabel("freeze ratio", color=style.BLUE)
-    axes.tick_params(axis="y", labelcolor=style.BLUE)
-    axes.spines["right"].set(visible=True, color=style.BLUE)
 
 
 _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 
-def convergence_figure(rows: Sequence[records.StepRow], title: str = "") -> Figure:
+def convergence_figure(rows: Sequence[tables.StepRow], title: str = "") -> Figure:
     """Draw what a step of a run costs, what it updates, and the paper's ratio of the two."""
-    kappa = [row.kappa for row in rows]
-    p_eff = [row.p_eff for row in rows]
+    kappa, p_eff = [row.kappa for row in rows], [row.p_eff for row in rows]
     # Before freezing begins, and while everything is frozen to measure, the two say nothing.
     ratios = [
-        records.kappa_over_p_eff(row.kappa, row.p_eff) if row.phase in _FREEZING else None
-        for row in rows
+        kappa_over_p_eff(row.kappa, row.p_eff) if row.phase in _FREEZING else None for row in rows
     ]
     known = [ratio for ratio in ratios if ratio is not None and math.isfinite(ratio)]
-    with style.house_style():
-        figure = Figure(figsize=(style.WIDTH_INCHES, 4.8), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        shade_phases(above, rows)
-        shade_phases(below, rows, named=False)
+    with steps_figure(rows, title, 4.8, n_panels=2) as (figure, (above, below)):
         for axes, values, label, color, marker in (
             (above, kappa, "kappa: time of a step", style.BLUE, "o"),
             (above, p_eff, "p_eff: gradient energy that is updated", style.ORANGE, "s"),
@@ -117,15 +115,12 @@ def convergence_figure(rows: Sequence[records.StepRow], title: str = "") -> Figu
         below.axhline(1.0, color=style.INK, lw=0.9, ls=(0, (4, 3)))
         below.set_ylim(bottom=0, top=max([1.4, *(1.08 * ratio for ratio in known)]))
         below.set_ylabel("of the run\nwithout freezing")
-        below.set_xlabel("optimizer step")
         for axes in (above, below):
             axes.grid(axis="y")
-        above.set_title(title, loc="left", pad=28)
-        figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
-def loss_figure(rows: Sequence[records.LossRow], title: str = "") -> Figure:
+def loss_figure(rows: Sequence[tables.LossRow], title: str = "") -> Figure:
     """Draw the losses of a run against steps and against seconds.
 
     Training losses are pale as they were logged, and their running mean, from which times to a loss
@@ -134,7 +129,7 @@ def loss_figure(rows: Sequence[records.LossRow], title: str = "") -> Figure:
     trained = [(row, row.train_loss) for row in rows if row.train_loss is not None]
     validated = [(row, row.validation_loss) for row in rows if row.validation_loss is not None]
     losses = [loss for _, loss in trained]
-    window = records.WINDOW if len(losses) >= 2 * records.WINDOW else 1
+    window = tables.WINDOW if len(losses) >= 2 * tables.WINDOW else 1
     label = "this run: training" + (f", mean of {window} logged" if window > 1 else "")
     with style.house_style():
         figure = Figure(figsize=(style.WIDTH_INCHES, 3.6), layout="constrained")
@@ -143,7 +138,7 @@ def loss_figure(rows: Sequence[records.LossRow], title: str = "") -> Figure:
             ends = [float(getattr(row, place)) for row, _ in trained]
             if window > 1:
                 axes.plot(ends, losses, color=style.BLUE, lw=0.7, alpha=0.35)
-            axes.plot(ends[window - 1 :], records.running_means(losses, window),
+            axes.plot(ends[window - 1 :], tables.running_means(losses, window),
                       color=style.BLUE, lw=1.8, label=label)  # fmt: skip
             if validated:
                 at = [float(getattr(row, place)) for row, _ in validated]
@@ -174,10 +169,6 @@ _LOOKS = {
 }
 
 
-# Both have a line for each step: its number and the name of its phase, "" without freezing.
-StepOfPhase = records.StepRow | records.FrontRow
-
-
 class Band(NamedTuple):
     """A phase with its first and its last step."""
 
@@ -197,12 +188,7 @@ def bands(rows: Sequence[StepOfPhase]) -> list[Band]:
 
 
 def draw_by_phase(
-    axes: Axes,
-    rows: Sequence[StepOfPhase],
-    values: Sequence[float | None],
-    *,
-    label: str,
-    **look: Any,
+    axes: Axes, rows: Sequence[StepOfPhase], values: Sequence[float | None], **look: Any
 ) -> None:
     """Draw a curve over steps that breaks where a phase ends: what follows is another regime."""
     pairs = zip(rows, values, strict=True)
@@ -210,8 +196,8 @@ def draw_by_phase(
         known = [(row.step, value) for row, value in group if value is not None]
         if known:
             steps, heights = zip(*known, strict=True)
-            axes.plot(steps, heights, label=label, **look)
-            label = "_"  # once in the legend
+            axes.plot(steps, heights, **look)
+            look["label"] = "_"  # once in the legend
 
 
 def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True) -> None:
@@ -239,34 +225,27 @@ _LEAST_WIDTH = 0.06
 
 
 def front_figure(
-    rows: Sequence[records.FrontRow],
-    evaluations: Sequence[records.PlasticityRow] = (),
+    rows: Sequence[tables.FrontRow],
+    evaluations: Sequence[tables.PlasticityRow] = (),
     title: str = "",
-    moves: Sequence[records.Move] = (),
+    moves: Sequence[tables.Move] = (),
 ) -> Figure:
     """Draw how many blocks were frozen in each step, and below it the plasticity that decided.
 
     With an activation cache, what was read from it is darker, its share written above.
     """
     n_panels = 2 if evaluations else 1
-    with style.house_style():
-        figure = Figure(figsize=(style.WIDTH_INCHES, 1.4 + 2.2 * n_panels), layout="constrained")
-        panels = figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0]
-        shade_phases(panels[0], rows)
+    with steps_figure(rows, title, 1.4 + 2.2 * n_panels, n_panels, ncols=4) as (figure, panels):
         _draw_front(panels[0], rows)
         for i, move in enumerate(moves):
             label = "_" if i else "move to another pipeline"  # once in the legend
             panels[0].axvline(move.step - 0.5, color=style.VERMILLION, lw=0.8, ls=":", label=label)
         if evaluations:
             draw_plasticity(panels[1], rows, evaluations)
-            shade_phases(panels[1], rows, named=False)
-        panels[-1].set_xlabel("optimizer step")
-        panels[0].set_title(title, loc="left", pad=28 if bands(rows) else 8)
-        figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
-def _draw_front(axes: Axes, rows: Sequence[records.FrontRow]) -> None:
+def _draw_front(axes: Axes, rows: Sequence[tables.FrontRow]) -> None:
     steps = [row.step for row in rows]
     layers = [row.frozen_layers for row in rows]
     is_cached = any(row.read is not None for row in rows)
@@ -276,30 +255,25 @@ def _draw_front(axes: Axes, rows: Sequence[records.FrontRow]) -> None:
         read = [row.frozen_layers * (row.read or 0) / row.batches for row in rows]
         label = "front read from the cache"
         axes.fill_between(steps, read, step="mid", color=style.BLUE, alpha=0.6, lw=0, label=label)
+        least_steps = _LEAST_WIDTH * (rows[-1].step - rows[0].step + 1)
         for stretch in stretches(rows):
-            _write_share(axes, stretch, n_steps=rows[-1].step - rows[0].step + 1)
+            first, last = stretch[0].step, stretch[-1].step
+            if last - first + 1 >= least_steps:
+                n_read = sum(row.read or 0 for row in stretch)
+                share = f"{100 * n_read / sum(row.batches for row in stretch):.0f}% read"
+                at = ((first + last) / 2, float(stretch[0].frozen_layers))
+                style.annotate(axes, share, at, "data", shift=(0, 3), ha="center", va="bottom")
     axes.plot(steps, layers, drawstyle="steps-mid", color=style.INK, lw=1.4)
     axes.set_ylim(0, 1.25 * max(1, *layers))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("frozen blocks")
 
 
-def stretches(rows: Sequence[records.FrontRow]) -> Iterator[list[records.FrontRow]]:
+def stretches(rows: Sequence[tables.FrontRow]) -> Iterator[list[tables.FrontRow]]:
     """Yield steps in a row with the same front, where there is one."""
     for n_layers, group in groupby(rows, key=lambda row: row.frozen_layers):
         if n_layers:
             yield list(group)
-
-
-def _write_share(axes: Axes, stretch: Sequence[records.FrontRow], n_steps: int) -> None:
-    """Write above a stretch of the front which share of its batches was read."""
-    first, last = stretch[0], stretch[-1]
-    if last.step - first.step + 1 < _LEAST_WIDTH * n_steps:
-        return
-    share = sum(row.read or 0 for row in stretch) / sum(row.batches for row in stretch)
-    at = ((first.step + last.step) / 2, float(first.frozen_layers))
-    read = f"{100 * share:.0f}% read"
-    style.annotate(axes, read, at, "data", shift=(0, 3), ha="center", va="bottom")
 
 
 # Modules that follow each other; the number of each stands where it was frozen.
@@ -317,7 +291,7 @@ class Decisions:
     unfrozen: tuple[int, ...]  # everything is live again
 
 
-def decisions(rows: Sequence[records.FrontRow]) -> Decisions:
+def decisions(rows: Sequence[tables.FrontRow]) -> Decisions:
     """Return what a policy has decided in the course of some steps."""
     guided = [b.step for a, b in pairwise(rows) if (a.bootstrapping, b.bootstrapping) == (1, 0)]
     changes = [(b.step, a.frozen_modules or 0, b.frozen_modules or 0) for a, b in pairwise(rows)]
@@ -329,7 +303,7 @@ def decisions(rows: Sequence[records.FrontRow]) -> Decisions:
 
 
 def draw_plasticity(
-    axes: Axes, rows: Sequence[records.FrontRow], evaluations: Sequence[records.PlasticityRow]
+    axes: Axes, rows: Sequence[tables.FrontRow], evaluations: Sequence[tables.PlasticityRow]
 ) -> None:
     """Draw a curve for each module while it was looked at, and mark decisions."""
     labels = ["plasticity, each evaluation", "plasticity, smoothed"]
@@ -344,11 +318,8 @@ def draw_plasticity(
     is_positive = all(found.plasticity > 0.0 for found in evaluations)
     axes.set_yscale("log" if is_positive else "linear")
     axes.set_ylabel("plasticity of the\nfrontmost live module")
-    _mark(axes, decisions(rows), rows[-1].step - rows[0].step + 1)
-
-
-def _mark(axes: Axes, decided: Decisions, n_steps: int) -> None:
-    """Draw a line where each decision begins to hold, between two steps."""
+    # A line where each decision begins to hold, between two steps.
+    decided, n_steps = decisions(rows), rows[-1].step - rows[0].step + 1
     looks: list[tuple[str, Sequence[int], Any]] = [
         ("end of bootstrapping", [decided.guided] if decided.guided else [],
          {"color": style.INK, "lw": 1.2, "ls": ":"}),
@@ -356,16 +327,12 @@ def _mark(axes: Axes, decided: Decisions, n_steps: int) -> None:
          {"color": style.VERMILLION, "lw": 0.9}),
         ("all live again", decided.unfrozen, {"color": style.GREEN, "lw": 1.6, "ls": (0, (4, 2))}),
     ]  # fmt: skip
-    for name, steps, look in looks:
-        label = name
-        for step in steps:
-            axes.axvline(step - 0.5, label=label, zorder=1, **look)
-            label = "_"
+    for name, begins, look in looks:
+        for i, step in enumerate(begins):  # once in the legend
+            axes.axvline(step - 0.5, label="_" if i else name, zorder=1, **look)
     for at, numbers in frozen_labels(decided.frozen, _LEAST_DISTANCE * n_steps):
-        place, look = ("data", "axes fraction"), {"ha": "center", "va": "bottom"}
-        style.annotate(
-            axes, numbers, (at - 0.5, 1.0), place, shift=(0, 2), color=style.VERMILLION, **look
-        )
+        look = {"shift": (0, 2), "color": style.VERMILLION, "ha": "center", "va": "bottom"}
+        style.annotate(axes, numbers, (at - 0.5, 1.0), ("data", "axes fraction"), **look)
 
 
 def frozen_labels(

@@ -24,9 +24,11 @@ class Drawn:
 
 def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
     """Draw every plot, and write every trace, whose files a run folder has."""
-    from timelyfreeze.plots.gallery import PLOTS, TRACES
+    from matplotlib.figure import Figure
+
+    from timelyfreeze.plots.gallery import PLOTS, TRACES, read_names
     from timelyfreeze.plots.style import save
-    from timelyfreeze.records import read_names, trace_to_json
+    from timelyfreeze.records.trace import trace_to_json
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
@@ -40,27 +42,21 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
         read_names(run_folder)
     except ValueError as error:
         broken["titles"] = str(error)
-    for name, draw in PLOTS:
+    for name, draw in (*PLOTS, *TRACES):
         try:
-            plot = draw(run_folder)
+            found = draw(run_folder)
         except (ValueError, OSError) as error:
             broken[name] = str(error)
             continue
-        if isinstance(plot, str):
-            missing[name] = plot
-            continue
-        try:
-            files.extend(save(plot, output, name))
-        except ValueError as error:  # found when texts and axes are laid out
-            broken[name] = f"it cannot be drawn: {error}"
-    for name, read in TRACES:
-        try:
-            batches = read(run_folder)
-        except (ValueError, OSError) as error:
-            broken[name] = str(error)
-            continue
-        if batches:
-            files.append(write_whole(output / f"{name}.json", trace_to_json(batches).encode()))
+        if isinstance(found, str):
+            missing[name] = found
+        elif isinstance(found, Figure):
+            try:
+                files.extend(save(found, output, name))
+            except ValueError as error:  # found when texts and axes are laid out
+                broken[name] = f"it cannot be drawn: {error}"
+        elif found:
+            files.append(write_whole(output / f"{name}.json", trace_to_json(found).encode()))
     return Drawn(tuple(files), missing, broken)
 
 

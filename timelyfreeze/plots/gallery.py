@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze import records
-from timelyfreeze.files import Table
+from timelyfreeze.files import Number, Table, parse_json, read_as
 from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots import curves, response
 from timelyfreeze.plots.timeline import timeline_figure
-from timelyfreeze.records import Timeline, tables
+from timelyfreeze.records import tables
+from timelyfreeze.records import timeline as timelines
+from timelyfreeze.records.timeline import Timeline
 from timelyfreeze.schedule import build_dag, order_from_csv
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import bounds_from_json
@@ -32,19 +34,91 @@ Value = TypeVar("Value")
 Draw = Callable[[Path], Figure | str]
 
 _PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
+_SETTINGS = "settings.json"
+_MOST_CHARACTERS = 80
+_OBJECT = Mapping[str, Any]
+_SCHEDULE = "pipeline_parallel_schedule"
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """What the settings of a run call its parts."""
+
+    method: str  # its freezing method
+    schedule: str  # its schedule; of one from a CSV file the file's name
+    n_ranks: int  # ranks of its pipeline
+    model: str  # its model
+    is_emulated: bool  # whether one process ran all ranks
+    unit: str  # what throughput counts: tokens, or images where the data set is pictures
+
+
+def read_names(run_folder: Path) -> RunNames | None:
+    """Return what a run's settings say; None where there are none, as beside a bare plan."""
+    path = run_folder / _SETTINGS
+    if not path.exists():
+        return None
+    try:
+        settings = read_as(_OBJECT, parse_json(path.read_bytes()), "the whole")
+
+        def said(section: str, key: str, hint: Any = str, default: Any = None) -> Any:
+            # Older runs have fewer sections.
+            values = read_as(_OBJECT, settings.get(section, {}), section)
+            value = read_as(hint, values.get(key, default), f"{section}.{key}")
+            is_long = hint is str and len(value) > _MOST_CHARACTERS
+            return f"{value[:_MOST_CHARACTERS]}..." if is_long else value
+
+        csv = said("parallelism", f"{_SCHEDULE}_csv", Any)
+        schedule = said("parallelism", f"{_SCHEDULE}_csv" if csv else _SCHEDULE)
+        return RunNames(
+            method=said("freezing", "method"),
+            schedule=Path(schedule).name if csv else schedule,
+            n_ranks=said("parallelism", "pipeline_parallel_degree", Number, 1),
+            model=f"{said('model', 'name')} {said('model', 'flavor')}",
+            is_emulated=said("emulation", "enable", Any) is True,
+            unit="images" if said("training", "dataset", Any) == "images" else "tokens",
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no run's settings: {error}") from error
+
+
+def _names(run_folder: Path) -> RunNames | None:
+    try:
+        return read_names(run_folder)
+    except ValueError:  # told once, by who draws all plots
+        return None
+
+
+def run_title(run_folder: Path) -> str:
+    """Return what a run is called above plots; without settings that can be read, its folder."""
+    if (names := _names(run_folder)) is None:
+        return as_drawn(run_folder.resolve().name)
+    words = ["without freezing" if names.method == "none" else names.method]
+    if names.n_ranks > 1:
+        words.append(f"{names.schedule} over {names.n_ranks} ranks")
+    if names.is_emulated:
+        words.append("emulated")
+    return as_drawn(", ".join([*words, names.model]))
+
+
+def as_drawn(text: str) -> str:
+    """Return a text of which plots draw every character; between two $ they would see maths."""
+    return text.replace("$", r"\$")
 
 
 def draw_measured(run_folder: Path) -> Figure | str:
     """Draw a measured batch without freezing above those with; or say why there is none."""
+    unfrozen, frozen = (
+        measured_batch(run_folder, phases) for phases in (timelines.UNFROZEN, timelines.FROZEN)
+    )
+    names: list[str] = []
     # A run that was stopped early has only one of them.
-    examples = [measured_batch(run_folder, phases) for phases in (records.UNFROZEN, records.FROZEN)]
-    shown = [timeline for timeline in examples if timeline is not None] or measured(run_folder)
+    shown = [one for one in (unfrozen, frozen) if one is not None] or measured(run_folder)
     if moved := _of_pipelines(run_folder):
-        unfrozen = {} if examples[0] is None else {"Without freezing": examples[0]}
-        batches = unfrozen | moved
-        first = next(iter(batches.values()))
-        return timeline_figure([*batches.values()], run_title(run_folder, first), [*batches])
-    return _figure(run_folder, shown) or (
+        batches = ({} if unfrozen is None else {"Without freezing": unfrozen}) | moved
+        names, shown = [*batches], [*batches.values()]
+    if shown:
+        return timeline_figure(shown, batches_title(run_folder, shown[0]), names)
+    return (
         f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
         "freezing, or ended before a phase was measured"
     )
@@ -52,10 +126,10 @@ def draw_measured(run_folder: Path) -> Figure | str:
 
 def draw_predicted(run_folder: Path) -> Figure | str:
     """Draw the batch that the plan predicts, without freezing above with; or say why not."""
+    if shown := predicted(run_folder):
+        return timeline_figure(shown, batches_title(run_folder, shown[0]))
     missing = " and ".join(_missing_plan_files(run_folder))
-    return _figure(run_folder, predicted(run_folder)) or (
-        f"{missing} missing: the run's method makes no plan, or none was made yet"
-    )
+    return f"{missing} missing: the run's method makes no plan, or none was made yet"
 
 
 def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
@@ -73,9 +147,9 @@ def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
             f"From step {move.step}, {pipelines} of {move.ranks} ranks, layers {move.split}"
         )
     # Files have numbers by plan where there are plans, so that steps tell the pipeline.
-    last = records.timeline_file(run_folder, Phase.STABLE)
+    last = timelines.timeline_file(run_folder, Phase.STABLE)
     files = last.parent.glob(f"{last.stem}*{last.suffix}")
-    found = [_of(file, records.timeline_from_json) for file in files]
+    found = [_of(file, timelines.timeline_from_json) for file in files]
     firsts = [move.step for move in moves]
     by_step = sorted(found, key=lambda timeline: timeline.step or 0)
     return {names[bisect_right(firsts, each.step or 0)]: each for each in by_step}
@@ -83,9 +157,9 @@ def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
 
 def measured_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
     """Return the batch measured in the first of ``phases`` that a run has one of."""
-    files = (records.timeline_file(run_folder, phase) for phase in phases)
+    files = (timelines.timeline_file(run_folder, phase) for phase in phases)
     file = next((file for file in files if file.exists()), None)
-    return None if file is None else _of(file, records.timeline_from_json)
+    return None if file is None else _of(file, timelines.timeline_from_json)
 
 
 def predicted_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
@@ -93,30 +167,20 @@ def predicted_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | Non
     return next((one for one in predicted(run_folder) if one.phase in phases), None)
 
 
-def run_title(run_folder: Path, timeline: Timeline) -> str:
+def batches_title(run_folder: Path, timeline: Timeline) -> str:
     """Return what a run is called above its plots: schedule, size and model, if it says so."""
     order = timeline.order
     size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
     names = _names(run_folder)
     if names is None:  # bounds and plan of another origin, such as the profile
         return size
-    return records.as_drawn(f"{names.schedule}, {size}, {names.model}")
-
-
-def _names(run_folder: Path) -> records.RunNames | None:
-    try:
-        return records.read_names(run_folder)
-    except ValueError:  # told once, by who draws all plots
-        return None
-
-
-def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure | None:
-    return timeline_figure(timelines, run_title(run_folder, timelines[0])) if timelines else None
+    return as_drawn(f"{names.schedule}, {size}, {names.model}")
 
 
 def measured(run_folder: Path) -> Sequence[Timeline]:
     """Return every batch that was measured, in the order of phases."""
-    return [_of(file, records.timeline_from_json) for file in records.timeline_files(run_folder)]
+    files = (timelines.timeline_file(run_folder, phase) for phase in Phase)
+    return [_of(file, timelines.timeline_from_json) for file in files if file.exists()]
 
 
 def _missing_plan_files(run_folder: Path) -> list[str]:
@@ -131,14 +195,15 @@ def predicted(run_folder: Path) -> Sequence[Timeline]:
     notes = read_bounds_file(files["bounds.json"]).notes
     dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
     bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
-    plan = _of(files["plan.json"], plan_from_json)
-    try:
-        timelines = records.predicted_timelines(dag, bounds, plan, notes.processors)
-    except ValueError as error:
-        raise ValueError(f"{files['plan.json']}: {error}") from error
-    if not all(math.isfinite(timeline.batch_ms) for timeline in timelines):
+
+    def read(text: str) -> Sequence[Timeline]:
+        plan = plan_from_json(text)
+        return timelines.predicted_timelines(dag, bounds, plan, notes.processors)
+
+    played = _of(files["plan.json"], read)
+    if not all(math.isfinite(timeline.batch_ms) for timeline in played):
         raise ValueError(f"{files['bounds.json']}: its times together are beyond all numbers")
-    return timelines
+    return played
 
 
 def _of(file: Path, read: Callable[[str], Value]) -> Value:
@@ -164,7 +229,7 @@ def _draws(
     def draw(run_folder: Path) -> Figure | str:
         if not any(map(is_known, rows := _rows(table, run_folder))):
             return f"{table.name} has {reason}"
-        return figure(rows, records.run_title(run_folder))
+        return figure(rows, run_title(run_folder))
 
     return draw
 
@@ -188,14 +253,14 @@ def draw_front(run_folder: Path) -> Figure | str:
     if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
         return f"{tables.FRONT.name} has no front: nothing was frozen yet"
     moves = _rows(tables.MOVES, run_folder)
-    return curves.front_figure(rows, evaluations, records.run_title(run_folder), moves)
+    return curves.front_figure(rows, evaluations, run_title(run_folder), moves)
 
 
 def draw_response(run_folder: Path) -> Figure | str:
     """Draw backward times against frozen fractions; or say why not."""
     with suppress(FileNotFoundError):
         if rows := tables.read_responses(run_folder):
-            return response.response_figure(rows, records.run_title(run_folder))
+            return response.response_figure(rows, run_title(run_folder))
     return f"{tables.RESPONSES.name} has no backward: the run froze nothing, or has not ended"
 
 

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from timelyfreeze.plots import style
-from timelyfreeze.records import FrozenCount, ResponseRow
+from timelyfreeze.records.tables import FrozenCount, ResponseRow
 from timelyfreeze.settings import ALL_OR_NOTHING
 
 _LATE_TINT, _EARLY_TINT = 0.9, 0.2
@@ -39,16 +39,15 @@ def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
             ways.setdefault("", []).append(row)
         elif row.phase.startswith(_PROFILE):
             ways.setdefault(row.phase.removeprefix(_PROFILE).strip(), []).append(row)
-    lines = {way: _line(of_way) for way, of_way in ways.items()}
-    return {way: line for way, line in lines.items() if line is not None}
-
-
-def _line(measured: Sequence[ResponseRow]) -> AssumedLine | None:
-    unfrozen = [row.duration_ms for row in measured if row.fraction == 0.0 and not row.cut]
-    frozen = [row.duration_ms for row in measured if row.fraction == 1.0 and not row.cut]
-    if not unfrozen or not frozen:
-        return None
-    return statistics.median(unfrozen), statistics.median(frozen)
+    lines: dict[str, AssumedLine] = {}
+    for way, measured in ways.items():
+        unfrozen, frozen = (
+            [row.duration_ms for row in measured if row.fraction == fraction and not row.cut]
+            for fraction in (0.0, 1.0)
+        )
+        if unfrozen and frozen:
+            lines[way] = statistics.median(unfrozen), statistics.median(frozen)
+    return lines
 
 
 def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:

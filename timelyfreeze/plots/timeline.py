@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from timelyfreeze.plots import style
-from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Block, Timeline
+from timelyfreeze.records.timeline import FRONT_READ, KIND_WORDS, UNFROZEN, Block, Timeline
 from timelyfreeze.schedule import ActionKind
 
 _LANES_INCHES = 10.0  # of all lanes together, so that many batches still make one picture
@@ -28,6 +28,7 @@ _LONG_NAME = 70  # more letters have a line of their own
 _LINE_INCHES = 0.18
 
 
+@style.house_style()
 def timeline_figure(
     timelines: Sequence[Timeline], title: str = "", names: Sequence[str] = ()
 ) -> Figure:
@@ -37,11 +38,7 @@ def timeline_figure(
     the more of it is frozen. Where ranks hold several stages, a bar at the foot of a block says
     which of them, the first having none. The critical path is outlined.
     """
-    with style.house_style():
-        return _draw(timelines, title, names or [""] * len(timelines))
-
-
-def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Figure:
+    names = names or [""] * len(timelines)
     ranks = [timeline.n_ranks for timeline in timelines]
     n_lanes = max(ranks)
     lane_inches = min(0.42, max(0.2, min(3.4, _LANES_INCHES / len(timelines)) / n_lanes))
@@ -158,7 +155,9 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     _add_boxes(ax, _foot_bars(timeline), facecolor=FOOT_COLOR, edgecolor="none", zorder=3)
     _draw_critical_path(ax, timeline)
     _draw_numbers(ax, timeline, lane_inches, points_per_ms)
-    _name_empty_lanes(ax, timeline)
+    for rank in set(range(n)) - {block.rank for block in timeline.ran}:
+        told, at = f"nothing of this batch runs: {FRONT_READ}", (batch_ms / 2, float(rank))
+        style.annotate(ax, told, at, "data", ha="center", va="center")
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
     ax.tick_params(axis="y", length=0)
@@ -166,13 +165,6 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     for rank, fraction in enumerate(timeline.rank_bubbles):
         place, idle = ("axes fraction", "data"), f"{100 * fraction:.0f}% idle"
         style.annotate(ax, idle, (1.0, rank), place, shift=(4, 0), va="center")
-
-
-def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
-    """Say of ranks that the batch passed by why they have no block."""
-    told, middle_ms = f"nothing of this batch runs: {FRONT_READ}", timeline.batch_ms / 2
-    for rank in set(range(timeline.n_ranks)) - {block.rank for block in timeline.ran}:
-        style.annotate(ax, told, (middle_ms, float(rank)), "data", ha="center", va="center")
 
 
 def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[np.float64]:
@@ -225,7 +217,9 @@ def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
 
 def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
     """Outline each stretch of the path on a rank, and join the stretches."""
-    stretches = list(_stretches(timeline))
+    path = [block for block in timeline.ran if block.is_critical]
+    path.sort(key=lambda block: (block.end_ms, block.start_ms))
+    stretches = [list(stretch) for _, stretch in groupby(path, key=lambda block: block.rank)]
     boxes = [_box(s[0].start_ms, s[-1].end_ms, s[0].rank, _LANE_HEIGHT) for s in stretches]
     look: Any = {"facecolor": "none", "edgecolor": style.BLACK, "linewidth": OUTLINE}
     _add_boxes(ax, boxes, **look, joinstyle="miter", zorder=4)
@@ -238,50 +232,19 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
     ax.add_collection(LineCollection(lines, colors=style.BLACK, linewidths=OUTLINE, zorder=4))
 
 
-def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
-    """Yield the critical path in pieces that stay on one rank."""
-    path = [block for block in timeline.ran if block.is_critical]
-    path.sort(key=lambda block: (block.end_ms, block.start_ms))
-    stretch: list[Block] = []
-    for block in path:
-        if stretch and stretch[-1].rank != block.rank:
-            yield stretch
-            stretch = []
-        stretch.append(block)
-    if stretch:
-        yield stretch
-
-
 def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
     points = min(style.TEXT_POINTS, 0.5 * 72.0 * lane_inches)
     rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(stage_places(timeline).values()) else 0.0
+    look: Any = {"ha": "center", "va": "center_baseline", "color": style.INK, "zorder": 5}
     for kind in ActionKind:
         blocks = [block for block in timeline.ran if block.action.kind is kind]
-        for block, size in _readable(blocks, points_per_ms):
-            ax.text(
-                (block.start_ms + block.end_ms) / 2,
-                block.rank - rise,
-                str(block.action.microbatch),
-                ha="center",
-                va="center_baseline",
-                fontsize=min(points, size),
-                color=style.INK,
-                zorder=5,
-                clip_on=True,
-            )
-
-
-def _readable(blocks: Sequence[Block], points_per_ms: float) -> Iterable[tuple[Block, float]]:
-    """Return blocks that have room for their number, and its size in points.
-
-    None where they are less than half of what there is: the few numbers left would only be noise.
-    """
-    sizes = []
-    for block in blocks:
-        n_digits = len(str(block.action.microbatch))
-        size = block.duration_ms * points_per_ms / (_DIGIT_WIDTH * n_digits + 0.3)
-        if size >= _LEAST_POINTS:
-            sizes.append((block, round(size, 1)))
-    # By time and not by count: backwards that a plan leaves out altogether take next to none.
-    readable_ms = sum(block.duration_ms for block, _ in sizes)
-    return sizes if 2.0 * readable_ms > sum(block.duration_ms for block in blocks) else []
+        widths = (_DIGIT_WIDTH * len(str(block.action.microbatch)) + 0.3 for block in blocks)
+        sizes = [b.duration_ms * points_per_ms / w for b, w in zip(blocks, widths, strict=True)]
+        sized = [(b, round(s, 1)) for b, s in zip(blocks, sizes, strict=True) if s >= _LEAST_POINTS]
+        # Where they are less than half of what there is, the few numbers left would only be noise.
+        # By time and not by count: backwards that a plan leaves out altogether take next to none.
+        if 2.0 * sum(block.duration_ms for block, _ in sized) <= sum(b.duration_ms for b in blocks):
+            continue
+        for block, size in sized:
+            x, text = (block.start_ms + block.end_ms) / 2, str(block.action.microbatch)
+            ax.text(x, block.rank - rise, text, fontsize=min(points, size), clip_on=True, **look)

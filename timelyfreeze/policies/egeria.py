@@ -32,9 +32,9 @@ from timelyfreeze.policies.layout import ModelLayout
 from timelyfreeze.policies.plasticity import History
 from timelyfreeze.policies.policy import (
     BACKGROUND,
+    FLOAT32,
+    INLINE,
     INT8,
-    PLACES,
-    PRECISIONS,
     Check,
     Compared,
     Decision,
@@ -99,11 +99,11 @@ class Egeria(FreezePolicy):
     """Tokens of a microbatch that are compared; padding is left out where it is known. 0: whole
     examples are compared, as pictures always are."""
 
-    reference: Annotated[str, OneOf(*PLACES)] = BACKGROUND
+    reference: Annotated[str, OneOf(BACKGROUND, INLINE)] = BACKGROUND
     """Where the reference runs: "background", in a process of its own that training never waits
     for, or "inline", in the training process, so that a run can be repeated exactly."""
 
-    precision: Annotated[str, OneOf(*PRECISIONS)] = INT8
+    precision: Annotated[str, OneOf(INT8, FLOAT32)] = INT8
     """What linear layers of the reference compute in: "int8" or "float32"."""
 
     queue_length: AtLeast1 = 2
@@ -154,30 +154,29 @@ class Egeria(FreezePolicy):
         last, seen = read_dataclass(EgeriaState, before.memory), check.observed
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
         if not state.is_guided:
-            return self._decision(self._bootstrap(state, seen.loss), check.layout)
+            ends, state = False, replace(state, loss=seen.loss)
+            if seen.loss is not None and last.loss is not None:
+                ends = abs(seen.loss - last.loss) < self.bootstrap_change * abs(last.loss)
+            return self._decision(state.renewed(is_guided=True) if ends else state, check.layout)
         state, evaluations = self._evaluate(state, seen, block_groups(check.layout, self.modules))
         is_asked = any(last.step < step <= check.step for step in self.unfreeze_steps)
-        if state.front > 0 and (is_asked or self._has_fallen(state, seen.learning_rate)):
-            state = state.unfrozen()
+        has_fallen, rate = False, seen.learning_rate  # far below that of the first freeze
+        if rate is not None and state.frozen_rate and self.unfreeze_at > 0.0:
+            has_fallen = rate <= self.unfreeze_at * state.frozen_rate
+        if state.front > 0 and (is_asked or has_fallen):
+            window, stale = max(2, state.window // 2), max(1, state.stale // 2)
+            state = state.renewed(
+                front=0, frozen_rate=None, window=window, stale=stale, history=History()
+            )
         return self._decision(state, check.layout, evaluations)
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
         """Return the frontmost live module; None while bootstrapping, and where it is the last."""
-        state, groups = (
-            read_dataclass(EgeriaState, decision.memory),
-            block_groups(layout, self.modules),
-        )
+        state = read_dataclass(EgeriaState, decision.memory)
+        groups = block_groups(layout, self.modules)
         if not state.is_guided or state.front == len(groups) - 1:
             return None
         return Compared(groups[state.front].start, groups[state.front].stop, state.copy)
-
-    def _bootstrap(self, state: EgeriaState, loss: float | None) -> EgeriaState:
-        """Compare the loss with that of the interval before."""
-        if loss is None or state.loss is None:
-            return replace(state, loss=loss)
-        if abs(loss - state.loss) < self.bootstrap_change * abs(state.loss):
-            return state.renewed(is_guided=True, loss=loss)
-        return replace(state, loss=loss)
 
     def _evaluate(
         self, state: EgeriaState, seen: Observed, groups: list[range]
@@ -200,12 +199,6 @@ class Egeria(FreezePolicy):
             elif state.copy_age >= state.window:
                 state = state.renewed()
         return state, tuple(evaluations)
-
-    def _has_fallen(self, state: EgeriaState, rate: float | None) -> bool:
-        """Return whether the learning rate is far below that of the first freeze."""
-        if rate is None or not state.frozen_rate or self.unfreeze_at == 0.0:
-            return False
-        return rate <= self.unfreeze_at * state.frozen_rate
 
     def _decision(
         self, state: EgeriaState, layout: ModelLayout, evaluations: tuple[Evaluation, ...] = ()
@@ -249,16 +242,6 @@ class EgeriaState:
         """Return the state with a new copy, and whatever else changes."""
         return replace(self, copy=self.copy + 1, copy_age=0, **changes)
 
-    def unfrozen(self) -> EgeriaState:
-        """Return the state with everything live and half the patience: S 1 and W 2 at least."""
-        return self.renewed(
-            front=0,
-            frozen_rate=None,
-            window=max(2, self.window // 2),
-            stale=max(1, self.stale // 2),
-            history=History(),
-        )
-
 
 def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
     """Divide the layers of a model into groups, from front to back.
@@ -274,20 +257,15 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
     else:
         numbers = _by_size(layout.layer_sums(layout.sizes).tolist(), stages)
     groups: dict[int, range] = {}
-    for number, run in groupby(range(layout.n_layers), numbers.__getitem__):
+    places = list(zip(numbers, stages, strict=True))
+    for (number, _), run in groupby(range(layout.n_layers), places.__getitem__):
         layers = list(run)
-        first, last = layers[0], layers[-1]
         if number in groups:
             raise ValueError(
-                f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours; "
-                f"block {first} comes after others"
+                f"{key(_MODULES)}: {patterns[number]!r} takes blocks that are no neighbours on one "
+                f"stage; block {layers[0]} comes after others"
             )
-        if patterns and stages[first] != stages[last]:
-            raise ValueError(
-                f"{key(_MODULES)}: {patterns[number]!r} takes blocks of the stages "
-                f"{stages[first]} and {stages[last]}; all of a group must lie on one"
-            )
-        groups[number] = range(first, last + 1)
+        groups[number] = range(layers[0], layers[-1] + 1)
     return list(groups.values())
 
 

@@ -13,23 +13,15 @@ from timelyfreeze.settings import key
 
 @dataclass(frozen=True, eq=False)
 class ModelLayout:
-    """Tensors of all stages, stage after stage, in each stage in the order of its parameters.
+    """Tensors of all stages, stage after stage, in each stage in the order of its parameters."""
 
-    Attributes:
-        names: The n parameter names, each once.
-        sizes: Number of elements of each, int64, shape [n].
-        stages: Stage that holds each, int64, shape [n].
-        layers: Layer of each, int64, shape [n]: 0 to L - 1 for the transformer blocks from front to
-            back, -1 for what comes before them (the embedding), L for what comes after (the final
-            norm and the head).
-        n_layers: Number of transformer blocks L.
-    """
-
-    names: tuple[str, ...]
-    sizes: NDArray[np.int64]
-    stages: NDArray[np.int64]
+    names: tuple[str, ...]  # the n parameter names, each once
+    sizes: NDArray[np.int64]  # number of elements of each, shape [n]
+    stages: NDArray[np.int64]  # stage that holds each, shape [n]
+    # layer of each, shape [n]: 0 to L - 1 for the transformer blocks from front to back, -1 for
+    # what comes before them (the embedding), L for what comes after (the final norm and the head)
     layers: NDArray[np.int64]
-    n_layers: int
+    n_layers: int  # number of transformer blocks L
 
     def of_stage(self, stage: int) -> NDArray[np.int64]:
         """Positions of a stage's tensors, int64, in the order of its parameters."""
@@ -45,9 +37,7 @@ class ModelLayout:
             raise ValueError(
                 f"a prefix of {n_layers} layers is asked for; the model has {self.n_layers}"
             )
-        if n_layers == 0:
-            return np.zeros(len(self.names), dtype=np.bool_)
-        return self.layers < n_layers
+        return (self.layers < n_layers) & (n_layers > 0)
 
     def require_layers(self, setting: str, n_layers: int) -> None:
         """Raise ValueError for a setting that asks for more transformer blocks than there are."""
@@ -78,8 +68,7 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
             "unique over all stages, with the layer's number in the whole model: keep the blocks "
             "of a stage in nn.ModuleDict({'3': block, ...})"
         )
-    words = [[int(word) for word in name.split(".") if word.isdigit()] for name in names]
-    numbers = [numbered[0] if numbered else None for numbered in words]
+    numbers = [next((int(w) for w in name.split(".") if w.isdigit()), None) for name in names]
     order = list(dict.fromkeys(number for number in numbers if number is not None))
     if not order:
         raise ValueError(

@@ -38,10 +38,8 @@ def parse_method(text: str) -> Method | None:
         raise ValueError(f"{key('method')} is {text!r}; known: {', '.join(known_methods())}")
     if not freezes_by_turns(text):
         return None
-    if text == PLANNED:
-        return Method(plans=True, policy=None)
-    planned, plus, policy = text.rpartition("+")
-    return Method(plans=bool(plus and planned), policy=policy)
+    first, _, second = text.partition("+")
+    return Method(True, second or None) if first == PLANNED else Method(False, first)
 
 
 def freezes_by_turns(text: str) -> bool:

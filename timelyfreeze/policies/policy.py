@@ -28,10 +28,8 @@ from timelyfreeze.settings import rule_errors
 
 BACKGROUND = "background"
 INLINE = "inline"
-PLACES = (BACKGROUND, INLINE)
 INT8 = "int8"
 FLOAT32 = "float32"
-PRECISIONS = (INT8, FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class ReferenceSettings:
     # ``BACKGROUND``, in a process of its own that nobody waits for, or ``INLINE``, in the training
     # process, which then waits
     place: str = BACKGROUND
-    precision: str = INT8  # what its linear layers compute in, one of ``PRECISIONS``
+    precision: str = INT8  # what its linear layers compute in, ``INT8`` or ``FLOAT32``
     max_tokens: int = 256  # tokens of an output that are compared, at most; 0 to compare examples
     squared: bool = False  # as in :func:`timelyfreeze.policies.plasticity.similarity_loss`
     queue_length: int = 2  # comparisons that may wait for a process; more are dropped
@@ -142,61 +140,42 @@ class Metric(Enum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a policy wants to know at each check.
+    """What a policy wants to know at each check."""
 
-    Attributes:
-        source: Which change is watched.
-        metrics: Which numbers are taken of it.
-        decay: alpha of the running means in [0, 1), if ``MEAN_ABS_SUM`` or ``SETTLED`` is wanted.
-        threshold: T in [0, 1], if ``SETTLED`` is wanted.
-    """
-
-    source: Source
-    metrics: tuple[Metric, ...]
-    decay: float = 0.0
-    threshold: float = 0.0
+    source: Source  # which change is watched
+    metrics: tuple[Metric, ...]  # which numbers are taken of it
+    decay: float = 0.0  # alpha of the running means, [0, 1), for ``MEAN_ABS_SUM`` or ``SETTLED``
+    threshold: float = 0.0  # T in [0, 1], for ``SETTLED``
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What a policy sees at a check.
+    """What a policy sees at a check."""
 
-    Attributes:
-        number: K: 0 for the start, before the first step that may freeze; then 1, 2, ...
-        layout: The n tensors of the model.
-        metrics: One float64 number per tensor, shape [n], for each wanted metric; empty at the
-            start. A tensor that was frozen all the time has not changed: its ``ABS_SUM`` is 0.
-        seed: For policies that draw: the same on every rank and after a resume.
-        observed: Losses, learning rate and comparisons, for a policy that compares outputs
-            (:class:`timelyfreeze.policies.policy.ComparesOutputs`); None at the start.
-        step: Optimizer step that has just ended; 0 at the start.
-    """
-
-    number: int
-    layout: ModelLayout
+    number: int  # K: 0 for the start, before the first step that may freeze; then 1, 2, ...
+    layout: ModelLayout  # the n tensors of the model
+    # one float64 number per tensor, shape [n], for each wanted metric; empty at the start. A tensor
+    # that was frozen all the time has not changed: its ``ABS_SUM`` is 0
     metrics: Mapping[Metric, NDArray[np.float64]]
-    seed: int
+    seed: int  # for policies that draw: the same on every rank and after a resume
+    # losses, learning rate and comparisons, for a policy that compares outputs
+    # (:class:`ComparesOutputs`); None at the start
     observed: Observed | None = None
-    step: int = 0
+    step: int = 0  # optimizer step that has just ended; 0 at the start
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a policy answers.
+    """What a policy answers."""
 
-    Attributes:
-        frozen: Tensors to freeze until the next check, bool, shape [n].
-        memory: What the rule wants to see again at the next check; numbers and lists of numbers
-            only, because it goes into checkpoints as JSON.
-        metrics: Numbers worth a curve, by name. ``frozen_layers`` says that the policy freezes
-            from the front, and how many blocks.
-        evaluations: Comparisons that it took into account, for whoever draws them; they are in no
-            checkpoint.
-    """
-
-    frozen: NDArray[np.bool_]
+    frozen: NDArray[np.bool_]  # tensors to freeze until the next check, bool, shape [n]
+    # what the rule wants to see again at the next check; numbers and lists of numbers only, because
+    # it goes into checkpoints as JSON
     memory: Mapping[str, Any] = field(default_factory=dict)
+    # numbers worth a curve, by name. ``frozen_layers`` says that the policy freezes from the front,
+    # and how many blocks
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # comparisons that it took into account, for whoever draws them; they are in no checkpoint
     evaluations: tuple[Evaluation, ...] = ()
 
 
@@ -237,13 +216,9 @@ def register_policy(
 ) -> Callable[[_PolicyClass], _PolicyClass]:
     """Make a policy class selectable as ``method = "<name>"``.
 
-    Args:
-        name: Letters, digits and underscores, so that it can be a section of the configuration.
-        whole_layers: Whether each of its decisions freezes all tensors of a transformer block or
-            none. Only then can it be used with blocks that are compiled.
-
-    Raises:
-        ValueError: If the name is taken or unfit, or the class is not a dataclass.
+    The name becomes that of a section of the configuration. ``whole_layers`` says that each
+    decision freezes all tensors of a transformer block or none; only then may blocks be compiled.
+    ValueError if the name is taken or unfit, or the class is not a dataclass.
     """
 
     def register(policy_class: _PolicyClass) -> _PolicyClass:
@@ -267,11 +242,7 @@ def register_policy(
 
 
 def registered_policies() -> dict[str, type]:
-    """Return every known policy class by name, those of other distributions included.
-
-    Raises:
-        ValueError: If a distribution's entry point cannot be loaded, or registers nothing.
-    """
+    """Return every known policy class by name; ValueError if somebody's entry point is broken."""
     _load_entry_points()
     return dict(_POLICIES)
 

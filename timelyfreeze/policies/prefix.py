@@ -57,8 +57,5 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
 
 
 def whole_layers(length: float, n_layers: int) -> int:
-    """Return how many layers a prefix of real-valued length, from :func:`grow`, freezes.
-
-    They are at most L - 1: one layer at least stays live.
-    """
+    """Return how many layers a length from :func:`grow` freezes: L - 1 at most, one stays live."""
     return min(math.floor(length + _ROUNDING), n_layers - 1)

@@ -33,11 +33,8 @@ class PassedEnergy:
 
     def __add__(self, other: PassedEnergy) -> PassedEnergy:
         """Return both together."""
-        return PassedEnergy(
-            self.passed + other.passed,
-            self.total + other.total,
-            self.is_complete and other.is_complete,
-        )
+        is_complete = self.is_complete and other.is_complete
+        return PassedEnergy(self.passed + other.passed, self.total + other.total, is_complete)
 
     def keeping(self, captured: float) -> PassedEnergy:
         """Return the same where frozen tensors keep a part of theirs, in [0, 1]."""
@@ -94,16 +91,12 @@ def kappa_error(before_ms: Sequence[float], after_ms: Sequence[float]) -> float 
     """
     if min(len(before_ms), len(after_ms)) < _FEWEST_SCATTERED or min(before_ms) <= 0.0:
         return None
-    before, after = (_median_error(values) for values in (before_ms, after_ms))
-    ratio = statistics.median(after_ms) / statistics.median(before_ms)
-    return ratio * math.hypot(before, after)
-
-
-def _median_error(values: Sequence[float]) -> float:
-    """Return the standard error of the median of positive values, over the median."""
-    median = statistics.median(values)
-    deviation = 1.4826 * statistics.median(abs(value - median) for value in values)
-    return deviation * math.sqrt(math.pi / 2.0 / len(values)) / median
+    medians, errors = [], []  # errors over the median
+    for values in (before_ms, after_ms):
+        medians.append(statistics.median(values))
+        deviation = 1.4826 * statistics.median(abs(value - medians[-1]) for value in values)
+        errors.append(deviation * math.sqrt(math.pi / 2.0 / len(values)) / medians[-1])
+    return medians[1] / medians[0] * math.hypot(*errors)
 
 
 @dataclass(frozen=True, slots=True)  # there are as many as a run has steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -94,10 +94,8 @@ def read_scores(folder: Path) -> Scores | None:
 def render_scores(scores: Scores) -> str:
     """Return tables as markdown: the benchmarks in percent, then metrics as lm-eval gives them."""
     rows = []
-    for benchmark in BENCHMARKS:
-        score = scores.benchmarks.get(benchmark.key)
-        if score is None:
-            continue
+    for benchmark in (one for one in BENCHMARKS if one.key in scores.benchmarks):
+        score = scores.benchmarks[benchmark.key]
         spread = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
         title = benchmark.title + ("" if benchmark.counts else " (not in the average)")
         questions = f"{score.n_questions:,} of {score.questions}"
@@ -107,17 +105,16 @@ def render_scores(scores: Scores) -> str:
         rows.append(["average of four", "", "", "", f"{100 * scores.average:.2f}"])
     header = ["benchmark", "shots", "metric", "questions", "accuracy, %"]
     tables = [markdown_table(header, rows)] if rows else []
-    if further := list(_further_rows(scores)):
-        tables.append(markdown_table(["task", "metric", "value"], further))
-    return "\n\n".join(tables) + "\n"
-
-
-def _further_rows(scores: Scores) -> Iterator[list[str]]:
+    further = []
     for task, metrics in scores.further.items():
         for name, value in metrics.items():
             if "_stderr," not in name:
                 error = metrics.get(name.replace(",", "_stderr,", 1)) if "," in name else None
-                yield [task, name, f"{value:.4g}" + ("" if error is None else f" +- {error:.2g}")]
+                spread = "" if error is None else f" +- {error:.2g}"
+                further.append([task, name, f"{value:.4g}{spread}"])
+    if further:
+        tables.append(markdown_table(["task", "metric", "value"], further))
+    return "\n\n".join(tables) + "\n"
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from timelyfreeze.files import (
     MOST,
     AnyFloat,
     Count,
     Fraction,
-    Milliseconds,
     Number,
     OneOf,
     Seconds,
     Table,
     Within,
-    parse_json,
     read_dataclass,
+    read_object,
 )
 from timelyfreeze.settings import FIRST_STAGE_MODES, Phase
 
@@ -216,53 +215,27 @@ RESPONSES = Table("responses.csv", ResponseRow)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
-    """Read what a run or a profile has in its folder; an OSError if there is neither."""
+    """Read what a run or a profile has in its folder; an OSError if there is neither.
+
+    Of a profile these are medians, of the first stage for each way of freezing it.
+    """
     path = folder / PROFILE_FILE
     if (folder / RESPONSES.name).exists() or not path.exists():
         return RESPONSES.read(folder)
     try:
-        return _of_profile(parse_json(path.read_bytes()))
-    except ValueError as error:
+        rows = [
+            {
+                "stage": stage["stage"],
+                "kind": kind,
+                "phase": f"{_PROFILE} {stage['first_stage'] or ''}".rstrip(),
+                "microbatch": -1,
+                "fraction": point["fraction"],
+                "duration_ms": point["median_ms"],
+            }
+            for stage in read_object(path)["stages"]
+            for kind, curve in stage["curves"].items()
+            for point in curve["points"]
+        ]
+        return [read_dataclass(ResponseRow, row) for row in rows]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not what a profile writes: {error}") from error
-
-
-@dataclass(frozen=True)
-class _Point:
-    fraction: Fraction
-    median_ms: Milliseconds
-
-
-@dataclass(frozen=True)
-class _Curve:
-    points: tuple[_Point, ...]
-
-
-@dataclass(frozen=True)
-class _Stage:
-    stage: Count
-    first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] | None
-    curves: Mapping[Annotated[str, OneOf("B", "W")], _Curve]
-
-
-@dataclass(frozen=True)
-class _Profile:
-    """What is read of a profile."""
-
-    stages: tuple[_Stage, ...]
-
-
-def _of_profile(plain: Any) -> list[ResponseRow]:
-    """Return the medians of a profile, of the first stage for each way of freezing it."""
-    return [
-        ResponseRow(
-            stage=stage.stage,
-            kind=kind,
-            phase=f"{_PROFILE} {stage.first_stage}" if stage.first_stage else _PROFILE,
-            microbatch=-1,
-            fraction=point.fraction,
-            duration_ms=point.median_ms,
-        )
-        for stage in read_dataclass(_Profile, plain, partly=True).stages
-        for kind, curve in stage.curves.items()
-        for point in curve.points
-    ]

@@ -7,11 +7,11 @@ bounds it was made from, or measured, from one batch as all ranks saw it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,10 +69,10 @@ class Block:
     """One action of a timeline."""
 
     action: Action  # what ran
-    rank: int  # where
-    start_ms: float  # when it began, milliseconds since the batch did
-    end_ms: float  # when it ended
-    freeze_ratio: float = 0.0  # fraction of its elements that was frozen, or is planned to be
+    rank: Count  # where
+    start_ms: Milliseconds  # when it began, since the batch did
+    end_ms: Milliseconds  # when it ended
+    freeze_ratio: Fraction = 0.0  # of its elements that was frozen, or is planned to be
     is_critical: bool = False  # whether it is in the chain of waiting actions that ends last
 
     @property
@@ -138,10 +138,8 @@ class Timeline:
         batch_ms = self.batch_ms
         if batch_ms <= 0.0:
             return (0.0,) * self.n_ranks
-        return tuple(
-            max(0.0, 1.0 - sum(block.duration_ms for block in lane) / batch_ms)
-            for lane in self.lanes
-        )
+        busy_ms = (sum(block.duration_ms for block in lane) for lane in self.lanes)
+        return tuple(max(0.0, 1.0 - ms / batch_ms) for ms in busy_ms)
 
     @property
     def bubble(self) -> float:
@@ -162,18 +160,15 @@ def predicted_timelines(
             f"the plan's {len(plan.actions)} actions and the schedule's {len(dag.actions)} are not "
             "the same in the same order; they belong to different pipelines"
         )
-    delays_ms = bounds.delays_ms(dag)
-
-    def played(
-        phase: Phase, durations_ms: NDArray[np.float64], ratios: NDArray[np.float64]
-    ) -> Timeline:
+    delays_ms, nothing = bounds.delays_ms(dag), np.zeros(len(dag.actions))
+    played = []
+    for phase, durations_ms, ratios in (
+        (Phase.UPPER_BOUND, bounds.max_ms, nothing),
+        (Phase.STABLE, plan.durations_ms, plan.ratios),
+    ):
         start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
-        return timeline_of(PREDICTED, phase, dag, start, end, ratios, delays_ms)
-
-    return (
-        played(Phase.UPPER_BOUND, bounds.max_ms, np.zeros(len(dag.actions))),
-        played(Phase.STABLE, plan.durations_ms, plan.ratios),
-    )
+        played.append(timeline_of(PREDICTED, phase, dag, start, end, ratios, delays_ms))
+    return played[0], played[1]
 
 
 def timeline_of(
@@ -208,33 +203,24 @@ def timeline_of(
 
 
 @dataclass(frozen=True)
-class _Row:
-    """What a file says of one action; as in ``Block``."""
-
-    rank: Count
-    start_ms: Milliseconds
-    end_ms: Milliseconds
-    freeze_ratio: Fraction
-    is_critical: bool
-
-
-@dataclass(frozen=True)
 class _TimelineFile:
-    """A timeline, action by action; as in ``Timeline``."""
+    """A timeline as in ``Timeline``, blocks by action."""
 
     origin: Annotated[str, OneOf(MEASURED, PREDICTED)]
     phase: Phase
     step: Count | None
-    actions: Mapping[Action, _Row]
+    actions: Mapping[Action, Mapping[str, Any]]
     entry_stage: Count | None = None
+
+
+_TOLD = ("origin", "phase", "step", "entry_stage", "batch_ms", "bubble", "rank_bubbles")
 
 
 def timeline_to_json(timeline: Timeline) -> str:
     """Write a timeline as JSON, a line an action, with batch time and bubbles for readers."""
-    names = [field.name for field in fields(_Row)]
+    names = [field.name for field in fields(Block)][1:]
     plain = {
-        **{name: getattr(timeline, name) for name in ("origin", "phase", "step", "entry_stage")},
-        **{name: getattr(timeline, name) for name in ("batch_ms", "bubble", "rank_bubbles")},
+        **{name: getattr(timeline, name) for name in _TOLD},
         "actions": {b.action: {name: getattr(b, name) for name in names} for b in timeline.blocks},
     }
     return json_lines(to_plain(plain), depth=2) + "\n"
@@ -245,19 +231,18 @@ def timeline_file(run_folder: Path, phase: Phase) -> Path:
     return run_folder / "timelines" / f"{MEASURED}_{phase.value}.json"
 
 
-def timeline_files(run_folder: Path) -> list[Path]:
-    """Return the files of what a run has measured, in the order of phases."""
-    return [file for phase in Phase if (file := timeline_file(run_folder, phase)).exists()]
-
-
 def timeline_from_json(text: str) -> Timeline:
     """Read what ``timeline_to_json`` wrote; a ValueError if it is that of no complete pipeline."""
     try:
         file = read_dataclass(_TimelineFile, parse_json(text), partly=True)
+        blocks = []
+        for action, row in file.actions.items():
+            # Of what the file lacks None, which is no number and no truth.
+            whole = {"freeze_ratio": None, "is_critical": None, **row, "action": str(action)}
+            blocks.append(read_dataclass(Block, whole, f"actions.{action}", partly=True))
     except ValueError as error:
         raise ValueError(f"not the text of a timeline: {error}") from error
-    blocks = tuple(Block(action, *astuple(row)) for action, row in file.actions.items())
-    timeline = Timeline(file.origin, file.phase, blocks, file.step, file.entry_stage)
+    timeline = Timeline(file.origin, file.phase, tuple(blocks), file.step, file.entry_stage)
     if [lane[0].rank for lane in timeline.lanes] != list(range(timeline.n_ranks)):
         raise ValueError("the timeline's actions are not sorted by rank, or a rank has none")
     for block in blocks:

@@ -17,6 +17,7 @@ from typing import Any
 from timelyfreeze.records.timeline import KIND_WORDS, Timeline
 
 Event = dict[str, Any]
+Slices = list[tuple[int, int]]  # start and end of each block in whole nanoseconds
 
 _ACTIONS_THREAD, _IDLE_THREAD = 0, 1
 # Part of a slice's name, by which viewers colour and search.
@@ -50,16 +51,13 @@ def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
     return names + sorted(events, key=lambda event: event["ts"])
 
 
-def _slices(timeline: Timeline) -> list[tuple[int, int]]:
-    """Return start and end of each block in whole nanoseconds; none reaches into the next."""
-    rounded = [
-        (round(block.start_ms * _NS_PER_MS), round(block.end_ms * _NS_PER_MS))
-        for block in timeline.blocks
-    ]
-    slices = []
-    for i, (start, end) in enumerate(rounded):
-        follows = i + 1 < len(rounded) and timeline.blocks[i + 1].rank == timeline.blocks[i].rank
-        slices.append((start, min(end, rounded[i + 1][0]) if follows else end))
+def _slices(timeline: Timeline) -> Slices:
+    """Return the slices of a timeline; none reaches into the next."""
+    slices: Slices = []
+    for lane in timeline.lanes:
+        starts = [round(block.start_ms * _NS_PER_MS) for block in lane]
+        ends = [round(block.end_ms * _NS_PER_MS) for block in lane]
+        slices += zip(starts, map(min, ends, [*starts[1:], ends[-1]]), strict=True)
     return slices
 
 
@@ -83,35 +81,27 @@ def _slice(pid: int, tid: int, name: str, start_ns: int, end_ns: int, **more: An
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, **times, **more}
 
 
-def _actions(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
-) -> Iterator[Event]:
-    for block, (start, end) in zip(timeline.blocks, slices, strict=True):
-        action = block.action
+def _actions(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Event]:
+    for block, span in zip(timeline.blocks, slices, strict=True):
+        action, kind = block.action, KIND_WORDS[block.action.kind]
         if timeline.is_passed(action):
             continue
-        category = KIND_WORDS[action.kind]
-        yield _slice(
-            first_pid + block.rank,
-            _ACTIONS_THREAD,
-            f"{action.kind.value} {action.microbatch}{_CRITICAL if block.is_critical else ''}",
-            start,
-            end,
-            cat=f"{category},critical" if block.is_critical else category,
-            args={
-                "action": str(action),
-                "kind": category,
-                "stage": action.stage,
-                "microbatch": action.microbatch,
-                "freeze_ratio": block.freeze_ratio,
-                "critical": block.is_critical,
-            },
-        )
+        name, category = f"{action.kind.value} {action.microbatch}", kind
+        if block.is_critical:
+            name, category = f"{name}{_CRITICAL}", f"{kind},critical"
+        about = {
+            "action": str(action),
+            "kind": kind,
+            "stage": action.stage,
+            "microbatch": action.microbatch,
+            "freeze_ratio": block.freeze_ratio,
+            "critical": block.is_critical,
+        }
+        pid = first_pid + block.rank
+        yield _slice(pid, _ACTIONS_THREAD, name, *span, cat=category, args=about)
 
 
-def _idle_times(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
-) -> Iterator[Event]:
+def _idle_times(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Event]:
     """Yield the time from the batch's start to its end in which a rank runs nothing."""
     last = max(end for _, end in slices)
     free_since = [0] * timeline.n_ranks
@@ -129,7 +119,7 @@ def _idle(pid: int, start_ns: int, end_ns: int, until: str) -> Event:
 
 
 def _arrows(
-    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int, numbers: Iterator[int]
+    timeline: Timeline, slices: Slices, first_pid: int, numbers: Iterator[int]
 ) -> Iterator[Event]:
     """Yield an arrow, from within a slice, for each dependency between ranks that takes time."""
     for i, j in timeline.edges:

@@ -9,9 +9,9 @@ from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_bac
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
 from timelyfreeze.runtime.torch_pipelining import (
+    SCHEDULES,
     forward_only,
     has_loss,
-    known_schedules,
     named_order,
     places_stages_in_v,
     read_order,

@@ -74,10 +74,7 @@ class SharedHostClock(Clock):
 
 
 class LoneHostClock(HostClock):
-    """A CPU clock for the actions of all ranks, run one at a time by the one thread of a process.
-
-    It has the process's processor time alone, so that other processes of the machine do not count.
-    """
+    """A CPU clock of the process's processor time, in which other processes do not count."""
 
     def mark(self) -> float:
         """Return the processor time in milliseconds."""
@@ -150,11 +147,7 @@ class ActionRecorder:
 
     @contextmanager
     def measure_more(self) -> Iterator[None]:
-        """Time the block as part of the action that ran last.
-
-        The loss is computed by the schedule, after the last stage's forward has returned, but
-        belongs to that forward.
-        """
+        """Time the block, the loss of a last forward, as part of the action that ran last."""
         if not self._current:
             yield
             return

@@ -16,6 +16,24 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Return a copy on the host; one from a GPU is there once :func:`copied` says so."""
+    tensor = tensor.detach()
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def copied(tensor: Tensor) -> torch.cuda.Event | None:
+    """Return what to wait for until copies of a device that were begun are there, if need be."""
+    if not tensor.is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event
+
+
 def whole_in_turn(tensor: Tensor, turn: int) -> Tensor | None:
     """Return a tensor, gathered on one of the ranks that share it; None on the others.
 
@@ -45,10 +63,7 @@ def as_sharded(vector: Tensor, parameter: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor:
-    """Return the part of the gradient that belongs to the part of the parameter that is here.
-
-    Zeros where there is no gradient.
-    """
+    """Return the gradient, 0 if there is none, of the part of the parameter that is here."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(local_part(parameter))

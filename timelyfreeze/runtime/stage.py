@@ -74,20 +74,17 @@ class FreezingStage(LowRankStage):
         self._blocks = CompiledBlocks(self.submod)
         self.frozen_together = self._blocks.positions
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
-        self._masks = NOTHING_FROZEN
-        self._without_input_grads: Collection[int] = ()
         self.low_rank = None
         self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
         if gradient_rank:
             layers = LowRankLayers(dict(named), self.submod, rank=gradient_rank, seed=seed)
             self.low_rank = layers
             self.exact = np.array([n not in layers.weights for n, _ in named], dtype=np.bool_)
-        self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
         self.message_bytes = 0  # size of what this stage sends to the next
         self._embedding_output: Tensor | None = None
-        self._chain_ends: dict[int, Tensor] = {}
+        self.freeze_nothing()
         if per_tensor and self.is_first:
             self._watch_embedding()
 
@@ -119,8 +116,8 @@ class FreezingStage(LowRankStage):
         self._entry = AT_THE_FRONT
         self._masks = NOTHING_FROZEN
         self._without_input_grads = ()
-        self._chain_ends.clear()
-        self._postponed.clear()
+        self._chain_ends: dict[int, Tensor] = {}
+        self._postponed: dict[int, dict[str, Any]] = {}
         if self.low_rank is not None:
             self.low_rank.end_batch()
 
@@ -130,9 +127,12 @@ class FreezingStage(LowRankStage):
             with self._timed(ActionKind.FORWARD, fwd_chunk_id):
                 announce_reduction(self.submod)
             return None
+        compiled: AbstractContextManager[None] = nullcontext()
+        if self._active:  # they have to know what will be frozen
+            compiled = self._blocks.without_weight_gradients(self._masks.get(fwd_chunk_id))
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
-            self._variant_of(fwd_chunk_id),
+            compiled,
             self._low_rank_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
@@ -170,7 +170,8 @@ class FreezingStage(LowRankStage):
             super().backward_one_chunk(
                 bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
             )
-            self._end_low_rank(last_backward=last_backward and full_backward)
+            if last_backward and full_backward and self.low_rank is not None:
+                self.low_rank.add_to_gradients()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and time the weight half of one microbatch's split backward."""
@@ -179,7 +180,8 @@ class FreezingStage(LowRankStage):
             return
         with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
-            self._end_low_rank(last_backward=last_backward)
+            if last_backward and self.low_rank is not None:
+                self.low_rank.add_to_gradients()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -256,12 +258,6 @@ class FreezingStage(LowRankStage):
             [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
             chain_end,
         )
-
-    def _variant_of(self, microbatch: int) -> AbstractContextManager[None]:
-        """Return what a forward runs in, so that compiled blocks know what will be frozen."""
-        if not self._active:
-            return nullcontext()
-        return self._blocks.without_weight_gradients(self._masks.get(microbatch))
 
     def _graph_of(self, microbatch: int) -> AbstractContextManager[None]:
         """Return what the module runs in, so that it keeps nothing for what no backward will do."""

@@ -78,6 +78,7 @@ def _compute_actions(torch_actions: Any) -> Any:
             yield Action(torch_action.stage_index, kind, torch_action.microbatch_index)
 
 
+# Names that torch can build; the last two stand for a CSV schedule.
 SCHEDULES = (
     "GPipe",
     "1F1B",
@@ -91,11 +92,6 @@ SCHEDULES = (
 )
 
 
-def known_schedules() -> tuple[str, ...]:
-    """Return the schedule names that torch can build; the last two stand for a CSV schedule."""
-    return SCHEDULES
-
-
 def stages_per_rank(schedule_name: str) -> int | None:
     """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown."""
     if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
@@ -104,21 +100,18 @@ def stages_per_rank(schedule_name: str) -> int | None:
     return 1 if issubclass(schedule_class, torch_schedules.PipelineScheduleSingle) else 2
 
 
+_IN_V = (torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV)
+
+
 def splits_backward(schedule_name: str) -> bool:
     """Return whether the named schedule has separate actions for input and weight gradients."""
-    return torch_schedules.get_schedule_class(schedule_name) in (
-        torch_schedules.ScheduleInterleavedZeroBubble,
-        torch_schedules.ScheduleZBVZeroBubble,
-        torch_schedules.ScheduleDualPipeV,
-    )
+    splitting = (torch_schedules.ScheduleInterleavedZeroBubble, *_IN_V)
+    return torch_schedules.get_schedule_class(schedule_name) in splitting
 
 
 def places_stages_in_v(schedule_name: str) -> bool:
     """Return whether the named torch schedule puts the first and the last stage on rank 0."""
-    return torch_schedules.get_schedule_class(schedule_name) in (
-        torch_schedules.ScheduleZBVZeroBubble,
-        torch_schedules.ScheduleDualPipeV,
-    )
+    return torch_schedules.get_schedule_class(schedule_name) in _IN_V
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -253,10 +246,7 @@ def keep_gradients_unreduced(module: FSDPModule) -> None:
 
 
 def announce_reduction(module: Any) -> None:
-    """Say that the schedule will reduce a module's gradients, where no forward of it says so.
-
-    Since torch 2.15 the reduction of FSDP2 fails otherwise.
-    """
+    """Say that a schedule will reduce gradients, without which FSDP2 fails since torch 2.15."""
     if isinstance(module, FSDPModule) and hasattr(module, "set_manual_backward_finalization"):
         module.set_manual_backward_finalization(True)
 

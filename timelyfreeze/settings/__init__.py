@@ -4,33 +4,30 @@ from timelyfreeze.settings.choices import (
     ALL_OR_NOTHING,
     AUTO,
     FIRST_STAGE_MODES,
+    GIB,
     HOST,
     OFF,
     PER_TENSOR,
     SKIP_INPUT_GRADS,
     USE,
-    FreezeSettings,
-    first_stage_mode,
-    rank_errors,
-    ratio_errors,
-    replanning_errors,
-    seed_errors,
-    skips_input_grads,
-    unknown_words,
-)
-from timelyfreeze.settings.front import (
-    GIB,
     ActivationCache,
     CacheSettings,
     ElasticSettings,
+    FreezeSettings,
     PackingSettings,
+    delay_errors,
+    first_stage_mode,
+    rank_errors,
+    ratio_errors,
+    skips_input_grads,
 )
-from timelyfreeze.settings.names import arguments_named, begin_anew, key, name_arguments
-from timelyfreeze.settings.phases import (
-    FREEZING_PHASES,
-    MIXED,
-    Phase,
-    PhaseSchedule,
-    actual_freeze_ratio,
+from timelyfreeze.settings.names import (
+    AtLeast0,
+    AtLeast1,
+    arguments_named,
+    begin_anew,
+    key,
+    name_arguments,
+    rule_errors,
 )
-from timelyfreeze.settings.rules import AtLeast0, AtLeast1, rule_errors
+from timelyfreeze.settings.phases import FREEZING_PHASES, MIXED, Phase, PhaseSchedule

@@ -1,13 +1,17 @@
 """What messages call an argument of the library: as its reader does.
 
 Whoever calls the library knows ``monitor``, whoever wrote a configuration file knows
-``freezing.last_monitor_step``. The latter's trainer says so once, for its process.
+``freezing.last_monitor_step``. The latter's trainer says so once, for its process. What breaks the
+rule of a field's type is told by these names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated, Any, get_type_hints
+
+from timelyfreeze.files import Within, broken_rule
 
 # Where something else than an argument of ours has to be changed.
 _ELSEWHERE = {
@@ -50,3 +54,21 @@ def arguments_named(naming: Naming) -> Iterator[None]:
         yield
     finally:
         _naming.pop()
+
+
+# Whole numbers without a largest one.
+AtLeast0 = Annotated[int, Within(0)]
+AtLeast1 = Annotated[int, Within(1)]
+
+
+def rule_errors(settings: Any, section: str = "", rules: type | None = None) -> Iterator[str]:
+    """Yield which fields of a dataclass break the rule of their type: key, value and rule.
+
+    Keys begin with ``section``, such as ``apf``. Of another dataclass with ``rules`` those of the
+    fields hold that it has too.
+    """
+    prefix = f"{section}." if section else ""
+    for name, hint in get_type_hints(rules or type(settings), include_extras=True).items():
+        value = getattr(settings, name, None)
+        if hasattr(settings, name) and (rule := broken_rule(hint, value)):
+            yield f"{key(prefix + name)} is {value!r}; {rule}"

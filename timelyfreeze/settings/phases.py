@@ -38,9 +38,6 @@ class Phase(Enum):
         return self in (Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.MIXED)
 
 
-_ENDLESS = (Phase.STABLE, Phase.OFF)
-
-
 # What freezes, or would if it paid.
 FREEZING_PHASES = (Phase.RAMP, Phase.STABLE, Phase.OFF)
 
@@ -125,8 +122,9 @@ class PhaseSchedule:
         """Last step of the upper-bound half of monitoring, where it has halves."""
         return (self.last_warmup_step + self.last_monitor_step) // 2
 
-    def last_step_of(self, phase: Phase) -> int:
-        """Last step of ``phase``; for a phase without steps that of the phase before."""
+    @property
+    def last_steps(self) -> dict[Phase, int]:
+        """Last step of each phase that ends; of one without steps that of the phase before."""
         last_upper, last_lower = self.last_upper_bound_step, self.last_monitor_step
         if self.monitoring == MIXED:
             last_upper = last_lower = self.last_warmup_step
@@ -136,19 +134,20 @@ class PhaseSchedule:
             Phase.LOWER_BOUND: last_lower,
             Phase.MIXED: self.last_monitor_step,
             Phase.RAMP: self.last_ramp_step,
-        }[phase]
+        }
 
     def phase(self, step: int) -> Phase:
         """Phase of optimizer step ``step``."""
         if step < 1:
             raise ValueError(f"the step is {step}; optimizer steps count from 1")
-        ending = (phase for phase in Phase if phase not in _ENDLESS)
-        return next((phase for phase in ending if step <= self.last_step_of(phase)), Phase.STABLE)
+        ending = self.last_steps.items()
+        return next((phase for phase, last in ending if step <= last), Phase.STABLE)
 
     def ramp(self, step: int) -> float:
         """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
 
-        It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet.
+        It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet; that the
+        lower-bound half of monitoring freezes everything follows from the phase.
         """
         if step <= self.last_monitor_step:
             return 0.0
@@ -166,12 +165,3 @@ class PhaseSchedule:
             return learned
         all_frozen = min(step, self.last_monitor_step) - self.last_upper_bound_step
         return learned - max(0, all_frozen)
-
-
-def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float:
-    """Actual freeze ratio of an action at a step, Eq. 9: min(r_i, r_i (t - T_m) / (T_f - T_m)).
-
-    It speaks of planned freezing only, so it is 0 up to T_m; that the lower-bound half of
-    monitoring freezes everything follows from the phase, not from a plan.
-    """
-    return ratio * phases.ramp(step)

@@ -307,14 +307,9 @@ def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) 
     own = _OUR_OWN.get(schedule.lower())
     if own is not None:
         return own(n_ranks, n_microbatches)
-    from timelyfreeze.runtime import (
-        known_schedules,
-        named_order,
-        places_stages_in_v,
-        stages_per_rank,
-    )
+    from timelyfreeze.runtime import SCHEDULES, named_order, places_stages_in_v, stages_per_rank
 
-    named = [name for name in known_schedules() if not name.startswith("PipelineSchedule")]
+    named = [name for name in SCHEDULES if not name.startswith("PipelineSchedule")]
     if schedule.lower() not in (name.lower() for name in named):
         raise ValueError(f"{schedule!r} is no schedule; known: {', '.join(named)}")
     per_rank = stages_per_rank(schedule) or 1

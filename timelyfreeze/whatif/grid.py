@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from timelyfreeze.planning import gain_of
-from timelyfreeze.records import kappa_of_cap
+from timelyfreeze.records.convergence import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 
 # Number of layers of each stage.

@@ -31,23 +31,32 @@ def read_run_settings(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run}: {error}") from None
 
 
-def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
-    """Return where a run's checkpoints lie beside it, also if both were moved together."""
-    try:
-        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
-        name = settings["checkpoint"]["folder"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / SETTINGS_FILE} lacks {error}") from None
-    return run.resolve().parents[depth] / name
+def all_steps(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints by their step, also of those not written to the end."""
+    folders = checkpoints.glob("step-*")
+    found = ((re.fullmatch(r"step-(0|[1-9]\d*)", folder.name), folder) for folder in folders)
+    return {int(match[1]): folder for match, folder in found if match}
 
 
 def finished_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of finished checkpoints by their step; what is written last is there."""
-    return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
+    return {
+        step: folder
+        for step, folder in all_steps(checkpoints).items()
+        if any((folder / last).is_file() for last in (METADATA, INDEX_FILE))
+    }
 
 
-def chosen_step(checkpoints: Path, step: int | None) -> tuple[int, Path]:
-    """Return a finished checkpoint, the last one without ``step``, or ValueError."""
+def chosen_step(run: Path, settings: Mapping[str, Any], step: int | None) -> tuple[int, Path]:
+    """Return a finished checkpoint of a run, the last one without ``step``, or ValueError.
+
+    Checkpoints lie beside the run's folder, also if both were moved together.
+    """
+    try:
+        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
+        checkpoints = run.resolve().parents[depth] / settings["checkpoint"]["folder"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / SETTINGS_FILE} lacks {error}") from None
     steps = finished_steps(checkpoints)
     if not steps:
         raise ValueError(
@@ -84,11 +93,6 @@ def model_only_error(folder: Path) -> str:
     )
 
 
-def unfinished_steps(checkpoints: Path) -> dict[int, Path]:
-    """Return the folders of checkpoints that a run was stopped at writing, by their step."""
-    return {step: folder for step, folder in _steps(checkpoints) if not _is_finished(folder)}
-
-
 def damage(folder: Path) -> str | None:
     """Return what is wrong with the files of a finished checkpoint; None if they are all there.
 
@@ -115,18 +119,14 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def saved_keys(folder: Path) -> list[str]:
-    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
-    return list(_saved(folder))
-
-
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors of a finished checkpoint; nothing if they cannot be read."""
-    saved = _saved(folder).items()
+    saved = saved_keys(folder).items()
     return {name: tuple(one.size) for name, one in saved if isinstance(one, TensorStorageMetadata)}
 
 
-def _saved(folder: Path) -> dict[str, Any]:
+def saved_keys(folder: Path) -> dict[str, Any]:
+    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
     try:
         return read_contents(folder).state_dict_metadata
     except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
@@ -150,16 +150,6 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
     return values
-
-
-def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
-    for folder in checkpoints.glob("step-*"):
-        if match := re.fullmatch(r"step-(0|[1-9]\d*)", folder.name):
-            yield int(match[1]), folder
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()
 
 
 # What a run shows and where it writes; that may always differ.

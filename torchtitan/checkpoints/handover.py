@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import ChainMap
 from typing import Any
 
 import torch
@@ -89,8 +90,13 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         """Send to each process what it reads, and read; every process must call this together."""
         wanted: list[list[ReadItem]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(wanted, plan.items)
-        for item, content in self._wanted_bytes(plan).items():
-            planner.load_bytes(item, io.BytesIO(content))
+        # What is no tensor is small, so that everyone gets all of it.
+        everyone: list[dict[MetadataIndex, bytes]] = [{} for _ in wanted]
+        dist.all_gather_object(everyone, self._bytes)
+        saved = ChainMap(*everyone)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(saved[item.storage_index]))
         # Everyone goes through all tensors in the same order, so that nobody waits for ever.
         for reader, items in enumerate(wanted):
             for item in items:
@@ -99,14 +105,6 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def _wanted_bytes(self, plan: LoadPlan) -> dict[ReadItem, bytes]:
-        """Return what is no tensor: small, so that everyone gets all of it."""
-        everyone: list[dict[MetadataIndex, bytes]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, self._bytes)
-        every = {index: content for each in everyone for index, content in each.items()}
-        items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        return {item: every[item.storage_index] for item in items}
 
     def _pass_on(self, item: ReadItem, reader: int, planner: LoadPlanner) -> None:
         """Move one part from its holder to its reader, as far as this process takes part."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +28,13 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import (
     METADATA,
+    all_steps,
     changed_settings,
     finished_steps,
     model_only_error,
     resumable_step,
     save_settings,
     saved_keys,
-    unfinished_steps,
 )
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.lora.adapters import is_adapter
@@ -78,7 +77,7 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            saved = list(memory.metadata.state_dict_metadata)
+            saved = memory.metadata.state_dict_metadata
             states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
@@ -86,30 +85,34 @@ class SafeCheckpointManager(CheckpointManager):
         if not self.enable:
             return super().load(step)
         folder = Path(self.folder)
-        unfinished, finished = unfinished_steps(folder), finished_steps(folder)
+        finished = finished_steps(folder)
+        unfinished = sorted(all_steps(folder).keys() - finished.keys())
         if unfinished and dist.get_rank() == 0:
-            names = ", ".join(path.name for _, path in sorted(unfinished.items()))
+            names = ", ".join(f"step-{number}" for number in unfinished)
             logger.warning("%s: %s passed over; writing it was not finished", folder, names)
         if finished and step == -1:
             step = self._last_whole(finished)
-        what = str(folder / f"step-{step}")
-        if step == -1:
-            what = str(self.initial_load_path or "the initial weights")
+        is_new = step == -1
+        new_start = Path(self.initial_load_path or "the initial weights")
+        start = new_start if is_new else folder / f"step-{step}"
+        kept = self.folder
         try:
-            if step != -1:
-                self._tell_changes(folder / f"step-{step}")
+            if not is_new or (self.initial_load_path and not self.initial_load_model_only):
+                self._tell_changes(start)
+            if is_new:
+                # Where its folder is not there upstream loads what a new run begins with.
+                self.folder = os.path.join(kept, "none-is-finished")
+            else:
                 self._saved_step = step
-                return super().load(step)
-            with self._as_if_new():
-                if self.initial_load_path and not self.initial_load_model_only:
-                    self._tell_changes(Path(self.initial_load_path))
-                return super().load(step)
+            return super().load(step)
         except CheckpointException as error:
             raise CheckpointError(
-                f"{what} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
+                f"{start} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
                 "model or configuration. checkpoint.load_step names an older one, "
                 "checkpoint.folder another place; to begin anew, move the folder away"
             ) from error
+        finally:
+            self.folder = kept
 
     def _last_whole(self, finished: Mapping[int, Path]) -> int:
         """Return the last step that has more than the model, and say what is passed over."""
@@ -134,15 +137,6 @@ class SafeCheckpointManager(CheckpointManager):
         if not from_hf:
             state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
-
-    @contextmanager
-    def _as_if_new(self) -> Iterator[None]:
-        """Name a folder that is not there: upstream then loads what a new run begins with."""
-        folder, self.folder = self.folder, os.path.join(self.folder, "none-is-finished")
-        try:
-            yield
-        finally:
-            self.folder = folder
 
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint is saved after ``step``, be it the last or not."""
@@ -178,9 +172,7 @@ class SafeCheckpointManager(CheckpointManager):
         Upstream takes everything with "step-" and a number in its name for a checkpoint.
         """
         if self.keep_latest_k > 0 and dist.get_rank() == 0:
-            folder = Path(self.folder)
-            checkpoints = sorted({**finished_steps(folder), **unfinished_steps(folder)}.items())
-            for _, old in checkpoints[: -self.keep_latest_k]:
+            for _, old in sorted(all_steps(Path(self.folder)).items())[: -self.keep_latest_k]:
                 self.purge_queue.put(str(old))
 
     def last_finished(self) -> str:
@@ -229,38 +221,29 @@ def _cause(error: CheckpointException) -> str:
 _STATE = "state."
 
 
-class _FittedOptimizers:
-    """Optimizers whose tensors that were never updated get zeros, as before a first update."""
+def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -> Any:
+    """Return optimizers whose tensors that were never updated get zeros, as before the first."""
+    every = optimizers.state_dict()
+    without = {k: v for k, v in every.items() if k.startswith(_STATE) and k not in keys}
 
-    def __init__(self, optimizers: OptimizersContainer, keys: Collection[str]) -> None:
-        self._keys = frozenset(keys)
-        self._optimizers = optimizers
-        self._without: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        every = self._optimizers.state_dict()
-        self._without = {
-            key: value
-            for key, value in every.items()
-            if key.startswith(_STATE) and key not in self._keys
-        }
-        return {key: value for key, value in every.items() if key not in self._without}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for key, value in self._without.items():
+    def load(state_dict: Mapping[str, Any]) -> None:
+        for key, value in without.items():
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"the checkpoint has no optimizer.{key}, which is no tensor")
             value.zero_()
-        if self._without:
+        if without:
             logger.info(
                 "%d tensors of the optimizers' state are not in the checkpoint, since what they "
                 "belong to was never updated: they begin with zeros",
-                len(self._without),
+                len(without),
             )
-        self._optimizers.load_state_dict({**state_dict, **self._without})
+        optimizers.load_state_dict({**state_dict, **without})
+
+    held = {key: value for key, value in every.items() if key not in without}
+    return SimpleNamespace(state_dict=lambda: held, load_state_dict=load)
 
 
-def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def fitted_states(states: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Return states that ask for what a checkpoint has, of which ``keys`` are the full names."""
 
     def of(name: str) -> list[str]:
@@ -281,5 +264,5 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
             held = of(name)
             # Without any state it is a checkpoint of something else, which torch tells.
             if any(key.startswith(_STATE) for key in held):
-                fitted[name] = _FittedOptimizers(state, held)
+                fitted[name] = _fitted_optimizers(state, held)
     return fitted

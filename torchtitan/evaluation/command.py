@@ -18,13 +18,15 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from timelyfreeze.files import shown, write_obstacle, write_whole
-from timelyfreeze.files.options import require
-from timelyfreeze.records import (
+from timelyfreeze.files import Number, broken_rule, shown, write_obstacle, write_whole
+from timelyfreeze.records.scores import (
     AVERAGED,
     BY_KEY,
     HUB,
@@ -42,11 +44,87 @@ from torchtitan.evaluation.harness import (
     read_score,
     run_lm_eval,
 )
-from torchtitan.evaluation.model import Exporter, Model, export, find_model, unscored
 from torchtitan.evaluation.pictures import reads_pictures, score_pictures
 
 DTYPES = ("float32", "bfloat16", "float16")
+SETTINGS = "settings.json"
+_PICTURES = 64  # of a batch
 _BATCH_SIZE = re.compile(r"auto(:[1-9][0-9]{0,8})?|[1-9][0-9]{0,8}")
+# Writes the checkpoint of a run at a step as a Hugging Face folder, and returns the folder.
+Exporter = Callable[[Path, int], Path]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be scored: its Hugging Face folder, and the run and step that it comes from."""
+
+    folder: Path
+    run: Path | None = None
+    step: int | None = None
+
+
+def unscored(model: Model, options: argparse.Namespace, source: str, **others: Any) -> Scores:
+    """Return the scores of a model that has not been asked anything yet, its device chosen."""
+    import torch
+
+    on_cpu = options.device == "cpu"
+    return Scores(
+        model=str(model.folder),
+        step=model.step,
+        dtype=options.dtype,
+        device="cpu" if on_cpu else torch.cuda.get_device_name(options.device),
+        evaluated_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        benchmarks={},
+        source=source,
+        limit=options.limit,
+        options=shlex.join(options.further),
+        **{"versions": {"torch": torch.__version__}, **others},
+    )
+
+
+def export(run: Path, step: int) -> Path:
+    """Export a checkpoint of a run; the import is late because it loads the trainer's model."""
+    from torchtitan.hf.export import export_run
+    from torchtitan.vision.export import FORMS
+
+    return export_run(run, step, forms=FORMS)
+
+
+def find_model(path: Path, step: int | None = None, exporter: Exporter = export) -> Model:
+    """Return the model of a Hugging Face folder, or of a run at ``path``, exported if need be."""
+    if _is_hf_folder(path):
+        if step is not None:
+            raise ValueError(
+                f"--step is {step}, but {path} is a Hugging Face folder, which holds one model; "
+                "leave it out, or name a run"
+            )
+        return Model(path)
+    # Imported late: --help need not wait for torch.
+    from torchtitan.checkpoints.finished import chosen_step, read_run_settings
+
+    run = _find_run(path)
+    chosen, _ = chosen_step(run, read_run_settings(run), step)
+    exported = run / f"hf_step-{chosen}"
+    return Model(exported if _is_hf_folder(exported) else exporter(run, chosen), run, chosen)
+
+
+def _is_hf_folder(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _find_run(path: Path) -> Path:
+    """Return the folder of the only run at ``path`` or below it."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; name a run or a Hugging Face folder")
+    found = [path] if (path / SETTINGS).is_file() else []
+    found = found or sorted(file.parent for file in path.rglob(SETTINGS))
+    if not found:
+        raise ValueError(
+            f"{path} has neither config.json, as a Hugging Face folder, nor {SETTINGS}, as a run"
+        )
+    if len(found) > 1:
+        raise ValueError(f"{path} has {len(found)} runs; name one: {', '.join(map(str, found))}")
+    return found[0]
 
 
 def main(
@@ -61,6 +139,11 @@ def main(
         if obstacle := write_obstacle(output):  # better told now than after hours of questions
             raise ValueError(f"scores go to {output}, but {obstacle}; name another with --output")
         output.mkdir(parents=True, exist_ok=True)
+        # Imported late: --help need not wait for torch.
+        import torch
+
+        options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
         is_of_pictures = reads_pictures(model.folder)
         scores = (
             _on_pictures(model, options, output)
@@ -83,31 +166,20 @@ def check(arguments: Sequence[str]) -> None:
 
 def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Runner) -> Scores:
     """Score a model, and keep what is known after each task; ValueError if lm-eval fails."""
-    # Imported late: --help need not wait for torch.
-    import torch
-
-    device, dtype = _device(options)
-    batch_size = "8" if device == "cpu" else "auto"
+    batch_size = "8" if options.device == "cpu" else "auto"
     local = find_files(options.data_dir, options.tasks) if options.data_dir else {}
-    scores = unscored(
-        model,
-        device,
-        dtype,
-        source=str(options.data_dir or HUB),
-        limit=options.limit,
-        versions={"torch": torch.__version__},
-        options=shlex.join(options.further),
-    )
+    scores = unscored(model, options, str(options.data_dir or HUB))
+    # As JSON: a path may have a comma.
+    model_args = json.dumps({"pretrained": str(model.folder), "dtype": options.dtype})
     for task in options.tasks:
         benchmark, files = BY_KEY.get(task), local.get(task)
         given = {
             "--model": "hf",
-            # As JSON: a path may have a comma.
-            "--model_args": json.dumps({"pretrained": str(model.folder), "dtype": dtype}),
+            "--model_args": model_args,
             "--tasks": task,
             "--num_fewshot": benchmark and benchmark.n_shots,
             "--limit": benchmark.limit_of_task(options.limit) if benchmark else options.limit,
-            "--device": device,
+            "--device": options.device,
             "--batch_size": options.batch_size or batch_size,
         }
         folder = output / "lm_eval" / re.sub(r"[^\w.-]", "_", task)
@@ -126,13 +198,6 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
     return scores
 
 
-def _device(options: argparse.Namespace) -> tuple[str, str]:
-    import torch
-
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return device, options.dtype or ("float32" if device == "cpu" else "bfloat16")
-
-
 def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Scores:
     """Score an image classifier; raise for options of questions, which it is not asked."""
     asked = {"--tasks": options.tasks != [*BY_KEY], "--data-dir": options.data_dir is not None,
@@ -142,8 +207,15 @@ def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Sco
             f"{model.folder} is an image classifier, scored on all validation pictures of its run; "
             f"leave out {', '.join(given)}"
         )
-    size = options.batch_size
-    scores = score_pictures(model, *_device(options), None if size in (None, "auto") else int(size))
+    if model.run is None:
+        raise ValueError(
+            f"{model.folder} does not say which pictures to score; name the run it was exported of"
+        )
+    size = _PICTURES if options.batch_size in (None, "auto") else int(options.batch_size)
+    source, means = score_pictures(model.run, model.folder, options.device, options.dtype, size)
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    further = {"pictures": means}
+    scores = unscored(model, options, source, versions=versions, further=further, tasks="pictures")
     write_whole(output / SCORES, scores_to_json(scores).encode())
     return scores
 
@@ -189,8 +261,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _check(options: argparse.Namespace, runner: Runner) -> None:
     """Raise for what cannot be, before a model is exported or loaded; split the tasks."""
     for name in ("limit", "step"):
-        if getattr(options, name) is not None:
-            require(f"--{name}", getattr(options, name), 1, 1e9)
+        value = getattr(options, name)
+        if value is not None and (rule := broken_rule(Number, value)):
+            raise ValueError(f"--{name} is {value}; {rule}")
     if options.batch_size is not None and not _BATCH_SIZE.fullmatch(options.batch_size):
         raise ValueError(
             f"--batch-size is {shown(options.batch_size)}; it must be auto, or a number, 1 or more"

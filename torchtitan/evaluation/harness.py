@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from timelyfreeze.files import listed, shown
-from timelyfreeze.records import BY_KEY, Benchmark, Score
+from timelyfreeze.records.scores import BY_KEY, Benchmark, Score
 
 # lm-eval's name of a metric ends in the filter that answers went through.
 FILTER = "none"

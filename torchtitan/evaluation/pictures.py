@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from timelyfreeze.files import read_object
-from timelyfreeze.records import Scores
-from torchtitan.evaluation.model import Model, unscored
 
 if TYPE_CHECKING:
     from torchtitan.vision.model import VisionModel
 
-_TASK = "pictures"
 _SECTIONS = ("model", "training", "validation", "data", "vision")
-_BATCH_SIZE = 64
 
 
 def reads_pictures(folder: Path) -> bool:
@@ -25,8 +20,10 @@ def reads_pictures(folder: Path) -> bool:
     return read_object(folder / "config.json").get("model_type") in IMAGE_MODELS
 
 
-def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None = None) -> Scores:
-    """Return top-1, top-5 and the mean cross-entropy over all validation pictures of a run."""
+def score_pictures(
+    run: Path, folder: Path, device: str, dtype: str, batch_size: int
+) -> tuple[str, dict[str, float]]:
+    """Return where a run's validation pictures are; top-1, top-5 and mean loss over all of them."""
     # Imported late: --help need not wait for torch.
     import torch
 
@@ -35,47 +32,31 @@ def score_pictures(model: Model, device: str, dtype: str, batch_size: int | None
     from torchtitan.freezing.config import config_of_run
     from torchtitan.images.settings import read_validation_images, transform_of, validation_place
     from torchtitan.images.sources import check_labels
-    from torchtitan.images.validation import Scores as Sums
     from torchtitan.images.validation import scores_of
 
-    if model.run is None:
-        raise ValueError(
-            f"{model.folder} does not say which pictures to score; name the run it was exported of"
-        )
-    config = config_of_run(read_run_settings(model.run), *_SECTIONS)
+    config = config_of_run(read_run_settings(run), *_SECTIONS)
     examples, classes = read_validation_images(config)
     check_labels(examples, classes)
     rows = validation_split(config).indices(len(examples))
     transform = transform_of(config, is_training=False)
-    classifier = _load(model.folder, config.model.name).to(device, getattr(torch, dtype))
-    sums = Sums()
-    size = batch_size or _BATCH_SIZE
+    classifier = _load(folder, config.model.name).to(device, getattr(torch, dtype))
+    sums = torch.zeros(4, dtype=torch.float64)
     with torch.inference_mode():
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
+        for start in range(0, len(rows), batch_size):
+            part = rows[start : start + batch_size]
             pictures = torch.stack([transform(examples.picture(int(row)), 0) for row in part])
             labels = torch.from_numpy(examples.labels[part]).to(device)
             sums += scores_of(classifier(pictures.to(device)), labels)
-    n = sums.pictures
-    means = {"top1": sums.top1 / n, "top5": sums.top5 / n, "loss": sums.loss / n, "pictures": n}
-    return unscored(
-        model,
-        device,
-        dtype,
-        source=validation_place(config).path,
-        limit=None,
-        versions={name: version(name) for name in ("torch", "transformers")},
-        further={_TASK: means},
-        tasks=_TASK,
-    )
+    loss, top1, top5, n = sums.tolist()
+    means = {"top1": top1 / n, "top5": top5 / n, "loss": loss / n, "pictures": n}
+    return validation_place(config).path, means
 
 
 def _load(folder: Path, kind: str) -> VisionModel:
     import torch.distributed.checkpoint as dcp
 
     from torchtitan.vision.adapter import VisionAdapter
-    from torchtitan.vision.library import described, folder_settings
-    from torchtitan.vision.model import VisionModel
+    from torchtitan.vision.model import VisionModel, described, folder_settings
 
     args = described(kind, folder_settings(kind, folder))
     classifier = VisionModel(args).eval()

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control import FreezeController, attach_clocks, build_controller
-from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
+from timelyfreeze.control import FreezeController, FreezingState, attach_clocks, build_controller
+from timelyfreeze.emulation import EmulatedRecorder, EmulatedState
 from timelyfreeze.front.caching import ActivationStore, folder_for
 from timelyfreeze.policies import FreezePolicy, parse_method
 from timelyfreeze.policies.egeria import Egeria
@@ -114,7 +114,7 @@ class Assembly:
                 trainer.device,
                 is_sharded=trainer.parallel_dims.fsdp_enabled,
             ),
-            controller=EmulatedController if self._emulates else FreezeController,
+            state=EmulatedState if self._emulates else FreezingState,
         )
 
 

@@ -26,12 +26,8 @@ from torchtitan.freezing.checks import caches, reads_training_examples, validati
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
-from torchtitan.hf.adapter import Decoder, DecoderArgs, LlamaAdapter
-from torchtitan.hf.document_attention import (
-    DocumentTransformer,
-    attention_error,
-    conversation_error,
-)
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.decoder import Decoder, DecoderArgs, for_packing, require_turns
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
@@ -42,7 +38,7 @@ from torchtitan.upstream.fixes import (
     evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
-from torchtitan.vision.library import VisionArgs
+from torchtitan.vision.model import VisionArgs
 from torchtitan.vision.spec import with_classes
 
 
@@ -56,17 +52,14 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     model_args = chosen_args(job_config, upstream.model_args)
     if isinstance(model_args, VisionArgs):
         model_args = with_classes(model_args, job_config)
-    packing = job_config.data.packing
-    if packing and (error := attention_error(upstream.model_cls, flavor, model_args)):
-        raise ValueError(error)
-    turns = has_turns(job_config.training.dataset)
-    if turns and not packing and (error := conversation_error(flavor, model_args)):
-        raise ValueError(error)
-    model_cls = DocumentTransformer if packing else upstream.model_cls
+    if job_config.data.packing:
+        model_args = for_packing(upstream.model_cls, flavor, model_args)
+    elif has_turns(job_config.training.dataset):
+        require_turns(flavor, model_args)
     ours = _Builders(upstream)
     spec = replace(
         upstream,
-        model_cls=Decoder if isinstance(model_args, DecoderArgs) else model_cls,
+        model_cls=Decoder if isinstance(model_args, DecoderArgs) else upstream.model_cls,
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=ours.tokenizer if upstream.build_tokenizer_fn else None,
         state_dict_adapter=LlamaAdapter

@@ -34,7 +34,7 @@ from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
-from torchtitan.hf.document_attention import to_every_stage
+from torchtitan.hf.decoder import to_every_stage
 from torchtitan.upstream.cpu_device import slow_precision
 from torchtitan.upstream.fixes import one_cast_for_all
 from torchtitan.vision.model import shares_of_target

@@ -1,97 +1,39 @@
-"""Models and their weights, from a Hugging Face folder's words to upstream's and back."""
+"""Weights of a LLaMA or its relatives, from a Hugging Face folder's names to ours and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor, Replicate
 from torch.futures import Future
-from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
+from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.tools.logging import logger
 
-from torchtitan.hf.document_attention import DocumentAttention, DocumentTransformer
-from torchtitan.hf.folder import StoredTensor, file_numbers, misfits, some_of
-from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
+from timelyfreeze.files import listed
+from torchtitan.hf.decoder import Decoder, DecoderArgs
+from torchtitan.hf.folder import Shapes, file_numbers, misfits
+from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
 
-# What config.json's model and ours call the same.
-_SAME_NAMES = (
-    *("model_type", "head_dim", "qkv_bias", "output_bias", "qk_norm", "sliding_window"),
-    "vocab_size",
-)
-
-
-def feed_forward_size(args: TransformerModelArgs) -> int:
-    """Return the width that upstream's ``FeedForward`` makes of ``args``."""
-    size = _plain_feed_forward_size(args.dim)
-    if args.ffn_dim_multiplier is not None:
-        size = int(args.ffn_dim_multiplier * size)
-    return args.multiple_of * -(-size // args.multiple_of)
-
-
-def _plain_feed_forward_size(dim: int) -> int:
-    return int(2 * 4 * dim / 3)
-
-
-def model_args(config: LlamaConfig) -> DecoderArgs:
-    """Return upstream's description of ``config``; every call gives one of its own."""
-    scaling = config.rope_scaling
-    return DecoderArgs(
-        dim=config.hidden_size,
-        n_layers=config.num_hidden_layers,
-        n_heads=config.num_attention_heads,
-        n_kv_heads=config.num_key_value_heads,
-        # The half keeps the product, which is rounded down, clear of the next lower number.
-        ffn_dim_multiplier=(config.intermediate_size + 0.5)
-        / _plain_feed_forward_size(config.hidden_size),
-        multiple_of=1,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_theta,
-        rope_scaling_args=RoPEScalingArgs(*(astuple(scaling) if scaling else (1.0,))),
-        max_seq_len=config.max_position_embeddings,
-        **{name: getattr(config, name) for name in _SAME_NAMES},
-    )
-
-
-def config_of(args: TransformerModelArgs) -> LlamaConfig:
-    """Return what upstream's ``args`` describe; they know no tied embeddings, as if untied."""
-    scaling = args.rope_scaling_args
-    own = as_decoder(args)
-    return LlamaConfig(
-        hidden_size=args.dim,
-        intermediate_size=feed_forward_size(args),
-        num_hidden_layers=args.n_layers,
-        num_attention_heads=args.n_heads,
-        num_key_value_heads=args.n_heads if args.n_kv_heads is None else args.n_kv_heads,
-        rms_norm_eps=args.norm_eps,
-        rope_theta=float(args.rope_theta),
-        rope_scaling=None
-        if scaling.scaling_factor == 1.0
-        else RopeScaling(*map(float, astuple(scaling)[:3]), astuple(scaling)[3]),
-        max_position_embeddings=args.max_seq_len,
-        **{name: getattr(own, name) for name in _SAME_NAMES},
-    )
-
-
-# {name in the files: ours}
-_ATTENTION, _SELF_ATTENTION = "layers.{}.attention", "model.layers.{}.self_attn"
-_BIASES = {
-    f"{_SELF_ATTENTION}.{theirs}_proj.bias": f"{_ATTENTION}.w{theirs}.bias" for theirs in "qkvo"
-}
-_NORMS = {
-    f"{_SELF_ATTENTION}.{theirs}_norm.weight": f"{_ATTENTION}.{theirs}_norm.weight"
-    for theirs in "qk"
+# {name in an attention of the files: ours}
+_BIASES_AND_NORMS = {
+    **{f"{name}_proj.bias": f"w{name}.bias" for name in "qkvo"},
+    **{f"{name}_norm.weight": f"{name}_norm.weight" for name in "qk"},
 }
 
 
@@ -99,14 +41,17 @@ class LlamaAdapter(Llama3StateDictAdapter):
     """Upstream's adapter for llama3, and what it does not know.
 
     That is folders whose embeddings are tied, heads of any width, biases, and norms of heads.
-    Upstream rotates neighbours of a head where the files' models rotate its halves, so it reorders
-    the rows of ``wq`` and ``wk``; biases and norms of queries and keys follow them.
+    Upstream rotates neighbours of a head where the files' models rotate its halves, so the rows of
+    ``wq`` and ``wk`` are reordered; biases and norms of queries and keys follow them.
     """
 
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
         super().__init__(model_args, None)
         self.hf_assets_path = hf_assets_path
-        self.from_hf_map |= _BIASES | _NORMS
+        self.from_hf_map |= {
+            f"model.layers.{{}}.self_attn.{theirs}": f"layers.{{}}.attention.{ours}"
+            for theirs, ours in _BIASES_AND_NORMS.items()
+        }
         index = self.fqn_to_index_mapping = file_numbers(hf_assets_path)
         if index is not None and EMBEDDING in index:
             # Trained models are never tied: saving one has to know a file for its output layer.
@@ -114,37 +59,41 @@ class LlamaAdapter(Llama3StateDictAdapter):
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors as the files have them, which have none of adapters."""
-        weights = {name: tensor for name, tensor in state_dict.items() if not is_adapter(name)}
-        return super().to_hf(self._reordered(weights, self._permute))
+        names = {ours: theirs for theirs, ours in self.from_hf_map.items()}
+        return {
+            _renamed(name, names): self._reordered(name, tensor, (-1, 2))
+            for name, tensor in state_dict.items()
+            if not is_adapter(name)
+        }
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors of files as the model has them."""
-        return self._reordered(super().from_hf(hf_state_dict), self._reverse_permute)
-
-    def _reordered(
-        self, state_dict: dict[str, Any], permute: Callable[[Tensor, int], Tensor]
-    ) -> dict[str, Any]:
-        """Return the model's tensors with the vectors of queries and keys reordered."""
-        args = as_decoder(self.model_args)
-        # How many heads lie behind one another in a vector; all share one norm.
-        n_heads = {
-            "wq.bias": args.n_heads,
-            "wk.bias": args.n_kv_heads or args.n_heads,
-            **dict.fromkeys(("q_norm.weight", "k_norm.weight"), 1),
+        names = {key: _renamed(key, self.from_hf_map) for key in hf_state_dict}
+        return {
+            name: self._reordered(name, hf_state_dict[key], (2, -1)) for key, name in names.items()
         }
-        changed = dict(state_dict)
-        for name, tensor in state_dict.items():
-            n = n_heads.get(name.rpartition("attention.")[2])
-            if n is not None:
-                changed[name] = permute(tensor.unsqueeze(1), n).squeeze(1)
-        return changed
 
-    # Upstream names sizes that hold for heads of dim / n_heads alone; the tensor has its own.
-    def _permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        return _by_whole_heads(super()._permute, w, n_heads_arg)
-
-    def _reverse_permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        return _by_whole_heads(super()._reverse_permute, w, n_heads_arg)
+    def _reordered(self, name: str, tensor: Tensor, halves: tuple[int, int]) -> Tensor:
+        """Return one of the model's tensors with the rows of each head in the other order."""
+        args = self.model_args
+        # How many heads lie behind one another in a tensor; all share one norm.
+        n_heads = {
+            "wq": args.n_heads,
+            "wk": args.n_kv_heads or args.n_heads,
+            **dict.fromkeys(("q_norm", "k_norm"), 1),
+        }.get(name.rpartition("attention.")[2].partition(".")[0])
+        if n_heads is None:
+            return tensor
+        if isinstance(tensor, DTensor) and n_heads % tensor.device_mesh.size():
+            # Its shards cut heads.
+            mesh = tensor.device_mesh
+            whole = self._reordered(name, tensor.full_tensor(), halves)
+            replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            return replicated.redistribute(placements=tensor.placements)
+        half = tensor.shape[0] // n_heads // 2
+        sizes = (half if n == -1 else n for n in halves)
+        parts = tensor.view(n_heads, *sizes, *tensor.shape[1:])
+        return parts.transpose(1, 2).reshape(tensor.shape)
 
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
@@ -161,133 +110,59 @@ class LlamaAdapter(Llama3StateDictAdapter):
         return RenamingReader(path, {HEAD: EMBEDDING})
 
 
-def _by_whole_heads(
-    permute: Callable[[Tensor, int], Tensor], tensor: Tensor, n_heads: int
-) -> Tensor:
-    """Reorder the rows of each head; a tensor whose shards cut heads is gathered for that."""
-    if not isinstance(tensor, DTensor) or n_heads % tensor.device_mesh.size() == 0:
-        return permute(tensor, n_heads)
-    mesh = tensor.device_mesh
-    whole = permute(tensor.full_tensor(), n_heads)
-    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=tensor.placements)
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return another name of a tensor, from ``names`` that stand for those of all layers."""
+    return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 
 
-def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a folder of ``config``, but for a tied output layer."""
-    args = model_args(config)
+def tensor_shapes(args: DecoderArgs) -> Shapes:
+    """Return the shape of every tensor in a folder of ``args``, but for a tied output layer."""
     with torch.device("meta"):
         weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
-    tied = {HEAD} if config.tie_word_embeddings else set()
+    tied = {HEAD} if args.tie_word_embeddings else set()
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 
 
-def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Say what keeps ``tensors`` from being the weights of ``config``."""
-    expected = tensor_shapes(config)
+def tensor_errors(args: DecoderArgs, shapes: Shapes) -> Iterator[str]:
+    """Say what keeps tensors of some ``shapes`` from being the weights of ``args``."""
+    expected = tensor_shapes(args)
     # Old folders keep the rotary frequencies, which follow from the configuration.
-    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
-    yield from misfits(expected, {name: tensor.shape for name, tensor in tensors.items()})
-    if unknown := sorted(tensors.keys() - expected.keys() - ignored):
-        yield f"it has {some_of(unknown)}, for which the model has no place"
+    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq")} | {HEAD}
+    yield from misfits(expected, shapes)
+    if unknown := sorted(shapes.keys() - expected.keys() - ignored):
+        yield f"it has {listed(unknown)}, for which the model has no place"
 
 
 class RenamingReader(HuggingFaceStorageReader):
     """Reads a folder as if it held tensors of other names: ``stored_as`` has what these are there.
 
-    Several may be one tensor there, be they asked for on the same rank or on others.
+    Several may be one tensor there, be they asked for on the same rank or on others. ``absent`` has
+    the shapes of what is not there, which is left as it is.
     """
 
-    def __init__(self, path: str, stored_as: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: str, stored_as: Mapping[str, str], absent: Shapes | None = None
+    ) -> None:
         super().__init__(path)
-        self.stored_as = stored_as
+        self._stored_as = stored_as
+        self._absent = absent or {}
 
     def read_metadata(self) -> Metadata:
-        """Return what the files hold, under the other names too."""
+        """Return what the files hold, under the other names too, and what they lack."""
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
-        stored.update({name: stored[there] for name, there in self.stored_as.items()})
+        stored.update({name: stored[there] for name, there in self._stored_as.items()})
+        for name, shape in self._absent.items():
+            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+            stored[name] = TensorStorageMetadata(TensorProperties(), torch.Size(shape), [whole])
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what ``plan`` asks for."""
-        items = [
-            replace(item, storage_index=self._there(item.storage_index)) for item in plan.items
-        ]
+        items = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if name not in self._absent:
+                there = replace(item.storage_index, fqn=self._stored_as.get(name, name))
+                items.append(replace(item, storage_index=there))
         return super().read_data(LoadPlan(items, plan.storage_data), planner)
-
-    def _there(self, asked: MetadataIndex) -> MetadataIndex:
-        return replace(asked, fqn=self.stored_as.get(asked.fqn, asked.fqn))
-
-
-@dataclass
-class DecoderArgs(TransformerModelArgs):
-    """Upstream's description of a llama3 model, and what :class:`LlamaConfig` has besides."""
-
-    model_type: str = "llama"
-    head_dim: int | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-
-    def __post_init__(self) -> None:
-        """Fill in the width of a head."""
-        if self.head_dim is None:
-            self.head_dim = self.dim // self.n_heads
-
-    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Return the number of parameters, and of operations for each token."""
-        return get_dense_model_nparams_and_flops(self, model, 2 * self.head_dim, seq_len)
-
-
-def as_decoder(args: TransformerModelArgs) -> DecoderArgs:
-    """Return ``args`` of upstream in our words; our own are returned as they are."""
-    return args if isinstance(args, DecoderArgs) else DecoderArgs(**vars(args))
-
-
-class DecoderAttention(DocumentAttention):
-    """Upstream's attention with the biases, norms and width of heads that ``args`` ask for."""
-
-    def __init__(self, args: DecoderArgs) -> None:
-        super().__init__(args)
-        self.head_dim = args.head_dim
-        queries, keys = self.n_heads * args.head_dim, self.n_kv_heads * args.head_dim
-        self.wq = nn.Linear(args.dim, queries, bias=args.qkv_bias)
-        self.wk = nn.Linear(args.dim, keys, bias=args.qkv_bias)
-        self.wv = nn.Linear(args.dim, keys, bias=args.qkv_bias)
-        self.wo = nn.Linear(queries, args.dim, bias=args.output_bias)
-        self.q_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
-        self.k_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
-
-    def init_weights(self, init_std: float) -> None:
-        """Draw weights as upstream does; biases begin at 0 and norms at 1."""
-        super().init_weights(init_std)
-        for linear in (self.wq, self.wk, self.wv, self.wo):
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                norm.reset_parameters()
-
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, the former two through their norms."""
-        queries, keys, values = super().heads(x)
-        if self.q_norm is not None:
-            # Under autocast weights of norms keep their type, and torch has no fused norm of two.
-            dtype = self.q_norm.weight.dtype
-            queries = self.q_norm(queries.to(dtype)).type_as(values)
-            keys = self.k_norm(keys.to(dtype)).type_as(values)
-        return queries, keys, values
-
-
-class Decoder(DocumentTransformer):
-    """A model as ``config.json`` describes it, for packed sequences and others."""
-
-    attention_class = DecoderAttention
-
-    def _precompute_freqs_cis(self) -> torch.Tensor:
-        args = self.model_args
-        return precompute_freqs_cis(
-            args.head_dim, args.max_seq_len, args.rope_theta, args.rope_scaling_args
-        )

@@ -6,109 +6,68 @@ in memory, whatever the size of the model.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object, write_obstacle
-from torchtitan.checkpoints.finished import (
-    METADATA,
-    checkpoint_folder,
-    chosen_step,
-    read_run_settings,
-)
+from torchtitan.checkpoints.finished import METADATA, chosen_step, read_run_settings
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.freezing.config import JobConfig, config_of_run
-from torchtitan.hf.adapter import Decoder, LlamaAdapter, as_decoder, config_of
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.decoder import Decoder, DecoderArgs, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.hf.llama_config import (
     CONFIG_FILE,
-    LlamaConfig,
     differences,
     parse_config,
     read_settings,
     to_settings,
 )
-from torchtitan.hf.weights import StoredWeights, write_adapter
+from torchtitan.hf.weights import (
+    FolderForm,
+    StoredWeights,
+    write_adapter,
+    write_json,
+    write_weights,
+)
 
-MAX_FILE_BYTES = 5 * 10**9
+_SECTIONS = ("model", "checkpoint", "vision", "lora", "training", "data")
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
 
 
-@dataclass(frozen=True)
-class Exportable:
-    """A checkpoint, and what a Hugging Face folder of it takes.
-
-    ``job_config`` has what concerns the model and its places. ``source`` is the ``config.json``
-    that the run began from, empty if there was none; ``chat_template`` is None without instruction
-    data.
-    """
-
-    checkpoint: Path
-    job_config: JobConfig
-    source: dict[str, Any]
-    chat_template: str | None
-
-    @property
-    def places(self) -> tuple[Path, Path]:
-        """Where what belongs beside the weights may lie; the last one that has a file counts."""
-        return weights_folder(self.job_config), Path(self.job_config.model.hf_assets_path)
+# For each ``model.name``, what makes the form of a run's checkpoint.
+Forms = Mapping[str, Callable[[JobConfig, StoredWeights], FolderForm]]
 
 
-@dataclass(frozen=True)
-class FolderForm:
-    """What a folder of one model is made of.
-
-    ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
-    the files. ``settings`` makes ``config.json`` from the type of the weights, None for that of the
-    checkpoint, and writes what transformers reads besides into the folder.
-    """
-
-    names: Sequence[str]
-    translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-    settings: Callable[[Path, torch.dtype | None], dict[str, Any]]
-
-
-# For each ``model.name``, what makes the form of a checkpoint.
-Forms = Mapping[str, Callable[[Exportable, StoredWeights], FolderForm]]
-
-
-def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Exportable:
+def find_checkpoint(run: Path, step: int | None, names: Collection[str]) -> tuple[Path, JobConfig]:
     """Return the checkpoint of ``run`` at ``step``, or its last one, of a model in ``names``."""
     try:
         settings = read_run_settings(run)
-        checkpoints = checkpoint_folder(run, settings)
     except ValueError as error:
         raise ValueError(f"{error}; name the folder that the run's report names") from error
-    job_config = config_of_run(settings, "model", "checkpoint", "vision", "lora")
+    job_config = config_of_run(settings, *_SECTIONS)
     if job_config.model.name not in names:
         raise ValueError(
             f"the run's model.name is {job_config.model.name!r}; only "
             f"{', '.join(map(repr, names))} can be exported"
         )
-    _, checkpoint = chosen_step(checkpoints, step)
+    _, checkpoint = chosen_step(run, settings, step)
     if not (checkpoint / METADATA).is_file():
         raise ValueError(
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
         )
-    folder = weights_folder(job_config)
-    # A model trained from random weights may have a tokenizer's folder without a model.
-    source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
-    instructs = is_instruct_dataset(settings["training"]["dataset"])
-    chat_template = settings["data"]["chat_template"] if instructs else None
-    return Exportable(checkpoint, job_config, source, chat_template)
+    return checkpoint, job_config
 
 
 def export_run(
@@ -117,7 +76,7 @@ def export_run(
     *,
     output: Path | None = None,
     dtype: torch.dtype | None = None,
-    max_file_bytes: int = MAX_FILE_BYTES,
+    max_file_bytes: int = 5 * 10**9,
     forms: Forms | None = None,
     adapter: bool = False,
 ) -> Path:
@@ -129,99 +88,86 @@ def export_run(
     as they lie in the checkpoint, so that the folder computes what the training model did.
     """
     forms = {LLAMA: llama_form} if forms is None else forms
-    exportable = find_exportable(run, step, list(forms))
-    kind = "adapter" if adapter else "hf"
-    folder = output or run / f"{kind}_{exportable.checkpoint.name}"
+    checkpoint, job_config = find_checkpoint(run, step, list(forms))
+    folder = output or run / f"{'adapter' if adapter else 'hf'}_{checkpoint.name}"
     if folder.exists():
         raise ValueError(f"{str(folder)!r} is there already; remove it or name another folder")
     if obstacle := write_obstacle(folder):
         raise ValueError(f"the weights go to {folder}, but {obstacle}; name another with --output")
-    lora = exportable.job_config.lora
-    weights = StoredWeights(exportable.checkpoint, lora.scale)
+    weights = StoredWeights(checkpoint, job_config.lora.scale, dtype)
     if adapter and not weights.has_adapters:
         raise ValueError(
-            f'{str(exportable.checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
+            f'{str(checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
         )
-    form = forms[exportable.job_config.model.name](exportable, weights)
+    form = forms[job_config.model.name](job_config, weights)
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     if adapter:
-        base = str(weights_folder(exportable.job_config))
-        write_adapter(
-            part, weights, form.translate, names=form.names, lora=lora, base=base, dtype=dtype
-        )
+        write_adapter(part, weights, form, job_config.lora, str(weights_folder(job_config)))
     else:
-        weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
-        settings = form.settings(part, dtype)
-        (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+        write_weights(part, weights, form, max_file_bytes)
+        write_json(part / CONFIG_FILE, form.settings(part))
         _drop_code(part)
     part.rename(folder)
     return folder
 
 
-def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
+def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     """Return the form of a LLaMA; ValueError if the checkpoint or its model lacks something.
 
-    Embeddings that were tied in the folder the run began from stay tied if they are still equal,
-    bit for bit; trained apart, they are written apart.
+    Embeddings that were tied in the folder the run began from stay tied if what is written of them
+    is still equal, bit for bit; trained apart, they are written apart.
     """
-    args = chosen_args(exportable.job_config, llama3_args)
+    args = as_decoder(chosen_args(job_config, llama3_args))
     with torch.device("meta"):
-        names = list(Decoder(as_decoder(args)).state_dict())
-    require_tensors(exportable, weights, names)
-    if exportable.source.get("tie_word_embeddings"):
+        names = list(Decoder(args).state_dict())
+    weights.require(names)
+    began = weights_folder(job_config)
+    # A model trained from random weights may have a tokenizer's folder without a model.
+    source = read_settings(began) if (began / CONFIG_FILE).is_file() else {}
+    if source.get("tie_word_embeddings"):
         if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
             names.remove(_HEAD)
         else:
             logger.info("The output layer was trained apart from the embeddings; both are written")
-    config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
+    args = replace(args, tie_word_embeddings=_HEAD not in names)
 
-    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-        said = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
-        tokenizer = copy_companions(exportable.places, folder)
+    def settings(folder: Path) -> dict[str, Any]:
+        said = hf_settings(args, source, weights.dtype(_EMBEDDING))
+        copy_companions(job_config, _COPIED, folder)
+        tokenizer = _tokenizer_of(folder)
         named = {key: value for key, value in said.items() if value is not None}
         said |= {**known_ids(tokenizer), **named}
-        name = exportable.chat_template
-        end = None if name is None else write_chat_template(folder, name, tokenizer)
+        end = None
+        if is_instruct_dataset(job_config.training.dataset):
+            end = write_chat_template(folder, job_config.data.chat_template, tokenizer)
         write_generation_config(folder, said, end)
         return said
 
     return FolderForm(names, LlamaAdapter(args, None).to_hf, settings)
 
 
-def require_tensors(exportable: Exportable, weights: StoredWeights, names: Sequence[str]) -> None:
-    """Raise ValueError if a checkpoint lacks one of the named tensors."""
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise ValueError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
-
-
-def hf_settings(
-    config: LlamaConfig, source: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Any]:
+def hf_settings(args: DecoderArgs, source: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the contents of ``config.json``.
 
     Where ``source`` describes the same model it is kept, so that token ids and everything else we
     do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
     """
     ids = {key: source[key] for key in TOKEN_IDS if key in source}
-    settings = {**to_settings(config), **ids}
+    settings = {**to_settings(args), **ids}
     with suppress(ValueError):  # which an empty source is too
-        if not differences(config, parse_config(source)):
+        if not differences(args, parse_config(source)):
             settings = dict(source)
-    settings["tie_word_embeddings"] = config.tie_word_embeddings
+    settings["tie_word_embeddings"] = args.tie_word_embeddings
     return with_dtype(settings, dtype)
 
 
 def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the contents of ``config.json`` with the type of the weights, for every release."""
-    settings = dict(settings)
-    settings.pop("torch_dtype", None)
-    settings["dtype"] = str(dtype).removeprefix("torch.")
-    # Releases of transformers before 5 know the type by this name alone.
-    settings["torch_dtype"] = settings["dtype"]
-    return settings
+    name = str(dtype).removeprefix("torch.")
+    # Releases of transformers before 5 know the type by the second key alone.
+    return {**settings, "dtype": name, "torch_dtype": name}
 
 
 GENERATION_FILE = "generation_config.json"
@@ -240,15 +186,18 @@ def _drop_code(folder: Path) -> None:
         with suppress(ValueError):  # what cannot be read goes along as it is
             settings = read_object(file)
             if settings.pop("auto_map", None) is not None:
-                file.write_text(json.dumps(settings, indent=2) + "\n")
+                write_json(file, settings)
 
 
-def copy_companions(places: Iterable[Path], folder: Path) -> FolderTokenizer | None:
-    """Copy what lies beside the weights, from the last place that has it; return the tokenizer."""
-    for place in places:
-        for name in _COPIED:
+def copy_companions(job_config: JobConfig, names: Iterable[str], folder: Path) -> None:
+    """Copy files that lie beside a model, from the last place that has each."""
+    for place in (weights_folder(job_config), Path(job_config.model.hf_assets_path)):
+        for name in names:
             if (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
+
+
+def _tokenizer_of(folder: Path) -> FolderTokenizer | None:
     try:
         return FolderTokenizer(str(folder))
     # The tokenizers library raises bare exceptions; weights are worth writing without one.
@@ -292,4 +241,4 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
     if end is not None and end not in stops:
         settings["eos_token_id"] = [*stops, end] if stops else end
     if settings:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        write_json(path, settings)

@@ -11,29 +11,32 @@ from typing import Any
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
-from torchtitan.hf.adapter import model_args
-from torchtitan.hf.llama_config import LlamaConfig, RopeScaling, read_config
+from torchtitan.hf.llama_config import parse_config, read_config
 
 LLAMA = "llama3"
 FROM_FOLDER = "hf"
 
 # LLaMA models as their publishers' config.json describe them.
-_LLAMA_31_SCALING = RopeScaling(8.0, 1.0, 4.0, 8192)
-_LLAMA_32_SCALING = RopeScaling(32.0, 1.0, 4.0, 8192)
-# Widths of the model and of its feed-forwards; layers; heads of queries and of keys; words; epsilon
-# of the norms, base and scaling of the rotary embeddings; context length; tied embeddings.
-_LLAMA_3_8B = LlamaConfig(4096, 14336, 32, 32, 8, 128256, 1e-5, 500000.0, None, 8192)
+_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "rope_theta", "max_position_embeddings"),
+    "tie_word_embeddings",
+)
+_PUBLISHED = {
+    "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152, 1e5, 8192, True),
+    "Llama-3.2-1B": (2048, 8192, 16, 32, 8, 128256, 5e5, 131072, True),
+    "Llama-3-8B": (4096, 14336, 32, 32, 8, 128256, 5e5, 8192, False),
+    "Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128256, 5e5, 131072, False),
+    "Llama-2-7B": (4096, 11008, 32, 32, 32, 32000, 1e4, 4096, False),
+    "Llama-2-13B": (5120, 13824, 40, 40, 40, 32000, 1e4, 4096, False),
+}
+_STRETCHED = {"Llama-3.2-1B": RoPEScalingArgs(32.0), "Llama-3.1-8B": RoPEScalingArgs(8.0)}
 LLAMA_FLAVORS = {
-    "SmolLM2-135M": LlamaConfig(576, 1536, 30, 9, 3, 49152, 1e-5, 100000.0, None, 8192, True),
-    "Llama-3.2-1B": LlamaConfig(
-        2048, 8192, 16, 32, 8, 128256, 1e-5, 500000.0, _LLAMA_32_SCALING, 131072, True
-    ),
-    "Llama-3-8B": _LLAMA_3_8B,
-    "Llama-3.1-8B": replace(
-        _LLAMA_3_8B, rope_scaling=_LLAMA_31_SCALING, max_position_embeddings=131072
-    ),
-    "Llama-2-7B": LlamaConfig(4096, 11008, 32, 32, 32, 32000, 1e-5, 10000.0, None, 4096),
-    "Llama-2-13B": LlamaConfig(5120, 13824, 40, 40, 40, 32000, 1e-5, 10000.0, None, 4096),
+    name: replace(
+        parse_config({**dict(zip(_KEYS, row, strict=True)), "rms_norm_eps": 1e-5}),
+        rope_scaling_args=_STRETCHED.get(name, RoPEScalingArgs(1.0)),
+    )
+    for name, row in _PUBLISHED.items()
 }
 
 EXTRA_FLAVORS = {
@@ -48,7 +51,7 @@ EXTRA_FLAVORS = {
             rope_theta=500000,
             rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0),
         ),
-        **{name: model_args(config) for name, config in LLAMA_FLAVORS.items()},
+        **LLAMA_FLAVORS,
     }
 }
 
@@ -65,7 +68,7 @@ def known_flavors(job_config: JobConfig, upstream: Mapping[str, Any]) -> dict[st
     name = job_config.model.name
     flavors = {**upstream, **EXTRA_FLAVORS.get(name, {})}
     if name == LLAMA and job_config.model.flavor == FROM_FOLDER:
-        flavors[FROM_FOLDER] = model_args(read_config(weights_folder(job_config)))
+        flavors[FROM_FOLDER] = read_config(weights_folder(job_config))
     return flavors
 
 
@@ -92,11 +95,11 @@ def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
     Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
     SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.
     """
-    given = {
-        field.name: getattr(job_config.model, f"rope_{field.name}")
+    wanted = {
+        field.name: value
         for field in fields(RoPEScalingArgs)
+        if (value := getattr(job_config.model, f"rope_{field.name}")) is not None
     }
-    wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         return model_args
     if not hasattr(model_args, "rope_scaling_args"):

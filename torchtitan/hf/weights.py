@@ -4,146 +4,151 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
 from torchtitan.checkpoints.contents import read_contents
 from torchtitan.checkpoints.finished import INDEX_FILE
-from torchtitan.hf.folder import SUFFIX
 from torchtitan.lora import Lora
 from torchtitan.lora.adapters import adapter_of, is_adapter
 
 
 class StoredWeights:
-    """The tensors of a checkpoint that torch has written, by name, and adapters merged in."""
+    """The tensors of a checkpoint that torch has written, by name, and adapters merged in.
 
-    def __init__(self, checkpoint: Path, adapter_scale: float = 1.0) -> None:
+    They are of ``dtype``, or as they lie in the checkpoint.
+    """
+
+    def __init__(
+        self, checkpoint: Path, adapter_scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> None:
         self._checkpoint = checkpoint
         self._adapter_scale = adapter_scale
+        self._dtype = dtype
         self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""
         return name in self._entries
 
+    def require(self, names: Iterable[str]) -> None:
+        """Raise ValueError if the checkpoint lacks one of the named tensors."""
+        for name in names:
+            if name not in self:
+                raise ValueError(f"{str(self._checkpoint)!r} lacks {name} of the run's model")
+
     @property
     def has_adapters(self) -> bool:
         """Whether some weights have adapters beside them."""
         return any(map(is_adapter, self._entries))
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the type in which a tensor lies in the checkpoint."""
-        return self._entries[name].properties.dtype
+    def empty(self, name: str, device: str = "meta") -> Tensor:
+        """Return a tensor as it lies in the checkpoint, without its values."""
+        entry = self._entries[name]
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return tuple(self._entries[name].size)
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type in which a tensor is loaded."""
+        pair = [one for one in adapter_of(name) if one in self]
+        # Frozen weights may be of a smaller type than what was learned.
+        own = reduce(torch.promote_types, (self.empty(one).dtype for one in [name, *pair]))
+        return self._dtype or own
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the named tensors, in the order of ``names``, adapters merged into weights."""
         adapters = {name: pair for name in names if (pair := adapter_of(name))[1] in self}
-        weights = self._read([*names, *(name for pair in adapters.values() for name in pair)])
-        for name, (down, up) in adapters.items():
-            added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
-            # Frozen weights may be of a smaller type than what was learned.
-            dtype = torch.promote_types(weights[name].dtype, self.dtype(up))
-            weights[name] = (weights[name].float() + added).to(dtype)
-        return weights
-
-    def _read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Read the named tensors and no others, in the order of ``names``."""
-        weights = {
-            name: torch.empty(self._entries[name].size, dtype=self.dtype(name)) for name in names
-        }
+        every = [*names, *(name for pair in adapters.values() for name in pair)]
+        weights = {name: self.empty(name, "cpu") for name in every}
         with warnings.catch_warnings():
             # There are no processes to agree with, which torch warns of.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(weights, checkpoint_id=self._checkpoint, no_dist=True)
-        return weights
+        for name, (down, up) in adapters.items():
+            added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
+            weights[name] = weights[name].float() + added
+        return {name: weights[name].to(self.dtype(name)) for name in names}
 
-    def write(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]],
-        *,
-        dtype: torch.dtype | None,
-        max_file_bytes: int,
-    ) -> None:
-        """Write tensors as ``model.safetensors``, or as several files of at most so many bytes."""
-        groups = list(self._groups(names, dtype, max_file_bytes))
-        places: dict[str, str] = {}
-        total_size = 0
-        for number, group in enumerate(groups, start=1):
-            part = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
-            file = f"model{part}{SUFFIX}"
-            weights = {
-                name: tensor.to(dtype or tensor.dtype).contiguous()
-                for name, tensor in translate(self.load(group)).items()
-            }
-            path = folder / file
-            path.touch()
-            mode = path.stat().st_mode  # as that of every other file; the library hides its own
-            save_file(weights, path, metadata={"format": "pt"})
-            path.chmod(mode)
-            places |= dict.fromkeys(weights, file)
-            total_size += sum(tensor.nbytes for tensor in weights.values())
-        if len(groups) > 1:
-            index = {"metadata": {"total_size": total_size}, "weight_map": places}
-            (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
-    def _groups(
-        self, names: Sequence[str], dtype: torch.dtype | None, max_file_bytes: int
-    ) -> Iterator[list[str]]:
-        group: list[str] = []
-        n_bytes = 0
-        for name in names:
-            size = self._entries[name].size.numel() * (dtype or self.dtype(name)).itemsize
-            if group and n_bytes + size > max_file_bytes:
-                yield group
-                group, n_bytes = [], 0
-            group.append(name)
-            n_bytes += size
-        yield group
+@dataclass(frozen=True)
+class FolderForm:
+    """What a folder of one model is made of.
+
+    ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
+    the files. ``settings`` makes ``config.json``, and writes what transformers reads besides into
+    the folder.
+    """
+
+    names: Sequence[str]
+    translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+    settings: Callable[[Path], dict[str, Any]]
+
+    def empty(self, name: str, weights: StoredWeights) -> tuple[str, Tensor]:
+        """Return the name of a tensor in the files, and the tensor without its values."""
+        empty = weights.empty(name).to(weights.dtype(name))
+        ((there, tensor),) = self.translate({name: empty}).items()
+        return there, tensor
+
+
+def write_weights(
+    folder: Path, weights: StoredWeights, form: FolderForm, max_file_bytes: int
+) -> None:
+    """Write tensors as ``model.safetensors``, or as several files of at most so many bytes."""
+    tensors, names = {}, {}
+    for name in form.names:
+        there, tensors[there] = form.empty(name, weights)
+        names[there] = name
+    files = split_torch_state_dict_into_shards(tensors, max_shard_size=max_file_bytes)
+    for file, group in files.filename_to_tensors.items():
+        _save(folder / file, form.translate(weights.load([names[there] for there in group])))
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
+        write_json(folder / INDEX_FILE, index)
+
+
+def _save(path: Path, weights: Mapping[str, Tensor]) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # as that of every other file; the library hides its own
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(whole, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data as a file that people may read."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."  # what peft puts before a model's own names
-_Translate = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 def write_adapter(
-    folder: Path,
-    weights: StoredWeights,
-    translate: _Translate,
-    *,
-    names: Iterable[str],
-    lora: Lora,
-    base: str,
-    dtype: torch.dtype | None,
+    folder: Path, weights: StoredWeights, form: FolderForm, lora: Lora, base: str
 ) -> None:
     """Write the adapters of a checkpoint into a folder that peft loads onto the model ``base``."""
     tensors, layers, every = {}, [], set()
-    for name in names:
-        (there,) = translate({name: torch.empty(weights.shape(name), device="meta")})
-        every.add(there.removesuffix(".weight"))
+    for name in form.names:
+        layer = form.empty(name, weights)[0].removesuffix(".weight")
+        every.add(layer)
         down, up = adapter_of(name)
         if up not in weights:
             continue
-        layer = there.removesuffix(".weight")
         layers.append(layer)
         pair = weights.load([down, up])
         # What reorders the rows of a weight reorders those of what goes up.
-        (reordered,) = translate({name: pair[up]}).values()
+        (reordered,) = form.translate({name: pair[up]}).values()
         tensors[f"{_PREFIX}{layer}.lora_A.weight"] = pair[down]
         tensors[f"{_PREFIX}{layer}.lora_B.weight"] = reordered
-    cast = {n: t.to(dtype or t.dtype).contiguous() for n, t in tensors.items()}
-    save_file(cast, folder / _WEIGHTS, metadata={"format": "pt"})
+    _save(folder / _WEIGHTS, tensors)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -153,7 +158,7 @@ def write_adapter(
         "target_modules": _targets(layers, every),
         "inference_mode": True,
     }
-    (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    write_json(folder / _CONFIG, settings)
 
 
 def _targets(layers: list[str], every: set[str]) -> list[str]:

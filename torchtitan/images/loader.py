@@ -13,7 +13,6 @@ from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.settings import (
-    class_count,
     read_validation_images,
     training_place,
     transform_of,
@@ -29,7 +28,7 @@ def build_image_dataloader(*, job_config: JobConfig, **place: Any) -> ResizableD
     """Build the loader of pictures to train on; with mixup, labels are float32 [B, C]."""
     training, data, vision = job_config.training, job_config.data, job_config.vision
     examples = read_images(training_place(job_config))
-    classes = class_count(job_config, examples)
+    classes = vision.classes or examples.classes
     check_labels(examples, classes)
     mixup = Mixup(vision.mixup, classes) if vision.mixup else None
     dataset = ImageDataset(

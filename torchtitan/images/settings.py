@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from timelyfreeze.files import parse_json, shown
+from timelyfreeze.files import Within, read_as, read_object
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.sources import ImageExamples, ImagePlace, read_images
 from torchtitan.images.transforms import ImageTransform
 
 # Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PREPROCESSOR = "preprocessor_config.json"
+_Finite, _Positive = Annotated[float, Within(-math.inf)], Annotated[float, Within(0.0, above=True)]
+# What three numbers may be, and are if nothing says otherwise.
+_COLORS = {"mean": (tuple[(_Finite,) * 3], MEAN), "std": (tuple[(_Positive,) * 3], STD)}
+PREPROCESSOR, _ASSETS = "preprocessor_config.json", "model.hf_assets_path"
 
 
 def training_place(config: JobConfig) -> ImagePlace:
@@ -44,12 +48,7 @@ def read_validation_images(config: JobConfig) -> tuple[ImageExamples, int]:
     training = read_images(trained)
     is_same = place.identity == trained.identity
     examples = training if is_same else read_images(place, training.names)
-    return examples, class_count(config, training)
-
-
-def class_count(config: JobConfig, training: ImageExamples) -> int:
-    """Return the number of classes, given the pictures to train on."""
-    return config.vision.classes or training.classes
+    return examples, config.vision.classes or training.classes
 
 
 def configured_classes(config: JobConfig) -> int:
@@ -59,45 +58,35 @@ def configured_classes(config: JobConfig) -> int:
 
 def transform_of(config: JobConfig, *, is_training: bool) -> ImageTransform:
     """Return what makes tensors of pictures."""
-    vision = config.vision
-    return ImageTransform(
-        vision.image_size,
-        tuple(map(float, _colors(config, "mean") or MEAN)),
-        tuple(map(float, _colors(config, "std") or STD)),
-        vision.augmentation,
-        is_training,
-    )
+    vision, said = config.vision, _preprocessor(config)
+    mean, std = (_colors(config, said, name) for name in _COLORS)
+    return ImageTransform(vision.image_size, mean, std, vision.augmentation, is_training)
 
 
 def color_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with mean and standard deviation of colors."""
-    for name, least in (("mean", "any"), ("std", "above 0")):
-        key = f"vision.{name}"
-        if getattr(config.vision, name) is None:
-            key = f"image_{name} of {PREPROCESSOR} in model.hf_assets_path"
+    try:
+        said = _preprocessor(config)
+    except (OSError, ValueError) as error:
+        yield f"{PREPROCESSOR} in {_ASSETS} cannot be read: {error}"
+        return
+    for name in _COLORS:
         try:
-            values = _colors(config, name)
-        except (OSError, ValueError) as error:
-            yield f"{PREPROCESSOR} in model.hf_assets_path cannot be read: {error}"
-            return
-        if values is not None and not _are_colors(values, name):
-            yield f"{key} is {shown(values)}; it must be three numbers, {least}"
+            _colors(config, said, name)
+        except ValueError as error:
+            yield str(error)
 
 
-def _are_colors(values: Any, name: str) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == 3
-        and all(type(value) in (int, float) and abs(value) < float("inf") for value in values)
-        and (name == "mean" or all(value > 0 for value in values))
-    )
-
-
-def _colors(config: JobConfig, name: str) -> Any:
-    """Return what a key says of colors, or else the model's folder; None if nothing does."""
-    values = getattr(config.vision, name)
+def _preprocessor(config: JobConfig) -> dict[str, Any]:
     path = Path(config.model.hf_assets_path) / PREPROCESSOR
-    if values is not None or not path.is_file():
-        return values
-    table = parse_json(path.read_bytes())
-    return table.get(f"image_{name}") if isinstance(table, dict) else table
+    return read_object(path) if path.is_file() else {}
+
+
+def _colors(config: JobConfig, said: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """Return what a key says of colors, or else the model's folder, or else what is usual."""
+    values, key = getattr(config.vision, name), f"vision.{name}"
+    if values is None:
+        values, key = said.get(f"image_{name}"), f"image_{name} of {PREPROCESSOR} in {_ASSETS}"
+    hint, usual = _COLORS[name]
+    found: tuple[float, ...] = usual if values is None else read_as(hint, values, key)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from os.path import isfile
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.files import listed
 from torchtitan.data.rows.errors import DataError, file_of
 from torchtitan.data.rows.examples import is_local_path
 
@@ -47,6 +48,10 @@ class ImagePlace:
             return (os.path.realpath(self.path),)
         return self.path, self.subset, self.split
 
+    def __str__(self) -> str:
+        """Return key and value, as errors begin."""
+        return f"{self.key} is {self.path!r}"
+
 
 def is_pattern(path: str) -> bool:
     """Return whether a path stands for files that match it."""
@@ -60,27 +65,30 @@ def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
     from them; without, from its own classes in the order of their names.
     """
     if not place.is_local:
-        return _read_hub(place, names)
-    files = _parquet_files(place.path, place)
+        from datasets import load_dataset
+
+        logger.info(f"{place}, which is no file or folder here; loading it from the hub")
+        rows = load_dataset(place.path, place.subset or None, split=place.split)
+        return _examples_of(rows, ((place.path, len(rows)),), place, names)
+    files = _parquet_files(place)
     if files:
-        return _read_parquet(files, place, names)
+        return _examples_of(*_read_parquet(files, place), place, names)
     return _read_folder(Path(place.path), place, names)
 
 
-def _parquet_files(path: str, place: ImagePlace) -> list[str]:
+def _parquet_files(place: ImagePlace) -> list[str]:
+    path = place.path
     if is_pattern(path):
         files = sorted(glob.glob(path))
         if not files or not all(file.endswith(PARQUET) for file in files):
             raise FileNotFoundError(
-                f"{place.key} is {place.path!r}, which fits {len(files)} files; a pattern must fit "
-                f"files that end in {PARQUET}, and only such"
+                f"{place}, which fits {len(files)} files; a pattern must fit files that end in "
+                f"{PARQUET}, and only such"
             )
         return files
     if not os.path.isdir(path):
         if not path.endswith(PARQUET):
-            raise DataError(
-                f"{place.key} is {place.path!r}; a file of pictures must end in {PARQUET}"
-            )
+            raise DataError(f"{place}; a file of pictures must end in {PARQUET}")
         return [path]
     return sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(PARQUET))
 
@@ -91,8 +99,8 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     folders = sorted(e for e in path.iterdir() if e.is_dir() and not e.name.startswith("."))
     if not folders:
         raise FileNotFoundError(
-            f"{place.key} is {place.path!r}, which has neither files that end in {PARQUET} nor "
-            "folders; it must have a folder of pictures for each class"
+            f"{place}, which has neither files that end in {PARQUET} nor folders; it must have a "
+            "folder of pictures for each class"
         )
     known = list(names) or [folder.name for folder in folders]
     known_as = Image.registered_extensions().items()
@@ -103,15 +111,15 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     for folder in folders:
         if folder.name not in known:
             raise DataError(
-                f"{place.key} is {place.path!r}, whose class {folder.name!r} the training data "
-                f"does not have; it has {_shortened(known)}"
+                f"{place}, whose class {folder.name!r} the training data does not have; it has "
+                f"{listed(known)}"
             )
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
         files = sorted(e.path for e in entries if e.name.lower().endswith(suffixes) and e.is_file())
         if not files:
             raise FileNotFoundError(
-                f"{place.key} is {place.path!r}, whose folder {folder.name!r} has no pictures; "
-                "each of its folders must be a class, with the pictures in it"
+                f"{place}, whose folder {folder.name!r} has no pictures; each of its folders must "
+                "be a class, with the pictures in it"
             )
         n_others += len(entries) - len(files)
         images += files
@@ -121,7 +129,11 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     return ImageExamples(images, np.array(labels, dtype=np.int64), tuple(known))
 
 
-def _read_parquet(files: Sequence[str], place: ImagePlace, names: Sequence[str]) -> ImageExamples:
+# Name and number of rows of each file or hub name.
+_Counts = tuple[tuple[str, int], ...]
+
+
+def _read_parquet(files: Sequence[str], place: ImagePlace) -> tuple[Any, _Counts]:
     import pyarrow
     import pyarrow.parquet
     from datasets import load_dataset
@@ -139,28 +151,13 @@ def _read_parquet(files: Sequence[str], place: ImagePlace, names: Sequence[str])
             ) from error
         _require_columns(parquet.schema_arrow.names, place, file)
         counts.append((file, parquet.metadata.num_rows))
-    _require_rows(sum(count for _, count in counts), place)
+    if not any(count for _, count in counts):
+        raise DataError(f"{place}, which holds no pictures")
     try:
-        rows = load_dataset("parquet", data_files=list(files), split="train")
+        return load_dataset("parquet", data_files=list(files), split="train"), tuple(counts)
     except (DatasetGenerationError, pyarrow.ArrowException, OSError) as error:
         why = str(error.__cause__ or error)[:200]
-        raise ImageError(f"{place.key} is {place.path!r}, which cannot be read ({why})") from error
-    return _examples_of(rows, tuple(counts), place, names)
-
-
-def _read_hub(place: ImagePlace, names: Sequence[str]) -> ImageExamples:
-    from datasets import load_dataset
-
-    logger.info(f"{place.key} {place.path!r} is no file or folder here; loading it from the hub")
-    rows = load_dataset(place.path, place.subset or None, split=place.split)
-    _require_columns(rows.column_names, place, place.path)
-    _require_rows(len(rows), place)
-    return _examples_of(rows, ((place.path, len(rows)),), place, names)
-
-
-def _require_rows(n_rows: int, place: ImagePlace) -> None:
-    if not n_rows:
-        raise DataError(f"{place.key} is {place.path!r}, which holds no pictures")
+        raise ImageError(f"{place}, which cannot be read ({why})") from error
 
 
 def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> None:
@@ -169,48 +166,37 @@ def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> No
         ("vision.label_column", place.label_column),
     ):
         if columns.count(column) != 1:
-            raise DataError(f"{key} is {column!r}; {name} has the columns {_shortened(columns)}")
+            raise DataError(f"{key} is {column!r}; {name} has the columns {listed(columns)}")
 
 
 def _examples_of(
-    rows: Any, files: tuple[tuple[str, int], ...], place: ImagePlace, names: Sequence[str]
+    rows: Any, files: _Counts, place: ImagePlace, names: Sequence[str]
 ) -> ImageExamples:
     from datasets import ClassLabel, Image
 
+    _require_columns(rows.column_names, place, place.path)
     feature = rows.features[place.label_column]
     own = tuple(feature.names) if isinstance(feature, ClassLabel) else ()
     if own and names and own != tuple(names):
         raise DataError(
-            f"{place.key} is {place.path!r}, with the classes {_shortened(own)}; the training data "
-            f"has {_shortened(names)}"
+            f"{place}, with the classes {listed(own)}; the training data has {listed(names)}"
         )
     if isinstance(rows.features[place.image_column], Image):
         rows = rows.cast_column(place.image_column, Image(decode=False))
-    labels = _labels_of(rows, files, place)
-    images = rows.select_columns([place.image_column])
-    return ImageExamples(images, labels, own or tuple(names), files, place.image_column)
-
-
-def _labels_of(
-    rows: Any, files: tuple[tuple[str, int], ...], place: ImagePlace
-) -> NDArray[np.int64]:
     column = rows.select_columns([place.label_column]).with_format("arrow")[:][place.label_column]
-    is_missing = column.is_null().to_numpy()
-    if is_missing.any():
-        unlabeled = ImageExamples(rows, np.zeros(len(rows), np.int64), files=files)
-        first = int(np.flatnonzero(is_missing)[0])
-        raise ImageError(f"{unlabeled.place(first)}: there is no label ({place.label_column!r})")
     labels = column.to_numpy()
+    images = rows.select_columns([place.image_column])
+    found = ImageExamples(images, labels, own or tuple(names), files, place.image_column)
+    missing = np.flatnonzero(column.is_null().to_numpy())
+    if len(missing):
+        where = found.place(int(missing[0]))
+        raise ImageError(f"{where}: there is no label ({place.label_column!r})")
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"vision.label_column is {place.label_column!r}, which holds {column.type}; labels "
             "must be whole numbers from 0"
         )
-    return labels.astype(np.int64)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join([*names[:8], "..."] if len(names) > 8 else names)
+    return replace(found, labels=labels.astype(np.int64))
 
 
 # What is read; Pillow would start programs for others, such as Ghostscript for EPS.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,10 @@ class ImageTransform:
 
     def __call__(self, picture: Image.Image, *key: int) -> Tensor:
         """Return float32 [3, S, S]; every draw depends on the numbers of ``key`` alone."""
-        with _drawn_from(key):
+        seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+        with torch.random.fork_rng(devices=[], device_type="cpu"):
+            # Not torch.manual_seed, which would also seed devices.
+            torch.default_generator.manual_seed(int(seed))
             return self._transform(picture)
 
     @cached_property
@@ -64,19 +66,6 @@ class ImageTransform:
             return [v2.Resize(self.size), v2.RandomCrop(self.size, padding=padding), flip]
         center = _CENTER if self.augmentation == RESIZED_CROP else 1.0
         return [v2.Resize(round(self.size / center)), v2.CenterCrop(self.size)]
-
-
-@contextmanager
-def _drawn_from(key: tuple[int, ...]) -> Iterator[None]:
-    """Draw what torch draws on the CPU from ``key``, and then go on as if nothing was drawn."""
-    state = torch.get_rng_state()
-    seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-    # Not torch.manual_seed, which would also seed devices.
-    torch.default_generator.manual_seed(int(seed))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 Sample = tuple[dict[str, Tensor], Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class ImageValidator(BatchValidator):
 
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
         """Evaluate the model and log what was found; all ranks come here at the same steps."""
-        scores = Scores()
+        scores = torch.zeros(4, dtype=torch.float64)
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
                 processor.ntokens_since_last_log += len(labels)
@@ -43,27 +43,20 @@ class ImageValidator(BatchValidator):
                 logits = self._outputs.take()
                 if logits is not None:
                     scores += scores_of(logits, labels.to(logits.device))
-            sums = [torch.tensor(value, dtype=torch.float64) for value in scores]
-            self._log(Scores(*map(self._of_all_replicas, sums)), step)
+            loss, top1, top5, n = map(self._of_all_replicas, scores)
+            if not n:
+                processor.log_validation(loss=_ELSEWHERE, step=step)
+                return
+            top1, top5 = top1 / n, top5 / n
+            logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
+            further = {"validation_metrics/top1": top1, "validation_metrics/top5": top5}
+            processor.log_validation(loss=loss / n, step=step, extra_metrics=further)
 
     def post_dataloading_process(
         self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
         """Hand on pictures and labels; no masks belong to them."""
         return input_dict["input"], labels, {}, {}
-
-    def _log(self, scores: Scores, step: int) -> None:
-        processor, n = self._metrics_processor, scores.pictures
-        if not n:
-            processor.log_validation(loss=_ELSEWHERE, step=step)
-            return
-        top1, top5 = scores.top1 / n, scores.top5 / n
-        logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
-        processor.log_validation(
-            loss=scores.loss / n,
-            step=step,
-            extra_metrics={"validation_metrics/top1": top1, "validation_metrics/top5": top5},
-        )
 
 
 class _Outputs:
@@ -75,11 +68,9 @@ class _Outputs:
         self._logits: Tensor | None = None
 
     def eval(self, *args: Any, **kwargs: Any) -> None:
-        """Evaluate a batch in the pipeline."""
         self._logits = self._schedule.eval(*args, return_outputs=True, **kwargs)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch without a pipeline."""
         self._logits = logits
         return self._loss_fn(logits, labels)
 
@@ -98,23 +89,13 @@ def build_image_validator(
     return ImageValidator(loader, job_config, **{"tokenizer": None, **kwargs})
 
 
-class Scores(NamedTuple):
-    """Sums over pictures; the loss is cross-entropy without label smoothing."""
+def scores_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return sums over logits, [B, C]: loss, places among the first and first five, pictures.
 
-    loss: float = 0.0
-    top1: float = 0.0
-    top5: float = 0.0
-    pictures: float = 0.0
-
-    def __add__(self, other: object) -> Scores:
-        """Return the sums over both."""
-        assert isinstance(other, Scores)
-        return Scores(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-def scores_of(logits: Tensor, labels: Tensor) -> Scores:
-    """Return the scores of logits, [B, C]; with fewer than six classes top-5 has every picture."""
+    float64 [4]. The loss has no label smoothing; of fewer than six classes each is among five.
+    """
     logits = logits.float()
     hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
     loss = functional.cross_entropy(logits, labels, reduction="sum")
-    return Scores(float(loss), float(hits[:, 0].sum()), float(hits.sum()), float(len(labels)))
+    sums = (loss, hits[:, 0].sum(), hits.sum(), len(labels))
+    return torch.tensor([float(one) for one in sums], dtype=torch.float64)

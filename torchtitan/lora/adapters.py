@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -34,16 +34,15 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def is_meant(layer: str, target: str) -> bool:
-    """Return whether ``target`` names a layer: whole, or by the last words of its name."""
-    return layer == target or layer.endswith(f".{target}")
-
-
 def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
-    """Return those of ``layers`` that get an adapter; all but the head without ``targets``."""
+    """Return those of ``layers`` that get an adapter; all but the head without ``targets``.
+
+    A target names a layer whole, or by the last words of its name.
+    """
     if not targets:
         return [layer for layer in layers if layer != HEAD]
-    return [layer for layer in layers if any(is_meant(layer, target) for target in targets)]
+    ends = tuple(f".{target}" for target in targets)
+    return [layer for layer in layers if f".{layer}".endswith(ends)]
 
 
 def adapter_shapes(
@@ -90,7 +89,16 @@ def add_adapters(
     layers = chosen_layers(linear_layers(part), settings.targets)
     if layers:
         _inject(part, layers, settings)
-        part.init_weights = _then_adapters(part, part.init_weights, seed)
+        init_weights = part.init_weights
+
+        @wraps(init_weights)
+        def init(*args: Any, **kwargs: Any) -> None:
+            init_weights(*args, **kwargs)
+            for name, tensor in part.state_dict(keep_vars=True).items():
+                if is_adapter(name):
+                    _begin(name.replace(_COMPILED, ""), tensor, seed)
+
+        part.init_weights = init
     for module in part.modules() if autocast is not None else ():
         if isinstance(module, nn.Linear) and not module.weight.requires_grad:
             module.to(autocast)
@@ -127,19 +135,6 @@ def _name_as_within(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     for name, _tensor in module.base_layer.named_parameters():
         if prefix + name in state:
             state[f"{prefix}{BASE}{name}"] = state.pop(prefix + name)
-
-
-def _then_adapters(
-    part: nn.Module, init_weights: Callable[..., None], seed: int
-) -> Callable[..., None]:
-    @wraps(init_weights)
-    def init(*args: Any, **kwargs: Any) -> None:
-        init_weights(*args, **kwargs)
-        for name, tensor in part.state_dict(keep_vars=True).items():
-            if is_adapter(name):
-                _begin(name.replace(_COMPILED, ""), tensor, seed)
-
-    return init
 
 
 @torch.no_grad()

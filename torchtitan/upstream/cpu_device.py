@@ -20,21 +20,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 class CpuDevice:
     """The CPU in the shape of ``torch.cuda``: one device, index 0, always in step with the host."""
 
-    @staticmethod
-    def is_available() -> bool:
-        """Return True: there is always a CPU."""
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        """Return 1: all processes of a host share its CPU."""
-        return 1
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Do nothing: there is one device, and its work is done when a call returns."""
-
-    set_device = empty_cache = synchronize
+    is_available = staticmethod(torch.cpu.is_available)
+    device_count = staticmethod(torch.cpu.device_count)
+    set_device = staticmethod(torch.cpu.set_device)
+    synchronize = empty_cache = staticmethod(torch.cpu.synchronize)
 
     @staticmethod
     def current_device() -> int:

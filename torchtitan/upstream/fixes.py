@@ -52,7 +52,10 @@ def install() -> None:
     _installed = True
     torchvision_import.install()
     if not torch.accelerator.is_available():
-        _use_cpu()
+        # Upstream falls back to "cuda" on any machine (tools/utils.py) and reads its memory
+        # statistics from the CUDA allocator.
+        _replace("device_type", titan_tools.device_type, "cpu")
+        _replace("device_module", titan_tools.device_module, CpuDevice)
     logger.addFilter(is_worth_telling)
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
     _patch(titan_dist, "maybe_enable_amp", _tell_precision)
@@ -84,16 +87,6 @@ def _replace(name: str, original: Any, new: Any) -> None:
 
 
 # -- devices ---------------------------------------------------------------------------------------
-
-
-def _use_cpu() -> None:
-    """Make the CPU the device where there is no accelerator.
-
-    Upstream falls back to "cuda" on any machine (``tools/utils.py``) and reads its memory
-    statistics from the CUDA allocator.
-    """
-    _replace("device_type", titan_tools.device_type, "cpu")
-    _replace("device_module", titan_tools.device_module, CpuDevice)
 
 
 def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.futures import Future
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.tools.logging import logger
 
 from torchtitan.hf.adapter import RenamingReader
-from torchtitan.hf.folder import file_numbers
-from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.model import VisionModel
+from torchtitan.hf.folder import Shapes, file_numbers, stored_shapes
+from torchtitan.vision.model import VisionArgs, VisionModel
 
 
 class VisionAdapter(StateDictAdapter):
@@ -53,41 +45,13 @@ class VisionAdapter(StateDictAdapter):
         self, path: str, from_quantized: bool = False
     ) -> HuggingFaceStorageReader:
         """Return a reader of ``path``; what it does not have of the output layer stays as drawn."""
-        return _FolderReader(path, self._places)
-
-
-class _FolderReader(RenamingReader):
-    """Reads a folder as if it were that of the classifier: prefixed, and with its classes."""
-
-    def __init__(self, path: str, places: Mapping[str, Place]) -> None:
-        super().__init__(path, {})
-        self._places = places
-
-    def read_metadata(self) -> Metadata:
-        """Return what the files hold, under a classifier's names and with its output layer."""
-        metadata = super().read_metadata()
-        stored = metadata.state_dict_metadata
-        shapes = {name: tuple(tensor.size) for name, tensor in stored.items()}
-        new = {place.name: place for place in new_tensors(self._places, shapes).values()}
+        stored = stored_shapes(Path(path))
+        new = {p.name: p.shape for p in new_tensors(self._places, stored).values()}
         if new:
-            logger.info(
-                "%s has no %s; it is drawn anew",
-                self.path,
-                ", ".join(f"{name} {list(place.shape)}" for name, place in new.items()),
-            )
+            lacks = ", ".join(f"{name} {list(shape)}" for name, shape in new.items())
+            logger.info("%s has no %s; it is drawn anew", path, lacks)
         here = [place for place in self._places.values() if place.name not in new]
-        self.stored_as = {place.name: name_in(stored, place) for place in here}
-        stored.update({name: stored[there] for name, there in self.stored_as.items()})
-        for name, place in new.items():
-            shape = torch.Size(place.shape)
-            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
-            stored[name] = TensorStorageMetadata(TensorProperties(), shape, [whole])
-        return metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what ``plan`` asks for and the folder has."""
-        items = [item for item in plan.items if item.storage_index.fqn in self.stored_as]
-        return super().read_data(LoadPlan(items, plan.storage_data), planner)
+        return RenamingReader(path, {place.name: name_in(stored, place) for place in here}, new)
 
 
 @dataclass(frozen=True)
@@ -120,9 +84,7 @@ def places_in_folder(args: VisionArgs) -> dict[str, Place]:
     return {name: place(tensor) for name, tensor in ours.named_parameters()}
 
 
-def new_tensors(
-    places: Mapping[str, Place], stored: Mapping[str, tuple[int, ...]]
-) -> dict[str, Place]:
+def new_tensors(places: Mapping[str, Place], stored: Shapes) -> dict[str, Place]:
     """Return the output layer's tensors that a folder lacks, or has for other classes."""
     return {
         name: place

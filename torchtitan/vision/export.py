@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchtitan.freezing.config import IMAGE_MODELS
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf import export as hf_export
-from torchtitan.hf.export import Exportable, FolderForm, require_tensors, with_dtype
+from torchtitan.hf.export import copy_companions, with_dtype
 from torchtitan.hf.flavors import LLAMA, chosen_args
-from torchtitan.hf.weights import StoredWeights
+from torchtitan.hf.weights import FolderForm, StoredWeights
 from torchtitan.images.settings import PREPROCESSOR
 from torchtitan.vision.adapter import VisionAdapter, places_in_folder
-from torchtitan.vision.library import vision_flavors
+from torchtitan.vision.model import vision_flavors
 
 _HEAD = "output.weight"
 
 
-def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
+def vision_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     """Return the form of an image classifier, with the classes that it was trained for."""
-    job_config = exportable.job_config
-    require_tensors(exportable, weights, [_HEAD])
+    weights.require([_HEAD])
     try:
         args = chosen_args(job_config, vision_flavors(job_config))
-        args = replace(args, classes=weights.shape(_HEAD)[0])
+        args = replace(args, classes=len(weights.empty(_HEAD)))
         config = args.config()
     except (ImportError, ValueError) as error:
         raise ValueError(str(error)) from error
-    config.architectures = [args.library.model_class]
+    config.architectures = [args.model_class]
     names = list(places_in_folder(args))
-    require_tensors(exportable, weights, names)
+    weights.require(names)
 
-    def settings(folder: Path, dtype: torch.dtype | None) -> dict[str, Any]:
-        for place in exportable.places:
-            if (place / PREPROCESSOR).is_file():
-                shutil.copyfile(place / PREPROCESSOR, folder / PREPROCESSOR)
-        return with_dtype(json.loads(config.to_json_string()), dtype or weights.dtype(_HEAD))
+    def settings(folder: Path) -> dict[str, Any]:
+        copy_companions(job_config, [PREPROCESSOR], folder)
+        return with_dtype(json.loads(config.to_json_string()), weights.dtype(_HEAD))
 
     return FolderForm(names, VisionAdapter(args, None).to_hf, settings)
 

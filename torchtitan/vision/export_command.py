@@ -8,8 +8,6 @@ from pathlib import Path
 
 from timelyfreeze.files.options import status_of
 
-_DTYPES = ("bfloat16", "float16", "float32")
-
 
 def main(arguments: Sequence[str]) -> int:
     """Export as the command line says and return the exit status."""
@@ -21,7 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     add("step", type=int, nargs="?", metavar="STEP", help="of the checkpoint; default: last")
     add("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
     add("--adapter", action="store_true", help="write the adapters alone, as a folder for peft")
-    add("--dtype", choices=_DTYPES, help="of the weights; default: as trained")
+    dtypes = ("bfloat16", "float16", "float32")
+    add("--dtype", choices=dtypes, help="of the weights; default: as trained")
     options = parser.parse_args(arguments)
     return status_of(lambda: _export(options))
 

@@ -17,8 +17,13 @@ from torchtitan.images.loader import build_image_dataloader
 from torchtitan.images.settings import configured_classes
 from torchtitan.images.validation import build_image_validator
 from torchtitan.vision.adapter import VisionAdapter
-from torchtitan.vision.library import LIBRARIES, VisionArgs, vision_flavors
-from torchtitan.vision.model import VisionModel, build_image_loss
+from torchtitan.vision.model import (
+    LIBRARIES,
+    VisionArgs,
+    VisionModel,
+    build_image_loss,
+    vision_flavors,
+)
 
 
 def base_spec(job_config: JobConfig) -> TrainSpec:

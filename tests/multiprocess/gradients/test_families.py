@@ -14,7 +14,7 @@ from one_process import frozen_in, gradients_by_microbatch, masked_sum, rows_of
 from test_hybrid_gradients import relative_difference, tolerance
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from torchtitan.hf.adapter import Decoder, model_args
+from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.llama_config import read_config
 
 SETTINGS = {family: {**FAMILIES[family], "num_hidden_layers": 4} for family in FAMILIES}
@@ -82,7 +82,7 @@ def ranks_of(request, folders, tmp_path_factory):
 def test_gradients_equal_those_of_one_process(ranks_of, folders, family, case):
     ranks = ranks_of[f"{family}, {case.name}"]
     weights, replicas = merged(ranks, "weights_before"), rows_of(ranks, case.kind)
-    args = model_args(read_config(folders[family]))
+    args = read_config(folders[family])
     model = Decoder(replace(args, max_seq_len=replicas[0][0].shape[1]))
     one = gradients_by_microbatch(
         weights, replicas, case.precision, cast_weights=case.kind.is_sharded, model=model

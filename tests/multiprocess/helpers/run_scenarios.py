@@ -118,8 +118,8 @@ def use_fake_clock(controller, machine):
 
     recorder.drain, controller.one_batch = drain, one_batch
     controller._new_planner.keywords["measure_transfers"] = dict  # of later pipelines
-    if controller._planner is not None:
-        controller._planner.measure_transfers = dict
+    if controller.planner is not None:
+        controller.planner.measure_transfers = dict
 
 
 class FewBatches:
@@ -302,7 +302,7 @@ def run(scenario, folder):
     if controller is not None:
         folder_of_run = trainer.metrics_processor.recorder.run.folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
-        seen["switched_off"] = controller.switched_off
+        seen["switched_off"] = controller.in_force.switched_off
         frozen, elements = controller._updates.total
         seen["frozen_elements"] = frozen, elements
         seen["average_freeze_ratio"] = frozen / max(1, elements)

@@ -22,7 +22,8 @@ from launcher import EMULATED, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.plots.drawing import draw_run
-from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
+from timelyfreeze.records.summary import read_summary
+from timelyfreeze.records.tables import FRONT, LOSSES, MOVES, STEPS
 from timelyfreeze.schedule import build_dag, gpipe_order
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times

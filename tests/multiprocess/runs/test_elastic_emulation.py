@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots.gallery import draw_predicted
-from timelyfreeze.records import MOVES, STEPS, read_summary
+from timelyfreeze.records.summary import read_summary
+from timelyfreeze.records.tables import MOVES, STEPS
 from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}

@@ -16,7 +16,7 @@ from launcher import ROOT, arguments, merged, run_scenarios
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from timelyfreeze.cli import torchrun as part
-from timelyfreeze.records import read_summary
+from timelyfreeze.records.summary import read_summary
 
 # Seconds that a restart is made to look longer than it was.
 LONG_AGO_S = 1000.0

@@ -8,7 +8,7 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import write_run
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, table
 from timelyfreeze.compare.runs.run import read_run
-from timelyfreeze.records import MOVES, STEPS, Move, StepRow
+from timelyfreeze.records.tables import MOVES, STEPS, Move, StepRow
 
 
 def test_a_gain_needs_the_same_schedule(tmp_path: Path) -> None:

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from tests.timelyfreeze.compare.run_folders import write_run, write_scores
 from timelyfreeze.compare.curves import curves, front, points, stage_ratios, training_losses
-from timelyfreeze.compare.drawing import Label, color, label_points, line_style, spread_out
+from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
 from timelyfreeze.compare.runs.run import find_runs, flatten, read_run
 from timelyfreeze.compare.runs.variants import FEWER_STEPS, peer_name, variants, work_differs
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 
 
 def groups_of(folder: Path, window: int = 2) -> list[Group]:
@@ -38,6 +35,12 @@ def axes_of(plot: Plot) -> list[Axes]:
 
 def texts(axes: Axes) -> set[str]:
     return {text.get_text() for text in axes.texts}
+
+
+def names(axes: Axes) -> list[str]:
+    legend = axes.get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def write_steps(folder: Path, ratios: Sequence[float | str]) -> None:
@@ -72,10 +75,11 @@ def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
         "training.seq_len": 64, "optimizer.lr": 0.2,
     }  # fmt: skip
     cap, threshold, rate = "max_freeze_ratio 0.5", "apf.threshold 0.3", "optimizer.lr 0.1"
-    assert variants("timelyfreeze", [one, other], [{}, {}])[0] == f"{cap}, {rate}"
-    assert variants("timelyfreeze+apf", [one, other], [{}, {}])[0] == f"{cap}, {threshold}, {rate}"
-    assert variants("none", [one, other, {}], [{}] * 3) == [rate, "optimizer.lr 0.2", ""]
-    assert variants("none", [one, one], [{}, {}]) == ["", ""]
+    both = [(one, {}), (other, {})]
+    assert variants("timelyfreeze", both)[0] == f"{cap}, {rate}"
+    assert variants("timelyfreeze+apf", both)[0] == f"{cap}, {threshold}, {rate}"
+    assert variants("none", [*both, ({}, {})]) == [rate, "optimizer.lr 0.2", ""]
+    assert variants("none", [(one, {}), (one, {})]) == ["", ""]
 
 
 def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:
@@ -135,8 +139,8 @@ def test_a_trade_off_has_a_panel_for_each_schedule_and_names_its_points(tmp_path
     assert panels[0].get_xlim() == panels[1].get_xlim()
     # Better is up, and loss is better if low.
     assert panels[0].get_ylim()[0] > panels[0].get_ylim()[1]
-    assert texts(panels[0]) == {"none", "a$b$"}
-    assert not any(text.get_parse_math() for text in panels[0].texts)
+    assert sorted(names(panels[0])) == ["a$b$", "none"]
+    assert not any(text.get_parse_math() for text in panels[0].get_legend().get_texts())
     assert plot.missing == ("without a validation loss that is a number: 1F1B lisa",)
     assert "GPipe none: 100 tokens/s, 2.000" in plot.alt
 
@@ -176,7 +180,7 @@ def test_each_model_has_a_row_with_axes_of_its_own(tmp_path: Path) -> None:
     places = [axes.get_position() for axes in panels]
     assert places[0].y0 == places[1].y0 > places[2].y1
     assert places[0].x0 == places[2].x0
-    assert texts(other) == {"apf"}
+    assert names(other) == ["apf"]
     assert "GPipe apf: 100 tokens/s, 60.000 (llama3 8B)" in plot.alt
     assert plot.place == "2 x some CPU, 2 cores"
 
@@ -204,7 +208,7 @@ def test_repeats_make_one_curve_with_its_spread(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", seed=1, losses=[(10, 4.0), (20, 2.0), (30, 1.0)])
     write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0), (40, 4.0), (60, 2.0)])
     (one,) = groups_of(tmp_path)
-    (curve,) = curves(one, training_losses(2))
+    (curve,) = curves([one], training_losses(2))
     assert (curve.xs, curve.ys) == ((30.0, 45.0), (3.5, 2.25))
     assert (curve.lows, curve.highs) == ((3.0, 1.5), (4.0, 3.0))
 
@@ -214,31 +218,44 @@ def test_repeats_that_do_not_fit_together_stay_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0)])
     write_run(tmp_path / "c", "apf", seed=3)
     (one,) = groups_of(tmp_path)
-    assert [curve.xs for curve in curves(one, training_losses(1))] == [(10.0, 20.0), (20.0,)]
+    assert [curve.xs for curve in curves([one], training_losses(1))] == [(10.0, 20.0), (20.0,)]
 
 
 def test_freeze_ratios_are_those_of_the_steps_that_know_theirs(tmp_path: Path) -> None:
     write_steps(write_run(tmp_path / "a", "apf", stage_ratios={"1": 0.5, "0": 0.25}), ["", 0.5, 1])
     write_run(tmp_path / "b", "apf", seed=2, stage_ratios={"0": 0.75, "1": 0.5})
     (one,) = groups_of(tmp_path)
-    (curve,) = curves(one, lambda run: run.freeze_ratios)
+    (curve,) = curves([one], lambda run: run.freeze_ratios)
     assert (curve.xs, curve.ys) == ((2.0, 3.0), (0.5, 1.0))
-    assert stage_ratios(one) == {0: 0.5, 1: 0.5}
+    assert [found.ratios for found in stage_ratios([one])] == [{0: 0.5, 1: 0.5}]
     plot = drawn(tmp_path)["freeze_ratio_stages"]
     assert "1F1B apf: stage 0 0.50, stage 1 0.50" in plot.alt
     assert texts(axes_of(plot)[0]) == {"0.50"}
 
 
-def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_path: Path) -> None:
+def test_lines_have_their_names_and_the_reference_its_height(tmp_path: Path) -> None:
     reference = write_run(tmp_path / "a", "none", losses=[(1, 3.0), (2, 2.0)])
     write_run(tmp_path / "b", "timelyfreeze+apf", losses=[(1, 3.0), (2, 2.5)])
     (axes,) = axes_of(drawn(tmp_path, 1, reference)["loss_seconds"])
-    assert texts(axes) == {"none", "timelyfreeze+apf", "where 1F1B none seed 42 ends"}
+    assert names(axes) == ["none", "timelyfreeze+apf"]
+    assert texts(axes) == {"where 1F1B none seed 42 ends"}
     heights = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"]
     assert heights == [2.0]
     write_run(tmp_path / "c", "none", model="llama3 1B", losses=[(1, 3.0), (2, 2.0)])
     other = axes_of(drawn(tmp_path, 1, reference)["loss_seconds_2"])[0]
-    assert texts(other) == {"none"}
+    assert (names(other), texts(other)) == (["none"], set())
+
+
+def test_held_out_losses_are_lines_and_those_of_peers_their_ends(tmp_path: Path) -> None:
+    losses = [(1.0, 3.0), (2.0, 2.0)]
+    reference = write_run(tmp_path / "a", "none", losses=losses, validation_loss=0.25)
+    write_run(tmp_path / "b", peer_name(FEWER_STEPS, "apf"), losses=losses)
+    (axes,) = axes_of(drawn(tmp_path, 1, reference)["held_out_loss_seconds"])
+    none, peer, target = axes.lines
+    assert list(zip(*none.get_data(), strict=True)) == [(1.0, 0.5), (2.0, 0.5)]
+    assert list(zip(*peer.get_data(), strict=True)) == [(2.0, 0.5)]
+    assert target.get_ydata()[0] == 0.25
+    assert axes.get_ylabel() == "held-out loss"
 
 
 def test_top1_over_seconds_has_the_mean_of_repeats_and_is_for_pictures_alone(
@@ -279,12 +296,12 @@ def test_a_run_that_diverged_spoils_no_plot(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0, validation_loss=math.nan, losses=losses)
     write_run(tmp_path / "b", "none", tokens_per_second=1.0, validation_loss=2.0, losses=losses[:2])
     shown = drawn(tmp_path, 1)
-    assert texts(axes_of(shown["loss_throughput"])[0]) == {"none"}
+    assert names(axes_of(shown["loss_throughput"])[0]) == ["none"]
     assert shown["loss_throughput"].missing == (
         "without a validation loss that is a number: 1F1B apf",
     )
     (axes,) = axes_of(shown["loss_seconds"])
-    assert texts(axes) == {"none", "apf"}
+    assert sorted(names(axes)) == ["apf", "none"]
     assert [tuple(line.get_ydata()) for line in axes.lines][:2] == [(3.0, 2.0), (3.0, 2.0)]
 
 
@@ -296,10 +313,11 @@ def test_what_is_missing_is_said_and_places_share_no_plot(tmp_path: Path) -> Non
     kinds = [kind for kind in KINDS if kind not in (MODELS, TOP1)]
     assert list(shown) == [*kinds, *(f"{kind}_2" for kind in kinds)]
     assert {p.figure for p in shown.values()} == {None}
-    assert [p.missing for p in shown.values()][:7] == [
+    assert [p.missing for p in shown.values()][:8] == [
         ("no run has an average accuracy",),
         ("no run has a validation loss that is a number",),
         ("no run has 2 logged losses",),
+        ("no run has validation losses",),
         ("no run has freeze ratios by step (steps.csv)",),
         ("no run has freeze ratios by stage",),
         ("no run has counts of frozen tensors (frozen_counts.csv)",),
@@ -313,48 +331,3 @@ def test_methods_look_the_same_everywhere_and_different_from_each_other() -> Non
                "egeria", "fixed", "linear", "lisa", "timelyfreeze+apf"]  # fmt: skip
     assert len({(color(method), line_style(method)) for method in methods}) == len(methods)
     assert color("of_my_own") == color("of_my_own")
-
-
-# --- names ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wanted", "middles"),
-    [
-        ([20.0, 50.0], [20.0, 50.0]),
-        # Two that overlap lie around their mean.
-        ([50.0, 52.0], [46.0, 56.0]),
-        # A block that grows into another takes it in: starts 38, 32 and 26 are 32 on average.
-        ([43.0, 47.0, 51.0], [37.0, 47.0, 57.0]),
-        # None leaves the room.
-        ([1.0, 99.0], [5.0, 95.0]),
-        ([98.0, 99.0], [85.0, 95.0]),
-    ],
-)
-def test_names_make_room_for_each_other(wanted: list[float], middles: list[float]) -> None:
-    assert spread_out(wanted, [10.0] * len(wanted), 100.0) == pytest.approx(middles)
-
-
-def test_names_of_points_cover_neither_points_nor_each_other() -> None:
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
-    places = [
-        (0.5, 0.5),
-        (0.5, 0.5),
-        (0.51, 0.5),
-        (0.5, 0.52),
-        (0.52, 0.52),
-        (0.98, 0.5),
-        (0.5, 0.99),
-    ]
-    label_points(axes, [Label(x, y, f"method {i}", "k") for i, (x, y) in enumerate(places)], [])
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    for text in axes.texts:
-        text.update_positions(renderer)
-    # Of the text alone: a line may lead from it to its point.
-    boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]
-    assert len(boxes) == len(places)
-    for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[i + 1 :])
-        assert not any(box.contains(*axes.transData.transform(place)) for place in places)
-        assert axes.get_window_extent(renderer).containsx(box.x1)

@@ -81,7 +81,8 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
 ) -> None:
     out = tmp_path / "new" / "out"
     assert main([str(runs), "--output", str(out), "--title", "Two & two"]) == 0
-    kinds = ["accuracy_throughput", "freeze_ratio_stages", "loss_seconds", "loss_throughput"]
+    kinds = ["accuracy_throughput", "freeze_ratio_stages", "held_out_loss_seconds"]
+    kinds += ["loss_seconds", "loss_throughput"]
     names = [f"{kind}.{ending}" for kind in kinds for ending in ("png", "svg")]
     names += [f"comparison.{ending}" for ending in ("csv", "html", "md")]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
@@ -99,7 +100,7 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
     assert [name for name, _ in page.tags if name in ("script", "link", "iframe", "object")] == []
     assert not re.search(r"https?:", text)
     images = page.all("img")
-    assert len(images) == 4
+    assert len(images) == 5
     for image in images:
         source, alt = image["src"], image["alt"]
         assert source is not None
@@ -110,7 +111,7 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
         with Image.open(io.BytesIO(base64.b64decode(data))) as plot:
             assert plot.width >= 1000
     headings = [name for name, _ in page.tags if name in ("h1", "h2", "h3")]
-    assert headings == ["h1", *["h2"] * 8]
+    assert headings == ["h1", *["h2"] * 9]
 
 
 def test_names_from_files_are_texts_and_nothing_else(few: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, re
 from timelyfreeze.compare.groups import compare
 from timelyfreeze.compare.metrics import COLUMN_OF, Terms
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records import BENCHMARKS, RunSummary
+from timelyfreeze.records.scores import BENCHMARKS
+from timelyfreeze.records.summary import RunSummary
 
 
 def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) -> None:

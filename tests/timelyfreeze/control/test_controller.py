@@ -55,7 +55,7 @@ def test_the_plan_applies_by_eq_9() -> None:
     controller = ranks.controllers[1]
     plan = controller.plan
     assert plan is not None
-    freezable = [a for a in controller.dag.actions if a.kind.freezable]
+    freezable = [a for a in controller.in_force.dag.actions if a.kind.freezable]
     assert any(plan.ratio_of(action) > 0 for action in freezable)
     fractions = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
     for step, fraction in fractions.items():

@@ -49,7 +49,7 @@ def test_bounds_are_what_the_actions_took_in_the_two_halves() -> None:
     ranks = Ranks(ORDER)
     ranks.run(1, LAST_MONITOR_STEP)
     for controller in ranks.controllers:
-        for i, action in enumerate(controller.dag.actions):
+        for i, action in enumerate(controller.in_force.dag.actions):
             assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
             assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 
@@ -101,7 +101,7 @@ def test_processors_that_ranks_fraction_reach_plan_and_prediction() -> None:
     alone, shared = Ranks(ORDER), Ranks(ORDER, n_processors=1.0)
     for ranks in (alone, shared):
         ranks.run(1, LAST_MONITOR_STEP)
-    work = sum(linear_ms(action, 1.0) for action in alone.controllers[0].dag.actions)
+    work = sum(linear_ms(action, 1.0) for action in alone.controllers[0].in_force.dag.actions)
     assert shared.controllers[0].expected_batch_ms() == pytest.approx(work)
     assert alone.controllers[0].expected_batch_ms() < work
 
@@ -167,7 +167,7 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
     assert message.endswith("1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
     for controller in ranks.controllers:
         assert controller.order == executed
-        assert list(controller.dag.actions) == [a for row in executed.ranks for a in row]
+        assert list(controller.in_force.dag.actions) == [a for row in executed.ranks for a in row]
         assert plan_to_json(controller.plan) == plan_to_json(same.controllers[0].plan)
 
 
@@ -204,7 +204,7 @@ def test_a_failed_solver_means_training_without_freezing(
         f"Nothing is frozen: step 7 is past monitor (6) and there is no plan ({error})"
     }
     ranks.run(11, 12)
-    assert [controller.failure for controller in ranks.controllers] == [str(error)] * 2
+    assert [controller.planner.failure for controller in ranks.controllers] == [str(error)] * 2
     assert ranks.solved == [[], []]
     assert_trains_on_unfrozen(ranks, 3 * LAST_MONITOR_STEP)
     assert ranks.collect()[0].batch_ms.keys() >= {Phase.RAMP}
@@ -227,7 +227,7 @@ def test_a_run_that_begins_after_the_upper_bound_freezes_nothing(
     ranks.run(5, 10)
     for controller in ranks.controllers:
         assert controller.plan is None
-        assert "action 0F0 has no unfrozen sample" in controller.failure
+        assert "action 0F0 has no unfrozen sample" in controller.planner.failure
     assert "and there is no plan (action 0F0 has no unfrozen sample" in warnings(caplog)[0]
 
 

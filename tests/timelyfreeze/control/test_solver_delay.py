@@ -151,13 +151,13 @@ def test_a_failure_is_told_when_the_plan_is_due(caplog: pytest.LogCaptureFixture
     after = Ranks(ORDER, solver_delay_steps=2)
     after.load(ranks.saved())
     after.run(LAST + 4, LAST + 4)
-    assert after.controllers[1].failure == ranks.controllers[1].failure
+    assert after.controllers[1].planner.failure == ranks.controllers[1].planner.failure
 
 
 def test_the_solver_ends_with_the_run() -> None:
     ranks = Ranks(ORDER, solver_delay_steps=3)
     ranks.run(1, LAST)
-    process = ranks.controllers[0]._planner._call._background._tries[0][0]
+    process = ranks.controllers[0].planner._call._background._tries[0][0]
     ranks.on_all(lambda rank: ranks.controllers[rank].close())
     assert process.poll() is not None
     Ranks(ORDER).controllers[0].close()  # nothing runs
@@ -173,7 +173,7 @@ def test_waiting_for_the_plan_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     patient = Ranks(ORDER, solver_delay_steps=2)
     patient.run(1, LAST + 1)
-    call = patient.controllers[0]._planner._call._background
+    call = patient.controllers[0].planner._call._background
     deadline = time.monotonic() + 60.0
     while not call.done and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -25,11 +25,12 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.emulation.controller import (
-    EmulatedController,
     EmulatedRecorder,
+    EmulatedState,
     merge_ranks,
     merge_states,
     split_state,
@@ -84,7 +85,7 @@ class EmulatedRanks:
                 self.clock,
                 self.settings.seed,
             )
-        self.controller = EmulatedController(
+        self.controller = FreezeController(
             list(self.stages.values()),  # type: ignore[arg-type]
             order,
             self.settings,
@@ -92,6 +93,7 @@ class EmulatedRanks:
             exchange,  # type: ignore[arg-type]
             partial(Planner, order, exchange=exchange),
             self.checks,
+            state=EmulatedState,
         )
 
     def run(self, first: int, last: int, batches_per_step: int = 3) -> None:

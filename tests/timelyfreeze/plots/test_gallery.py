@@ -16,26 +16,28 @@ from timelyfreeze.plots import gallery
 from timelyfreeze.plots.curves import Band, bands, loss_figure, running_medians, speeds
 from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.plots.gallery import (
+    batches_title,
     draw_measured,
     draw_predicted,
     measured,
     predicted,
-    run_title,
 )
 from timelyfreeze.plots.response import assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
-from timelyfreeze.records import MOVES, Move, timeline_file, timeline_from_json
 from timelyfreeze.records.tables import (
     COUNTS,
     FRONT,
+    MOVES,
     RESPONSES,
     FrontRow,
     FrozenCount,
     LossRow,
+    Move,
     ResponseRow,
     StepRow,
 )
 from timelyfreeze.records.tables import STEPS as STEPS_TABLE
+from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
@@ -391,10 +393,10 @@ def test_traces_hold_every_batch_that_was_measured(tmp_path: Path) -> None:
 
 def test_the_title_says_what_ran(tmp_path: Path) -> None:
     timeline, _ = write_plan(tmp_path)
-    assert run_title(tmp_path, timeline) == "2 ranks, 4 microbatches"
+    assert batches_title(tmp_path, timeline) == "2 ranks, 4 microbatches"
     write_settings(tmp_path)
-    assert run_title(tmp_path, timeline) == "1F1B, 2 ranks, 4 microbatches, llama3 8M"
+    assert batches_title(tmp_path, timeline) == "1F1B, 2 ranks, 4 microbatches, llama3 8M"
     write_settings(tmp_path, csv="orders/eager.csv")
-    assert run_title(tmp_path, timeline).startswith("eager.csv, ")
+    assert batches_title(tmp_path, timeline).startswith("eager.csv, ")
     (tmp_path / "settings.json").write_text("{}")
-    assert run_title(tmp_path, timeline) == "2 ranks, 4 microbatches", "draw_run tells why"
+    assert batches_title(tmp_path, timeline) == "2 ranks, 4 microbatches", "draw_run tells why"

@@ -391,8 +391,14 @@ def test_patterns_name_the_groups() -> None:
     [
         ([r"layers\.0"], "none of its patterns are found in the names of block 1"),
         ([r"layers", r"\.0\."], r"'layers' and '\\\\.0\\\\.' are found in the names of block 0"),
-        ([r"layers\.[02]", r"layers\.[13]"], "takes blocks that are no neighbours; block 2"),
-        ([r"layers\.[012]", r"layers\.3"], "takes blocks of the stages 0 and 1"),
+        (
+            [r"layers\.[02]", r"layers\.[13]"],
+            "are no neighbours on one stage; block 2",
+        ),
+        (
+            [r"layers\.[012]", r"layers\.3"],
+            "are no neighbours on one stage; block 2",
+        ),
     ],
 )
 def test_patterns_that_do_not_fit_are_refused(patterns: list[str], message: str) -> None:

@@ -14,7 +14,7 @@ from tests.timelyfreeze.helpers.pretended_ranks import build
 from tests.timelyfreeze.helpers.stages import Pipeline, make_modules, process_group
 from timelyfreeze.runtime import torch_pipelining
 from timelyfreeze.runtime.torch_pipelining import (
-    known_schedules,
+    SCHEDULES,
     named_order,
     places_stages_in_v,
     read_order,
@@ -186,18 +186,18 @@ def test_another_object_is_no_schedule() -> None:
 
 
 def test_known_schedules_are_those_that_torch_can_build() -> None:
-    for name in known_schedules():
+    for name in SCHEDULES:
         assert inspect.isclass(torch_schedules.get_schedule_class(name.lower()))
     with pytest.raises(ValueError, match="Unknown schedule name") as error:
         torch_schedules.get_schedule_class("no such schedule")
     listed = re.search(r"\[(.*)\]", str(error.value))
     assert listed is not None
-    assert set(re.findall(r"'(\w+)'", listed[1])) == set(known_schedules())
+    assert set(re.findall(r"'(\w+)'", listed[1])) == set(SCHEDULES)
 
 
 def test_stages_per_rank_are_upstreams() -> None:
     single = torch_schedules.PipelineScheduleSingle
-    for name in known_schedules():
+    for name in SCHEDULES:
         is_single = issubclass(torch_schedules.get_schedule_class(name), single)
         assert stages_per_rank(name) == stages_per_rank(name.upper()) == (1 if is_single else 2)
     assert stages_per_rank("Interleaved") is None

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.settings.phases import Phase, PhaseSchedule, actual_freeze_ratio
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 # The boundaries of the paper's Table 3.
 TABLE_3 = [(60, 100, 200), (160, 200, 250), (150, 200, 250)]
@@ -34,7 +34,7 @@ def test_mixed_monitoring_by_hand() -> None:
     assert "".join(letters[phases.phase(step)] for step in range(1, 13)) == "wwmmmmmrrsss"
     assert [phases.ramp(step) for step in range(1, 13)] == [0.0] * 7 + [0.5] + [1.0] * 4
     assert [phases.learning_steps(step) for step in range(1, 13)] == [0, 0, *range(1, 11)]
-    assert phases.last_step_of(Phase.MIXED) == 7
+    assert phases.last_steps[Phase.MIXED] == 7
     assert {p for p in Phase if p.monitors} == {Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.MIXED}
 
 
@@ -50,7 +50,7 @@ def test_boundaries_of_table_3(boundaries: tuple[int, int, int]) -> None:
         (monitor, Phase.LOWER_BOUND, Phase.RAMP),
         (ramp, Phase.RAMP, Phase.STABLE),
     ]:
-        assert phases.last_step_of(before) == last
+        assert phases.last_steps[before] == last
         assert (phases.phase(last), phases.phase(last + 1)) == (before, after)
 
 
@@ -81,9 +81,9 @@ def test_actual_freeze_ratio_is_equation_9(phases: PhaseSchedule, ratio: float) 
     for step in range(1, t_f + 5):
         ramped = ratio * (step - t_m) / (t_f - t_m)
         expected = 0.0 if step <= t_m else min(ratio, ramped)
-        assert actual_freeze_ratio(ratio, step, phases) == pytest.approx(expected, rel=1e-12)
-    assert actual_freeze_ratio(ratio, t_f, phases) == ratio
-    assert actual_freeze_ratio(ratio, t_f + 1, phases) == ratio
+        assert ratio * phases.ramp(step) == pytest.approx(expected, rel=1e-12)
+    assert ratio * phases.ramp(t_f) == ratio
+    assert ratio * phases.ramp(t_f + 1) == ratio
 
 
 # --- without a plan -------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def test_without_a_plan_warm_up_is_followed_by_the_stable_phase(last_warmup_step
         [Phase.STABLE] * 5
     )
     assert [phases.ramp(step) for step in range(1, n + 6)] == [0.0] * n + [1.0] * 5
-    assert actual_freeze_ratio(0.3, n + 1, phases) == 0.3
-    assert phases.last_step_of(Phase.WARMUP) == n
+    assert 0.3 * phases.ramp(n + 1) == 0.3
+    assert phases.last_steps[Phase.WARMUP] == n
     assert not phases.measures
 
 

@@ -42,7 +42,7 @@ def test_what_it_names_is_not_run(tmp_path: Path, protocol: int) -> None:
     for evil in (Names(os.mkdir, str(ran)), Names(torch.load, str(ran)), Names(eval, "1")):
         (tmp_path / METADATA).write_bytes(pickle.dumps(evil, protocol=protocol))
         assert "which no checkpoint needs" in str(damage(tmp_path))
-        assert (saved_keys(tmp_path), saved_shapes(tmp_path)) == ([], {})
+        assert (saved_keys(tmp_path), saved_shapes(tmp_path)) == ({}, {})
         with pytest.raises(pickle.UnpicklingError):
             StoredWeights(tmp_path)
     # A name that leads on from one that is known.

@@ -280,7 +280,7 @@ def test_a_comparison_knows_which_questions_gave_the_scores(
     run: Path, hf_folder: Path, text: str, others: str
 ) -> None:
     questions = parse_questions(text)
-    words = questions.command(run, run)[4:]
+    words = questions.arguments(run, run)
     assert main(words, runner=StandIn(), exporter=lambda *_: hf_folder) == 0
     scores = read_scores(run)
     assert scores is not None

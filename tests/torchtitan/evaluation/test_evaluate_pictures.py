@@ -15,8 +15,7 @@ from tests.torchtitan.helpers.image_models import KINDS, SETTINGS, SIZE, args_of
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.evaluation.command import main
 from torchtitan.vision.export_command import main as export
-from torchtitan.vision.library import FLAVORS
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import FLAVORS, VisionModel
 
 pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.evaluation.model import Model, find_model
+from torchtitan.evaluation.command import Model, find_model
 
 
 class Exporter:

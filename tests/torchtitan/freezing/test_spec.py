@@ -13,7 +13,7 @@ from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.spec import build_train_spec
-from torchtitan.hf.document_attention import DocumentTransformer
+from torchtitan.hf.decoder import Decoder
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TOKENIZER = FolderTokenizer(str(ASSETS / "tokenizer"))
@@ -63,7 +63,7 @@ def test_packing_is_for_training_and_templates_are_for_both() -> None:
     config = job_config(data__packing=True, data__chat_template="alpaca")
     upstream = get_train_spec("llama3")
     spec = build_train_spec(upstream, config)
-    assert spec.model_cls is DocumentTransformer
+    assert spec.model_cls is Decoder
     loaders = {
         "training": spec.build_dataloader_fn(
             dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config

@@ -12,8 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from torchtitan.vision.adapter import VisionAdapter
-from torchtitan.vision.library import VisionArgs, described, folder_settings
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import VisionArgs, VisionModel, described, folder_settings
 
 SIZE, CLASSES = 16, 10
 VIT: dict[str, Any] = {

@@ -6,11 +6,10 @@ from typing import Any
 
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
-from torchtitan.freezing.report.run_folder import OutputGuard
 
 ALONE: Any = SimpleNamespace(all_gather=lambda value: [value])
 
@@ -20,7 +19,7 @@ def run_in(
 ) -> Run:
     """A run of one process in ``folder``; ``known`` are further attributes."""
     start = start or make_summary(n_devices=4, ranks_per_replica=4)
-    known = {"config": JobConfig(), "exchange": ALONE, "guard": OutputGuard(folder), **known}
+    known = {"config": JobConfig(), "exchange": ALONE, **known}
     return Run(start=start, folder=folder, is_shown=is_shown, **known)
 
 
@@ -41,4 +40,5 @@ def log_step(
 ) -> dict[str, float]:
     if metrics is not None:
         part.collect(metrics)
-    return part.log_step(LoggedStep(step, loss, grad_norm, phase, metrics))
+    tags = part.log_step(LoggedStep(step, loss, grad_norm, phase, metrics)) or {}
+    return {tag: value for tag, value in tags.items() if value is not None}

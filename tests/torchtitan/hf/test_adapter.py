@@ -20,7 +20,8 @@ from tests.torchtitan.helpers.hf_models import (
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.freezing.checks.models import model_errors
-from torchtitan.hf.adapter import Decoder, LlamaAdapter, model_args
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.folder import file_numbers
 from torchtitan.hf.llama_config import read_config
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """Load as upstream's checkpoint manager does."""
-    args = model_args(read_config(folder))
+    args = read_config(folder)
     model = Decoder(args)
     for parameter in model.parameters():  # not the buffer, which is complex
         parameter.data = torch.full_like(parameter, torch.nan, dtype=dtype)
@@ -67,7 +68,7 @@ def test_a_stage_with_the_output_layer_alone_gets_the_embedding(
 ) -> None:
     folder = write_folder(tmp_path, FAMILIES[family], n_files=2)
     weights = read_folder(folder)[1]
-    adapter = LlamaAdapter(model_args(read_config(folder)), str(folder))
+    adapter = LlamaAdapter(read_config(folder), str(folder))
     wanted = {"lm_head.weight": torch.zeros_like(weights["model.embed_tokens.weight"])}
     dcp.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)), no_dist=True)
     assert torch.equal(wanted["lm_head.weight"], weights["model.embed_tokens.weight"])
@@ -93,14 +94,14 @@ def test_untying_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_saving_a_tied_folders_model_finds_a_file_for_the_output_layer(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"], n_files=3)
-    args = model_args(read_config(folder))
+    args = read_config(folder)
     index = LlamaAdapter(args, str(folder)).fqn_to_index_mapping
     assert index["lm_head.weight"] == index["model.embed_tokens.weight"] == 1
 
 
 def test_upstream_still_cannot_load_a_tied_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"], n_files=2)
-    adapter = Llama3StateDictAdapter(model_args(read_config(folder)), str(folder))
+    adapter = Llama3StateDictAdapter(read_config(folder), str(folder))
     assert "lm_head.weight" not in adapter.fqn_to_index_mapping
     wanted = {"lm_head.weight": torch.zeros(2048, 48)}
     with pytest.raises(
@@ -115,7 +116,7 @@ def test_files_of_an_index_may_have_any_names(tmp_path: Path, names: tuple[str, 
     tensors = list(read_folder(folder)[1])
     places = {name: f"{names[i % 2]}.safetensors" for i, name in enumerate(tensors)}
     (folder / INDEX_FILE).write_text(json.dumps({"weight_map": places}))
-    args = model_args(read_config(folder))
+    args = read_config(folder)
     numbers = LlamaAdapter(args, str(folder)).fqn_to_index_mapping
     assert numbers == {name: 1 + (i % len(set(names))) for i, name in enumerate(tensors)}
     if names[0] == "a":

@@ -11,7 +11,6 @@ import torch
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, TINY, tokenizer_folder
 from tests.torchtitan.helpers.hf_models import FAMILIES, some_tokens, write_folder
 from tests.torchtitan.hf.test_export import save_run, trained
-from torchtitan.hf.adapter import model_args
 from torchtitan.hf.export import export_run, known_ids, write_generation_config
 from torchtitan.hf.llama_config import read_config
 
@@ -78,7 +77,7 @@ def test_ids_that_nothing_names_are_the_tokenizers(tmp_path: Path) -> None:
     assert len(set(ids.values())) == 2
     assets = tmp_path / "assets"
     shutil.copytree(TINY, assets)
-    EXTRA_FLAVORS["llama3"]["wide"] = model_args(read_config(source))
+    EXTRA_FLAVORS["llama3"]["wide"] = read_config(source)
     try:
         run = save_run(tmp_path, trained(source), hf_assets_path=str(assets), flavor="wide")
         folder = export_run(run)

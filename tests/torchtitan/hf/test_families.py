@@ -4,7 +4,6 @@ transformers comes with lm-eval (``scripts/setup.sh eval``); where it is missing
 from the definition in ``tests/torchtitan/helpers/hf_models.py`` still judges logits and files.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch.nn.functional import cross_entropy
 from tests.torchtitan.helpers.hf_models import read_folder, some_tokens
 from tests.torchtitan.hf.test_adapter import load
 from tests.torchtitan.hf.test_export import save_run
-from torchtitan.hf.adapter import Decoder, LlamaAdapter, config_of, model_args, tensor_errors
+from torchtitan.hf.adapter import LlamaAdapter, tensor_errors
+from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.export import export_run
-from torchtitan.hf.folder import stored_tensors
+from torchtitan.hf.folder import stored_shapes
 from torchtitan.hf.llama_config import parse_config, read_config, to_settings
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -87,7 +87,7 @@ def make(folder: Path, kind: str, **more: Any) -> Any:
 
 
 def in_our_words(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return LlamaAdapter(model_args(read_config(folder)), None).from_hf(tensors)
+    return LlamaAdapter(read_config(folder), None).from_hf(tensors)
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ def test_each_tensor_of_a_folder_has_a_place_and_comes_back(tmp_path: Path, kind
     make(tmp_path / "model", kind)
     source = tmp_path / "model"
     config = read_config(source)
-    assert list(tensor_errors(config, stored_tensors(source))) == []
-    assert any(name.endswith("bias") for name in stored_tensors(source)) is (kind in BIASED)
+    assert list(tensor_errors(config, stored_shapes(source))) == []
+    assert any(name.endswith("bias") for name in stored_shapes(source)) is (kind in BIASED)
     folder = export_run(save_run(tmp_path, load(source), hf_assets_path=str(source)))
     (before, weights), (after, exported) = read_folder(source), read_folder(folder)
     assert exported.keys() == weights.keys()
@@ -135,8 +135,7 @@ def test_each_tensor_of_a_folder_has_a_place_and_comes_back(tmp_path: Path, kind
 def test_a_configuration_of_our_own_describes_the_same_model(tmp_path: Path, kind: str) -> None:
     """Written where the folder's own does not fit, as after model.vocab_size."""
     theirs = make(tmp_path / "model", kind)
-    config = config_of(model_args(read_config(tmp_path / "model")))
-    settings = to_settings(replace(config, tie_word_embeddings=theirs.config.tie_word_embeddings))
+    settings = to_settings(read_config(tmp_path / "model"))
     assert parse_config(settings) == read_config(tmp_path / "model")
     other = transformers.AutoConfig.for_model(**settings)
     model = transformers.AutoModelForCausalLM.from_config(other, attn_implementation="eager").eval()
@@ -164,7 +163,7 @@ def test_packed_examples_compute_what_transformers_does_with_each(
 def test_random_weights_begin_as_the_families_do(tmp_path: Path) -> None:
     make(tmp_path, "Qwen3 small")
     with torch.device("meta"):
-        model = Decoder(model_args(read_config(tmp_path)))
+        model = Decoder(read_config(tmp_path))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
@@ -182,7 +181,7 @@ def test_random_weights_begin_as_the_families_do(tmp_path: Path) -> None:
 def test_work_is_counted_for_heads_of_their_own_width(tmp_path: Path) -> None:
     """6 operations a weight outside the embedding, and attention's two products, forth and back."""
     make(tmp_path, "Mistral")
-    args = model_args(read_config(tmp_path))
+    args = read_config(tmp_path)
     layer = 64 * 24 * (4 + 2 + 2 + 4) + 3 * 64 * 96 + 2 * 64
     n_parameters = 2 * 128 * 64 + 3 * layer + 64
     n_operations = 6 * (n_parameters - 128 * 64) + 6 * 3 * 4 * (2 * 24) * 32

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
 from torchtitan.models.llama3.model.model import FeedForward
 
 from tests.torchtitan.helpers.hf_models import FAMILIES
-from torchtitan.hf.adapter import config_of, feed_forward_size, model_args, tensor_shapes
+from torchtitan.hf.adapter import tensor_shapes
+from torchtitan.hf.decoder import as_decoder
 from torchtitan.hf.flavors import LLAMA_FLAVORS
 from torchtitan.hf.llama_config import (
-    RopeScaling,
     differences,
+    feed_forward_size,
     parse_config,
     read_config,
     to_settings,
@@ -48,6 +50,13 @@ LLAMA_2_13B = {
     "tie_word_embeddings": False,
     "vocab_size": 32000,
 }
+LLAMA_SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 LLAMA_32_1B = {
     "attention_bias": False,
     "head_dim": 64,
@@ -61,13 +70,7 @@ LLAMA_32_1B = {
     "num_hidden_layers": 16,
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 32.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
+    "rope_scaling": LLAMA_SCALING,
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
     "vocab_size": 128256,
@@ -85,8 +88,8 @@ def test_every_flavor_has_its_published_number_of_parameters() -> None:
 def test_upstreams_model_of_a_flavor_has_its_tensors(name: str) -> None:
     config = LLAMA_FLAVORS[name]
     with torch.device("meta"):
-        model = Transformer(replace(model_args(config), n_layers=1, max_seq_len=8))
-    untied = replace(config, num_hidden_layers=1, tie_word_embeddings=False)
+        model = Transformer(replace(config, n_layers=1, max_seq_len=8))
+    untied = replace(config, n_layers=1, tie_word_embeddings=False)
     assert sorted(map(tuple, (p.shape for p in model.parameters()))) == sorted(
         tensor_shapes(untied).values()
     )
@@ -105,7 +108,7 @@ def test_both_forms_of_rotary_embeddings_mean_the_same() -> None:
     settings["rope_parameters"] = {"rope_theta": settings.pop("rope_theta"), **scaling}
     assert parse_config(settings) == parse_config(LLAMA_32_1B)
     settings["rope_parameters"] = {"rope_theta": 1e5, "rope_type": "default"}
-    assert parse_config(settings).rope_scaling is None
+    assert parse_config(settings).rope_scaling_args.scaling_factor == 1.0
     assert parse_config(settings).rope_theta == 1e5
 
 
@@ -118,8 +121,8 @@ def test_what_is_left_out_is_what_transformers_takes() -> None:
         "vocab_size": 100,
     }
     config = parse_config(sizes)
-    assert (config.num_key_value_heads, config.rms_norm_eps, config.rope_theta) == (4, 1e-6, 1e4)
-    assert (config.rope_scaling, config.tie_word_embeddings) == (None, False)
+    assert (config.n_kv_heads, config.norm_eps, config.rope_theta) == (4, 1e-6, 1e4)
+    assert (config.rope_scaling_args.scaling_factor, config.tie_word_embeddings) == (1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_what_is_left_out_is_what_transformers_takes() -> None:
         ({"mlp_bias": True}, "mlp_bias is true"),
         ({"head_dim": 63}, "head_dim is 63; it must be an even number, 2 or more"),
         ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
-        ({"max_window_layers": -1}, "max_window_layers is -1; it must be a whole number, 0 or"),
+        ({"max_window_layers": -1}, "max_window_layers is -1; it must be 0 or more"),
         ({"layer_types": 3}, "layer_types is 3; it must be a list"),
         ({"num_attention_heads": 3, "head_dim": None}, "num_attention_heads is 3"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
@@ -233,16 +236,16 @@ def test_each_difference_has_a_sentence() -> None:
     flavor = LLAMA_FLAVORS["Llama-3.2-1B"]
     found = replace(
         flavor,
-        num_key_value_heads=32,
+        n_kv_heads=32,
         rope_theta=10000.0,
-        rope_scaling=None,
-        max_position_embeddings=4096,
+        rope_scaling_args=RoPEScalingArgs(1.0),
+        max_seq_len=4096,
         tie_word_embeddings=False,
     )
     assert differences(flavor, found) == [
         "num_key_value_heads is 32, not 8",
         "rope_theta is 10000, not 500000",
-        "rope_scaling is unscaled, not 32 (low 1, high 4, original length 8192)",
+        f"rope_scaling is none, not {LLAMA_SCALING}",
     ]
     other = replace(flavor, model_type="qwen3", head_dim=80, qk_norm=True, sliding_window=64)
     assert differences(flavor, other) == [
@@ -251,22 +254,19 @@ def test_each_difference_has_a_sentence() -> None:
         "qk_norm is True, not False",
         "sliding_window is 64, not none",
     ]
-    assert differences(flavor, replace(flavor, rms_norm_eps=9.999999747378752e-06)) == []
-    assert len(differences(flavor, replace(flavor, rms_norm_eps=1e-6))) == 1
+    assert differences(flavor, replace(flavor, norm_eps=9.999999747378752e-06)) == []
+    assert len(differences(flavor, replace(flavor, norm_eps=1e-6))) == 1
 
 
 @pytest.mark.parametrize("dim", [48, 64, 576, 4096])
 @pytest.mark.parametrize("factor", [0.3, 1.0, 2.66, 4.1])
 def test_any_width_of_the_feed_forward_can_be_had(dim: int, factor: float) -> None:
-    config = replace(
-        LLAMA_FLAVORS["Llama-2-7B"],
-        hidden_size=dim,
-        intermediate_size=int(factor * dim) + 1,
-    )
-    args = model_args(config)
+    width = int(factor * dim) + 1
+    sizes = {"hidden_size": dim, "intermediate_size": width, "head_dim": 64}
+    args = parse_config({**LLAMA_2_13B, **sizes})
     with torch.device("meta"):
         built = FeedForward(dim, 4 * dim, args.multiple_of, args.ffn_dim_multiplier)
-    assert built.w1.out_features == config.intermediate_size
+    assert built.w1.out_features == width
 
 
 @pytest.mark.parametrize("name", llama3_args)
@@ -279,13 +279,14 @@ def test_the_width_upstream_makes_is_known(name: str) -> None:
 
 def test_there_and_back_is_the_same_model() -> None:
     for config in LLAMA_FLAVORS.values():
-        assert config_of(model_args(config)) == replace(config, tie_word_embeddings=False)
         assert parse_config(to_settings(config)) == config
 
 
 def test_upstreams_own_8b_is_llama_31() -> None:
-    assert differences(LLAMA_FLAVORS["Llama-3.1-8B"], config_of(llama3_args["8B"])) == []
-    assert config_of(llama3_args["8B"]).rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert differences(LLAMA_FLAVORS["Llama-3.1-8B"], as_decoder(llama3_args["8B"])) == []
+    assert to_settings(as_decoder(llama3_args["8B"]))["rope_scaling"] == LLAMA_SCALING | {
+        "factor": 8.0
+    }
 
 
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:

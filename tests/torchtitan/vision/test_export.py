@@ -20,8 +20,7 @@ from tests.torchtitan.helpers.image_models import (
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.export import export_run
 from torchtitan.vision.export import FORMS
-from torchtitan.vision.library import FLAVORS
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import FLAVORS, VisionModel
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]

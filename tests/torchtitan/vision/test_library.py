@@ -5,8 +5,7 @@ import torch
 
 from tests.torchtitan.helpers.image_models import CLASSES, SIZE, args_of
 from torchtitan.freezing.config import JobConfig
-from torchtitan.vision.library import FLAVORS, described
-from torchtitan.vision.model import VisionModel
+from torchtitan.vision.model import FLAVORS, VisionModel, described
 
 pytest.importorskip("transformers")
 

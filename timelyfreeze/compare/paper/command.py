@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
+from timelyfreeze.compare.curves import SPEED
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
 from timelyfreeze.compare.paper.show import plans_beside, read_plans, settings_beside, show
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
-
-_SPEED = "device_tokens_per_second"
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -75,10 +74,7 @@ def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) ->
         return 0
     if options.plans:
         return _plans(item, options)
-    item = item.narrowed(
-        options.schedules, options.methods, options.seeds, small=options.small,
-        emulate=options.emulate,
-    )  # fmt: skip
+    item = item.narrowed(options)
     if options.output is None:
         if options.show:
             raise ValueError("--show needs OUTPUT, the folder whose runs are shown")
@@ -107,8 +103,8 @@ def _why_not(item: Item) -> str:
 
 
 def _plans(item: Item, options: argparse.Namespace) -> int:
-    if _SPEED not in item.columns:
-        tables = ", ".join(str(one.number) for one in ITEMS if _SPEED in one.columns)
+    if SPEED not in item.columns:
+        tables = ", ".join(str(one.number) for one in ITEMS if SPEED in one.columns)
         raise ValueError(f"--plans is for tables {tables}, which have speeds; not for {item.name}")
     others = ("output", "small", "emulate", "show", "evaluate", "schedules", "methods", "seeds")
     if given := [f"--{name}" for name in others if getattr(options, name)]:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import tomllib
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -77,10 +78,8 @@ class Study:
             values = measured()[self.model, schedule, method]
             if "seconds" in values:
                 return values["seconds"]
-            rows, steps = (
-                self.keys.get(f"training.{key}", training[key])
-                for key in ("global_batch_size", "steps")
-            )
+            rows = self.keys.get("training.global_batch_size", training["global_batch_size"])
+            steps = self.keys.get("training.steps", training["steps"])
             n_tokens = self._n_values(method) * steps * rows * training["seq_len"]
             return float(n_tokens / (self.n_ranks * values["device_tokens_per_second"]))
 
@@ -173,28 +172,27 @@ class Item:
         """Whether it shows accuracies, for which runs are scored."""
         return "accuracy" in self.columns or self.plot[1] in (ACCURACY, MODELS)
 
-    def narrowed(
-        self, schedules: Sequence[str], methods: Sequence[str], seeds: Sequence[int], *,
-        small: bool, emulate: bool = False,
-    ) -> Item:  # fmt: skip
-        """Return the item with runs of these, where given, and of none, which gains are over."""
+    def narrowed(self, asked: Namespace) -> Item:
+        """Return the item with the runs that options ask for, and of none, which gains are over."""
+        schedules, methods = asked.schedules, asked.methods
         known = {name for s in self.studies for name in (*s.schedules, *s.methods)}
         if unknown := [name for name in (*schedules, *methods) if name not in known]:
             raise ValueError(
                 f"{self.name} has no run of {', '.join(unknown)}; it has {', '.join(sorted(known))}"
             )
         kept = []
-        for one in self.studies:
-            wanted = (*(methods or one.methods), "none")
+        for study in self.studies:
+            one = study.small() if asked.small else study
+            wanted = (*(methods or study.methods), "none")
             one = replace(
-                one.small() if small else one,
+                one,
                 schedules=tuple(s for s in one.schedules if not schedules or s in schedules),
                 methods=tuple(m for m in one.methods if m in wanted),
+                seeds=tuple(asked.seeds) or one.seeds,
+                is_emulated=asked.emulate or one.is_emulated,
             )
             if one.schedules and ("none" in methods or set(one.methods) != {"none"}):
-                is_emulated = emulate or one.is_emulated
-                seeds_kept = tuple(seeds) or one.seeds
-                kept.append(replace(one, seeds=seeds_kept, is_emulated=is_emulated))
+                kept.append(one)
         return replace(self, studies=tuple(kept))
 
 

@@ -22,7 +22,7 @@ from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
 from timelyfreeze.files import Within, markdown_table, parse_json, read_dataclass, write_whole
 from timelyfreeze.plots import gallery, style
-from timelyfreeze.records import Scores, read_scores
+from timelyfreeze.records.scores import Scores, read_scores
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT
 
 UNKNOWN = "-"
@@ -208,17 +208,12 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
     how many. The baselines plan nothing.
     """
     columns, rows = items.TOLD["items"]["plans"], []
-    for schedule, method in product(
-        (one for one in items.SCHEDULES if one in plans), items.METHODS
-    ):
+    schedules = [schedule for schedule in items.SCHEDULES if schedule in plans]
+    for schedule, method in product(schedules, items.METHODS):
         papers = items.measured()[study.model, schedule, method]
-        values = {
-            **{f"paper.{key}": value for key, value in papers.items()},
-            **_ours(study, plans[schedule], method),
-        }
-        cells = (
-            format(values[key], form) if key in values else UNKNOWN for _, key, form in columns
-        )
+        values = {f"paper.{key}": value for key, value in papers.items()}
+        values |= _ours(study, plans[schedule], method)
+        cells = (format(values[k], form) if k in values else UNKNOWN for _, k, form in columns)
         rows.append([schedule, method, *cells])
     about = (
         f"{study.model}, r_max {study.max_freeze_ratio:g}: steps as planned, and as the paper "

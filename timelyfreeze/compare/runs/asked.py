@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.runs.jobs import Job, Settings
+from timelyfreeze.compare.runs.jobs import DEGREE, Job, Settings
 from timelyfreeze.compare.runs.run import Run, finished_run
 from timelyfreeze.compare.runs.variants import (
     FEWER_STEPS,
@@ -19,11 +19,11 @@ from timelyfreeze.compare.runs.variants import (
     concerning,
     freezes,
     peer_name,
+    run_folder,
     run_label,
     split_peer,
-    variant_folder,
 )
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 
@@ -36,12 +36,12 @@ def _job(
     varies = {"variant": variant} if variant else {}
     fit = None
     if peer or stretch != 1.0:
-        none = _folder(schedule, "none", seed, concerning("none", variant))
-        beside = _folder(schedule, method, seed, variant)
+        none = run_folder(schedule, "none", seed, concerning("none", variant))
+        beside = run_folder(schedule, method, seed, variant)
         fit = partial(_fitted, peer, none=none, beside=beside, stretch=stretch)
     return Job(
         label=run_label(schedule, name, seed, variant),
-        path=_folder(schedule, name, seed, variant),
+        path=run_folder(schedule, name, seed, variant),
         nproc=nproc,
         keys={
             "freezing.method": trained,
@@ -52,10 +52,6 @@ def _job(
         record={"schedule": schedule, "method": name, "seed": seed, **varies, "stretch": stretch},
         fit=fit,
     )
-
-
-def _folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
-    return Path(schedule, name, variant_folder(variant), f"seed_{seed}")
 
 
 def plan_jobs(
@@ -185,9 +181,10 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
     settings = none.settings
     if settings.get(_CSV):
         raise ValueError(f"{_CSV} is {settings[_CSV]!r}, which is for one number of microbatches")
-    n_ranks = int(_setting(settings, "parallelism.pipeline_parallel_degree"))
-    size = int(_setting(settings, "parallelism.pipeline_parallel_microbatch_size"))
-    n_examples = int(_setting(settings, "training.local_batch_size"))
+    keys = (DEGREE, "parallelism.pipeline_parallel_microbatch_size", "training.local_batch_size")
+    if missing := [key for key in keys if key not in settings]:
+        raise ValueError(f"the run of none does not say {missing[0]}")
+    n_ranks, size, n_examples = (int(settings[key]) for key in keys)
     n_before = n_examples // size
     length = _length(none.schedule, n_ranks, n_before)
     for n in range(n_before, 0, -1):
@@ -196,19 +193,13 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
         except ValueError:  # a schedule may want a multiple of something
             continue
         if expected <= seconds:
-            keys = {"training.local_batch_size": n * size}
+            fewer = {"training.local_batch_size": n * size}
             if (whole := settings.get("training.global_batch_size", -1)) > 0:
-                keys["training.global_batch_size"] = whole * n // n_before
-            return keys
+                fewer["training.global_batch_size"] = whole * n // n_before
+            return fewer
     raise ValueError(
         f"no number of microbatches that {none.schedule} can have fits into {seconds:.4g} s"
     )
-
-
-def _setting(settings: Mapping[str, Any], key: str) -> Any:
-    if key not in settings:
-        raise ValueError(f"the run of none does not say {key}")
-    return settings[key]
 
 
 def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:

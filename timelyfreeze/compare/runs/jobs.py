@@ -61,11 +61,6 @@ class Settings:
         flags = (word.split("=")[0] for word in self.arguments if word.startswith("--"))
         return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
-    @property
-    def emulates(self) -> bool:
-        """Whether one process does the work of all ranks."""
-        return self.is_on("emulation.enable")
-
     def is_on(self, key: str) -> bool:
         """Return whether the runs have ``key`` switched on; keys are off by default."""
         said = last_flag(self.arguments, key)
@@ -105,13 +100,9 @@ class Job:
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
         """Return the command that makes the run in ``folder``."""
-        return train_command(settings.config, self.nproc, self._keys(settings, folder))
+        return train_command(settings.config, self.nproc, self.words(settings, folder))
 
-    def arguments(self, settings: Settings, folder: Path) -> list[str]:
-        """Return what the trainer of the run in ``folder`` is given, its TOML file first."""
-        return [f"--job.config_file={settings.config}", *self._keys(settings, folder)]
-
-    def _keys(self, settings: Settings, folder: Path) -> list[str]:
+    def words(self, settings: Settings, folder: Path) -> list[str]:
         """Return the keys as arguments, ``settings.degree`` where nothing else says one."""
         keys = {"job.dump_folder": folder, **self.keys}
         if settings.degree is not None and DEGREE not in settings.keys:
@@ -269,7 +260,12 @@ def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> 
         return
     nproc = waiting[0].nproc  # as of all
     variables = {**run_environment(os.environ, nproc), "WORLD_SIZE": str(nproc)}
-    lines = [job.arguments(settings, _new(output / job.path)) for job in waiting]
+    lines = []
+    for job in waiting:
+        folder = output / job.path
+        if folder.exists():  # what is in it will be set aside
+            folder = folder.with_name(f"{folder.name}_new")
+        lines.append([f"--job.config_file={settings.config}", *job.words(settings, folder)])
     found: dict[str, list[str]] = {}
     for job, error in zip(waiting, errors_of(_TRAINER, lines, variables, ROOT), strict=True):
         if error is not None:
@@ -284,11 +280,6 @@ def require_scorable(arguments: Sequence[str]) -> None:
     (error,) = errors_of(_EVALUATE, [arguments], run_environment(os.environ, 1), ROOT)
     if error is not None:
         raise ValueError(f"--evaluate: {error.rpartition('error: ')[2]}")
-
-
-def _new(folder: Path) -> Path:
-    """Return a folder like ``folder`` that is not there: what is in it is set aside for a run."""
-    return folder.with_name(f"{folder.name}_new") if folder.exists() else folder
 
 
 def duration(seconds: float) -> str:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from timelyfreeze import records
-from timelyfreeze.compare.runs.variants import read_variant, run_label, split_peer
+from timelyfreeze.compare.runs.variants import read_value, run_label, split_peer
 from timelyfreeze.files import Table, read_dataclass, read_object
+from timelyfreeze.records import tables
+from timelyfreeze.records.scores import SCORES, Scores, read_scores
+from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary
 
 SETTINGS = "settings.json"
 RECORD = "comparison_run.json"
@@ -47,7 +49,7 @@ class Run:
     schedule: str  # the pipeline schedule; ``-`` without a pipeline
     seed: int | None  # the seed of the weights, or None if none was set
     # What the run says of itself; None if it ended before it wrote that.
-    told: records.RunSummary | None = None
+    told: RunSummary | None = None
     # Seconds of training at the end of each step, moves to other pipelines included; empty where
     # they are not known.
     step_ends: Sequence[float] = ()
@@ -55,7 +57,7 @@ class Run:
     # of its own.
     by_virtual_clock: bool = False
     losses: Points = ()  # (seconds of training so far, training loss) of each step that was logged
-    scores: records.Scores | None = None  # of the model that came out, None if it was not evaluated
+    scores: Scores | None = None  # of the model that came out, None if it was not evaluated
     validation_losses: Points = ()  # (seconds of training so far, loss) of each validation
     # (seconds of training so far, percent of the pictures) of each validation on pictures.
     top1: Points = ()
@@ -76,10 +78,10 @@ class Run:
         return self.status == FINISHED
 
     @property
-    def summary(self) -> records.RunSummary:
+    def summary(self) -> RunSummary:
         """What the run says of itself; a ValueError if nothing, which no finished run does."""
         if self.told is None:
-            raise ValueError(f"{self.folder} has no {records.SUMMARY_FILE}")
+            raise ValueError(f"{self.folder} has no {SUMMARY_FILE}")
         return self.told
 
     @property
@@ -110,7 +112,7 @@ class FoundRuns:
 
     runs: tuple[Run, ...]
     unreadable: tuple[str, ...] = ()
-    base_models: tuple[records.Scores, ...] = ()
+    base_models: tuple[Scores, ...] = ()
 
 
 def find_runs(folders: Iterable[Path]) -> FoundRuns:
@@ -130,20 +132,17 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
             except (OSError, ValueError) as error:
                 unreadable.append(f"{path.parent}: {error}")
 
-    runs = list(read(records.SUMMARY_FILE, read_run))
+    runs = list(read(SUMMARY_FILE, read_run))
     for recorded in read(RECORD, _recorded_run):
         own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(recorded.folder)]
+        has_finished = any(runs[i].is_finished for i in own)
         for i in own:
             method = recorded.method if split_peer(recorded.method) else runs[i].method
-            runs[i] = replace(runs[i], method=method, variant=recorded.variant)
+            status = runs[i].status if has_finished else recorded.status
+            runs[i] = replace(runs[i], method=method, status=status, variant=recorded.variant)
         if not own:
             runs.append(recorded)
-        elif not any(runs[i].is_finished for i in own):
-            for i in own:
-                runs[i] = replace(runs[i], status=recorded.status)
-    bases = tuple(
-        scores for scores in read(f"{BASE_MODEL}/{records.SCORES}", records.read_scores) if scores
-    )
+    bases = tuple(scores for scores in read(f"{BASE_MODEL}/{SCORES}", read_scores) if scores)
     return FoundRuns(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unreadable), bases)
 
 
@@ -158,7 +157,7 @@ def find_any(folders: Sequence[Path]) -> FoundRuns:
     found = find_runs(folders)
     if not found.runs and not found.unreadable:
         names = ", ".join(map(str, folders))
-        raise ValueError(f"no {records.SUMMARY_FILE} below {names}; a run writes it when it ends")
+        raise ValueError(f"no {SUMMARY_FILE} below {names}; a run writes it when it ends")
     return found
 
 
@@ -168,12 +167,12 @@ def read_run(folder: Path) -> Run:
     def rows(table: Table[T]) -> list[T]:
         return table.read(folder) if (folder / table.name).exists() else []
 
-    summary = records.read_summary(folder)
-    losses, steps, moves = rows(records.LOSSES), rows(records.STEPS), rows(records.MOVES)
+    summary = read_summary(folder)
+    losses, steps, moves = rows(tables.LOSSES), rows(tables.STEPS), rows(tables.MOVES)
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     virtual = virtual_ends(summary, steps, losses)
 
-    def end(row: records.StepRow | records.LossRow | records.AccuracyRow) -> float:
+    def end(row: tables.StepRow | tables.LossRow | tables.AccuracyRow) -> float:
         # No step's time has any of a move; in an emulation a move took one process so long.
         moved = sum(move.seconds for move in moves if move.step <= row.step)
         return virtual.get(row.step, row.seconds) + moved
@@ -188,9 +187,9 @@ def read_run(folder: Path) -> Run:
         step_ends=[end(row) for row in steps],
         by_virtual_clock=bool(virtual),
         losses=_known((end(row), row.train_loss) for row in losses),
-        scores=records.read_scores(folder),
+        scores=read_scores(folder),
         validation_losses=_known((end(row), row.validation_loss) for row in losses),
-        top1=[(end(row), 100 * row.top1) for row in rows(records.ACCURACIES)],
+        top1=[(end(row), 100 * row.top1) for row in rows(tables.ACCURACIES)],
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )
@@ -228,21 +227,20 @@ def _recorded_run(place: Path) -> Run:
     except ValueError as error:
         raise ValueError(f"{RECORD}: {error}") from None
     status = UNFINISHED if record.exit_status is None else FAILED
-    variant = read_variant(record.variant)
+    variant = {key: read_value(text) for key, text in record.variant.items()}
     return Run(place, status, record.method, record.schedule, record.seed, variant=variant)
 
 
 def virtual_ends(
-    summary: records.RunSummary, steps: Sequence[records.StepRow], losses: Sequence[records.LossRow]
+    summary: RunSummary, steps: Sequence[tables.StepRow], losses: Sequence[tables.LossRow]
 ) -> dict[int, float]:
     """Return seconds at the end of each step by the virtual clock; empty where it does not tell."""
-    known = [
-        (row.step, row.virtual_step_ms)
+    known = {
+        row.step: row.virtual_step_ms / 1e3
         for row in steps
         if row.virtual_step_ms is not None and 0.0 < row.virtual_step_ms < math.inf
-    ]
+    }
     if summary.emulated_ranks is None or len(known) < len(steps):
         return {}
-    ends = itertools.accumulate(ms / 1e3 for _, ms in known)
-    found = dict(zip((step for step, _ in known), ends, strict=True))
+    found = dict(zip(known, itertools.accumulate(known.values()), strict=True))
     return found if all(row.step in found for row in losses) else {}

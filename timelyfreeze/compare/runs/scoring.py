@@ -19,7 +19,7 @@ from pathlib import Path
 from timelyfreeze.cli import run_environment
 from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
 from timelyfreeze.compare.runs.run import BASE_MODEL, Run, find_runs, finished_run
-from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
+from timelyfreeze.records.scores import BY_KEY, HUB, Scores, read_scores
 
 LOG = "evaluate.log"
 _HARNESS = "lm_eval"
@@ -29,28 +29,24 @@ _HARNESS = "lm_eval"
 class Questions:
     """What each model is asked."""
 
-    options: tuple[str, ...]  # options of ``timelyfreeze evaluate``
+    told: argparse.Namespace  # tasks, data_dir (absolute), limit and dtype; None for the default
+    options: tuple[str, ...]  # further ones of ``timelyfreeze evaluate``
     further: tuple[str, ...]  # options of lm-eval, those after ``--``
-    tasks: frozenset[str]  # names of the tasks
-    source: str  # ``hub``, or the folder of the questions, absolute: the process starts elsewhere
-    limit: int | None  # questions of each task; None for all
-    dtype: str | None  # type to compute in; None for that of the device
-
-    def command(self, model: Path, output: Path) -> list[str]:
-        """Return the command that scores a model into the folder ``output``."""
-        words = self.arguments(model, output)
-        return [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
 
     def arguments(self, model: Path, output: Path) -> list[str]:
-        """Return what ``timelyfreeze evaluate`` is given for it."""
-        words = [str(model), *self.options, "--output", str(output)]
-        return [*words, "--", *self.further] if self.further else words
+        """Return what ``evaluate`` is given to score a model into the folder ``output``."""
+        words = [str(model), *self.options]
+        for name in ("tasks", "data_dir", "limit", "dtype"):
+            if (value := getattr(self.told, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return [*words, "--output", str(output), *(["--", *self.further] if self.further else [])]
 
     def are_answered_in(self, scores: Scores) -> bool:
         """Tell whether these questions, all of them and no others, have given the scores."""
-        own = (self.source, self.limit, shlex.join(self.further), self.dtype or scores.dtype)
-        asked = (scores.source, scores.limit, scores.options, scores.dtype)
-        return own == asked and self.tasks == frozenset(scores.tasks.split(","))
+        told, tasks = self.told, self.told.tasks.split(",") if self.told.tasks else BY_KEY
+        own = told.data_dir or HUB, told.limit, shlex.join(self.further), told.dtype or scores.dtype
+        asked = scores.source, scores.limit, scores.options, scores.dtype
+        return own == asked and set(tasks) == set(scores.tasks.split(","))
 
 
 def parse_questions(text: str) -> Questions:
@@ -73,18 +69,8 @@ def parse_questions(text: str) -> Questions:
         folder = Path(known.data_dir).resolve()
         if not folder.is_dir():
             raise ValueError(f"--evaluate has --data-dir {known.data_dir}, which is no folder")
-        known.data_dir = str(folder)
-    given = {"--tasks": known.tasks, "--data-dir": known.data_dir, "--limit": known.limit,
-             "--dtype": known.dtype}  # fmt: skip
-    pairs = ((name, str(value)) for name, value in given.items() if value is not None)
-    return Questions(
-        options=(*others, *(word for pair in pairs for word in pair)),
-        further=tuple(words[split + 1 :]),
-        tasks=frozenset(known.tasks.split(",") if known.tasks else BY_KEY),
-        source=known.data_dir or HUB,
-        limit=known.limit,
-        dtype=known.dtype,
-    )
+        known.data_dir = str(folder)  # the process starts elsewhere
+    return Questions(known, tuple(others), tuple(words[split + 1 :]))
 
 
 def scoring_errors(settings: Settings) -> Iterator[str]:
@@ -113,9 +99,9 @@ class Scoring:
     def score_base_model(self) -> bool:
         """Score the model that the runs began with; return False if that failed."""
         runs = [run for run in find_runs([self.output]).runs if run.is_finished]
-        began = {_base_model(run) for run in runs}
         if not runs:
             return True
+        began = {_base_model(run) for run in runs}
         print("The model before training: ", end="")
         if len(began) > 1 or None in began:
             names = sorted(str(name or "none that is a Hugging Face folder") for name in began)
@@ -133,7 +119,8 @@ class Scoring:
             return True
         print("  scores: ...", end="", flush=True)
         started = time.monotonic()
-        command = self.questions.command(model, place)
+        words = self.questions.arguments(model, place)
+        command = [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
         status = self.starter(command, run_environment(os.environ, 1), log)
         took = duration(time.monotonic() - started)
         scores = self._known(place, step) if status == 0 else None

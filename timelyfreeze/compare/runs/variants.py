@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -97,7 +97,7 @@ def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
         if key in values:
             raise ValueError(f"--vary has {key} twice; give all its values at once")
         values[key] = listed.split(",")
-        if len({_value(text) for text in values[key]}) < len(values[key]):
+        if len({read_value(text) for text in values[key]}) < len(values[key]):
             raise ValueError(f"--vary has {key}={listed}; name each value once")
     return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
@@ -114,17 +114,14 @@ def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, 
     return " ".join([schedule, name, *varied, f"seed {'-' if seed is None else seed}"])
 
 
-def variant_folder(variant: Mapping[str, str]) -> Path:
-    """Return a folder for the runs of a variant, another one for each."""
-    return Path(*(quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items()))
+def run_folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
+    """Return the folder of a run, another one for each variant."""
+    varied = (quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items())
+    return Path(schedule, name, *varied, f"seed_{seed}")
 
 
-def read_variant(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a variant as a run's settings have them: numbers and truths, if any."""
-    return {key: _value(text) for key, text in texts.items()}
-
-
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """Return a varied value as a run's settings have it: a number or a truth, if it is one."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -142,33 +139,30 @@ def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
     )
 
 
-def variants(
-    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings]
-) -> list[str]:
+def variants(method: str, runs: Sequence[tuple[FlatSettings, FlatSettings]]) -> list[str]:
     """Return of each run the settings in which it differs from other runs of its method.
 
     Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
     no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
-    counts in any case, and so does that a run was not asked for it.
+    (a run's second settings) counts in any case, and so does that a run was not asked for it.
     """
     counting = [
         {key: value for key, value in own.items() if _counts(key, method, own)} | dict(variant)
-        for own, variant in zip(settings, asked, strict=True)
+        for own, variant in runs
     ]
     keys = set(itertools.chain.from_iterable(counting))
-    always = set(itertools.chain.from_iterable(asked))
+    always = {key for _, variant in runs for key in variant}
 
     def differs(key: str) -> bool:
         known = {repr(own[key]) for own in counting if key in own}
         return len(known) + (key in always and any(key not in own for own in counting)) > 1
 
     apart = {key for key in keys if differs(key)}
-    return [_listed(own, apart) for own in counting]
-
-
-def _listed(own: FlatSettings, apart: Iterable[str]) -> str:
-    found = ((_short(key), value) for key, value in own.items() if key in apart)
-    return ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in found)
+    told = ([(_short(key), own[key]) for key in own if key in apart] for own in counting)
+    return [
+        ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in one)
+        for one in told
+    ]
 
 
 def _short(key: str) -> str:

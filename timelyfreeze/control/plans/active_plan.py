@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.planning import (
     FreezePlan,
     Solution,
@@ -18,15 +17,8 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
-from timelyfreeze.timing import (
-    DurationBounds,
-    RankBatches,
-    holds_for,
-    play_batch,
-    slowest_durations,
-    within,
-)
+from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.timing import DurationBounds, holds_for, play_batch, within
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +64,6 @@ class ActivePlan:
         self.switched_off = f"from step {step + 1} on: {reason}"
         logger.info("Freezing is switched off %s", self.switched_off)
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether there is a plan that is not switched off."""
-        return self.plan is not None and self.switched_off is None
-
     def is_off(self, step: int) -> bool:
         """Return whether freezing is switched off in ``step``."""
         return self._last_followed_step is not None and step > self._last_followed_step
@@ -105,7 +92,7 @@ class ActivePlan:
             return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
-        return actual_freeze_ratio(self.plan.ratio_of(action), step, self.settings.phases)
+        return self.plan.ratio_of(action) * self.settings.phases.ramp(step)
 
     def skip_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
@@ -131,13 +118,6 @@ class ActivePlan:
             durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
         return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
-
-    def drift(self, ranks: Sequence[RankBatches]) -> float | None:
-        """Return how much longer stable forwards take than in the bounds; None without a plan."""
-        if self.plan is None or self.bounds is None:
-            return None
-        observed_ms = slowest_durations(ranks)
-        return forward_drift(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
 
     def under(self, bounds: DurationBounds) -> FreezePlan:
         """Return what the plan comes to with other times than it was made for."""

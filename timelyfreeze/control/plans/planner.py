@@ -12,13 +12,12 @@ from timelyfreeze.control.plans.replanning import (
     DriftMonitor,
     Group,
     described,
-    drift_from_plain,
     drift_text,
-    drift_to_plain,
     largest_move,
     moved_bounds,
 )
 from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay, is_quick
+from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.planning import (
     FreezePlan,
     RankTimes,
@@ -28,7 +27,7 @@ from timelyfreeze.planning import (
     solve_from_times,
 )
 from timelyfreeze.runtime import Exchange
-from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     UNFROZEN,
@@ -80,7 +79,7 @@ class Planner:
             skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.in_force.dag.actions)
-        self._replanning = DriftMonitor(settings, self.exchange, n_processors)
+        self._replanning = DriftMonitor(self.in_force, self.exchange)
         self._call: SolverJob | None = None
         # Drift and due step of a plan that is being solved anew.
         self._again: tuple[Mapping[Group, float], int] | None = None
@@ -128,7 +127,7 @@ class Planner:
         if self._call is not None:
             if step >= self._call.due_step:
                 self._take(step)
-        elif self._checks_drift(step) and self._replanning.has_enough:
+        elif self._checks_drift(step):
             self._check_drift(step)
 
     @property
@@ -182,7 +181,9 @@ class Planner:
         answer = self._call.take()
         self._call = None
         again, self._again = self._again, None
-        self.measured.forget()
+        # There is a plan, or there will be none.
+        self.measured.times.clear()
+        self.measured.warmup = Samples()
         if isinstance(answer, str):
             if again is None:
                 self.failure = answer
@@ -210,7 +211,7 @@ class Planner:
                 self.in_force.certainty,
                 "the former one stays" if stays else "the new one takes its place",
             )
-        self._replanning.forget()
+        self._replanning.recent = Samples()  # another plan is in force
         if plan.gain < self.settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"{key('min_gain')} ({self.settings.min_gain:g})"
@@ -243,25 +244,23 @@ class Planner:
     def follow(self, solution: Solution) -> None:
         """Put a plan in force that was made elsewhere; every rank must be given the same."""
         self.in_force.adopt_saved(solution)
-        self._replanning.forget()
+        self._replanning.recent = Samples()  # another plan is in force
 
     # -- the stable phase --------------------------------------------------------------------------
 
     def _checks_drift(self, step: int) -> bool:
-        is_free = self._call is None and self.in_force.is_followed
-        return is_free and self.settings.compares_times(step)
+        now = self.in_force
+        is_followed = now.plan is not None and now.switched_off is None
+        return is_followed and self._call is None and self.settings.compares_times(step)
 
     def _check_drift(self, step: int) -> None:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
-        now = self.in_force
-        assert now.plan is not None  # the caller saw to it
-        assert now.bounds is not None  # a plan has been made from some
-        found = self._replanning.measure(
-            now.dag, self._first_bounds or now.bounds, now.bounds, now.plan
-        )
+        bounds = self._first_bounds or self.in_force.bounds
+        assert bounds is not None  # there is a plan, which was made from some
+        found = self._replanning.measure(bounds)
         if found is None:
-            return  # times that cannot be say nothing of the plan
-        reason = self._replanning.why_not(found, now.plan)
+            return  # too few times, or such as cannot be, say nothing of the plan
+        reason = self._replanning.why_not(found)
         if reason is not None:
             self.in_force.switch_off(step, reason)
         elif largest_move(found.drift) > self.settings.replan_threshold:
@@ -274,7 +273,7 @@ class Planner:
     def plain_state(self) -> dict[str, Any]:
         """Return times, what became of solving and, once solved, order, bounds and plan."""
         measured = self.measured.to_plain()
-        measured["samples"][Phase.STABLE.value] = self._replanning.to_plain()
+        measured["samples"][Phase.STABLE.value] = to_plain(self._replanning.recent)
         state: dict[str, Any] = {
             **measured,
             "failure": self.failure,
@@ -284,7 +283,8 @@ class Planner:
         }
         if self._again is not None:
             drift, due_step = self._again
-            state["again"] = {"drift": drift_to_plain(drift), "due_step": due_step}
+            plain = [[stage, kind.value, factor] for (stage, kind), factor in drift.items()]
+            state["again"] = {"drift": plain, "due_step": due_step}
         if self._first_bounds is not None:
             state["measured"] = bounds_to_json(self.in_force.dag, self._first_bounds)
         return state
@@ -295,10 +295,13 @@ class Planner:
         self._call = None
         self.measured.load_plain(state)
         stable = state["samples"][Phase.STABLE.value]
-        self._replanning.load_plain(stable, state["low_gains"])
+        self._replanning.recent = read_dataclass(Samples, stable, "samples")
+        self._replanning.n_low = state["low_gains"]
         self.failure = state["failure"]
-        again = state["again"]
-        self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
+        self._again = None
+        if (again := state["again"]) is not None:
+            drift = {(stage, ActionKind(kind)): f for stage, kind, f in again["drift"]}
+            self._again = drift, again["due_step"]
         self.in_force.load_plain_state(state)
         if "measured" in state:
             self._first_bounds = bounds_from_json(self.in_force.dag, state["measured"])
@@ -324,11 +327,6 @@ class Measured:
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
         outside_ms = tuple(self.outside_ms)
         return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, self.energies)
-
-    def forget(self) -> None:
-        """Forget the times of batches: there is a plan, or there will be none."""
-        self.times.clear()
-        self.warmup = Samples()
 
     def to_plain(self) -> dict[str, Any]:
         """Return all of it as plain data for a checkpoint."""

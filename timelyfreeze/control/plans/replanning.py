@@ -9,16 +9,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from timelyfreeze.files import read_dataclass, to_plain
+from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -134,18 +133,16 @@ class DriftCheck:
 
 
 def check_drift(
-    dag: PipelineDag,
-    measured: DurationBounds,
-    bounds: DurationBounds,
-    plan: FreezePlan,
-    ranks: Sequence[RankBatches],
-    n_processors: float | None = None,
+    now: ActivePlan, measured: DurationBounds, ranks: Sequence[RankBatches]
 ) -> DriftCheck:
     """Compare what all ranks measured under a plan with what it says.
 
-    ``measured`` are bounds as they came from monitoring, ``bounds`` those that the plan was made
-    from: the same, or moved since then.
+    ``measured`` are bounds as they came from monitoring; those that the plan was made from are the
+    same, or moved since then.
     """
+    dag, bounds, plan = now.dag, now.bounds, now.plan
+    assert bounds is not None  # there is a plan, which was made from some
+    assert plan is not None
     observed_ms = slowest_durations(ranks)
     # Had frozen actions a say in it, freezing that saves nothing would look like a slow machine.
     # Neither must bounds that they have moved.
@@ -156,7 +153,7 @@ def check_drift(
     }
     moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
     delays_ms = bounds.delays_ms(dag)
-    batch_ms = play_batch(dag, moved.max_ms, n_processors, delays_ms)[1]
+    batch_ms = play_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
     return DriftCheck(
         drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
         batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),
@@ -168,91 +165,63 @@ def check_drift(
 class DriftMonitor:
     """This rank's last stable batches, and what all ranks make of them together."""
 
-    settings: FreezeSettings  # the user's choices
+    now: ActivePlan  # the plan that they ran under
     exchange: Exchange  # talks to the other ranks
-    n_processors: float | None  # ranks that compute at once; None if each has its own device
     n_low: int = 0  # how many times in a row the gain was too low
     recent: Samples = field(default_factory=Samples)  # of this rank
 
-    @property
-    def has_enough(self) -> bool:
-        """Whether there are enough batches to judge by; the same on every rank."""
-        return len(self.recent.warm) >= _FEWEST_BATCHES
-
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
         """Take note of a batch of the stable phase."""
-        if not is_cold and self.settings.replan_every > 0:
+        if not is_cold and self.now.settings.replan_every > 0:
             self.recent.add(record, is_cold=False)
             self.recent.keep_last(_MOST_BATCHES)
 
-    def forget(self) -> None:
-        """Forget the batches: another plan is in force."""
-        self.recent = Samples()
-
-    def measure(
-        self, dag: PipelineDag, measured: DurationBounds, bounds: DurationBounds, plan: FreezePlan
-    ) -> DriftCheck | None:
+    def measure(self, measured: DurationBounds) -> DriftCheck | None:
         """Compare the batches since the last time with the plan; every rank must call this.
 
-        Arguments are those of :func:`check_drift`. What it returns is the same on every rank; None
-        if the clock of one of them misread.
+        ``measured`` is as of :func:`check_drift`. What it returns is the same on every rank; None
+        if the clock of one of them misread, or there are too few batches to judge by.
         """
+        if len(self.recent.warm) < _FEWEST_BATCHES:
+            return None
         recent = zip(self.recent.warm, self.recent.spans_ms, strict=True)
         everyone = self.exchange.gather(
             rank_batches([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
         )
         found: DriftCheck | None = None
         if everyone is not None and all(rank.batches for rank in everyone):
-            found = check_drift(dag, measured, bounds, plan, everyone, self.n_processors)
-        self.forget()
+            found = check_drift(self.now, measured, everyone)
+        self.recent = Samples()
         agreed: DriftCheck | None = self.exchange.broadcast(found)
         if agreed is not None:
-            self.n_low = self.n_low + 1 if self._is_low(agreed, plan) else 0
+            self.n_low = self.n_low + 1 if self._is_low(agreed) else 0
         return agreed
 
-    def why_not(self, found: DriftCheck, plan: FreezePlan) -> str | None:
+    def why_not(self, found: DriftCheck) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
         if self.n_low < _LOW_IN_A_ROW:
             return None
-        n_steps = self._steps_factor(plan)
+        n_steps = self._steps_factor
         steps = f" for {n_steps:.2f} times the steps to a loss" if n_steps > 1.0 else ""
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
             f"{found.unfrozen_batch_ms:.1f} ms without freezing){steps}, under {key('min_gain')} "
-            f"({self.settings.min_gain:g}) {self.n_low} times in a row"
+            f"({self.now.settings.min_gain:g}) {self.n_low} times in a row"
         )
 
-    def _is_low(self, found: DriftCheck, plan: FreezePlan) -> bool:
-        n_steps = self._steps_factor(plan)
+    def _is_low(self, found: DriftCheck) -> bool:
+        n_steps, plan = self._steps_factor, self.now.plan
         # Further steps take what is outside of batches too.
-        outside_ms = plan.outside_ms if n_steps > 1.0 else 0.0
+        outside_ms = plan.outside_ms if plan is not None and n_steps > 1.0 else 0.0
         before_ms, now_ms = found.unfrozen_batch_ms + outside_ms, found.batch_ms + outside_ms
-        return before_ms < (1.0 + self.settings.min_gain) * n_steps * now_ms
+        return before_ms < (1.0 + self.now.settings.min_gain) * n_steps * now_ms
 
-    def _steps_factor(self, plan: FreezePlan) -> float:
-        """Return the further steps that freezing must make up for: those of a cap that we chose."""
-        is_chosen = self.settings.max_freeze_ratio == AUTO
-        return (plan.steps_factor or 1.0) if is_chosen else 1.0
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return batches as plain data for a checkpoint."""
-        plain: dict[str, Any] = to_plain(self.recent)
-        return plain
-
-    def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
-        """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
-        self.recent = read_dataclass(Samples, batches, "samples")
-        self.n_low = n_low
-
-
-def drift_to_plain(drift: Mapping[Group, float]) -> list[list[Any]]:
-    """Return a drift as plain data; undone by :func:`drift_from_plain`."""
-    return [[stage, kind.value, factor] for (stage, kind), factor in drift.items()]
-
-
-def drift_from_plain(plain: Sequence[Sequence[Any]]) -> dict[Group, float]:
-    """Return what :func:`drift_to_plain` was given."""
-    return {(stage, ActionKind(kind)): factor for stage, kind, factor in plain}
+    @property
+    def _steps_factor(self) -> float:
+        """The further steps that freezing must make up for: those of a cap that we chose."""
+        is_chosen = self.now.settings.max_freeze_ratio == AUTO
+        factor = None if self.now.plan is None else self.now.plan.steps_factor
+        return (factor or 1.0) if is_chosen else 1.0
 
 
 def drift_text(drift: Mapping[Group, float]) -> str:

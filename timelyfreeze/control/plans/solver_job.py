@@ -71,10 +71,7 @@ class SolverJob:
                 self._failure = f"no process for the solver could be started: {error}"
 
     def take(self) -> Solution | str:
-        """Wait for the answer; every rank must call this at the end of the same step.
-
-        It is the same solution on every rank, or why there is none.
-        """
+        """Wait for the answer, or why there is none; all ranks call this together and get it."""
         answer: dict[str, str] = {}
         if self.arguments is not None:
             try:

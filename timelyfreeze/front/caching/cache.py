@@ -71,11 +71,6 @@ class _Kept:
         """Whether reading does not pay."""
         return self.verdict is not None and not self.verdict.pays
 
-    @property
-    def can_be_decided(self) -> bool:
-        """Whether enough batches of both kinds were timed; the same on all ranks."""
-        return self.has_read and self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
-
 
 @dataclass(eq=False)
 class FrontCache:
@@ -208,7 +203,9 @@ class FrontCache:
         kept = self._kept
         if kept is None:
             return
-        if self._entered_in_step and kept.can_be_decided and not kept.is_decided:
+        # Enough batches of both kinds were timed; the same on all ranks.
+        is_known = kept.n_computed >= N_COMPUTED and kept.n_entered >= N_ENTERED and kept.has_read
+        if self._entered_in_step and is_known and not kept.is_decided:
             drain()
             self._decide(kept)
         kept.has_read = kept.has_read or self._entered_in_step > 0

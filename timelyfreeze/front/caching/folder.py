@@ -6,7 +6,8 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +19,9 @@ from timelyfreeze.files import FileLock, is_held, write_whole
 from timelyfreeze.settings import GIB, key
 
 
-def _lock_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank_{rank}.lock"
-
-
 def in_use(folder: Path, rank: int) -> bool:
     """Return whether another process is ``rank`` of a run here; leaves nothing behind."""
-    return is_held(_lock_file(folder, rank))
+    return is_held(folder / f"rank_{rank}.lock")
 
 
 def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
@@ -32,21 +29,28 @@ def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
     return EntryFolder(folder, rank, int(disk_gib * GIB)) if disk_gib > 0.0 else None
 
 
+# Room in memory for entries that are read ahead.
+_AHEAD_BYTES = 1 << 30
+
+
 class EntryFolder:
-    """Entries on the disk, with a folder for each frozen front.
+    """Entries on the disk, with a folder for each frozen front, and a thread that reads ahead.
 
     Each has a file, and is there if the file is, whichever process wrote it. A file may go at any
     time, when another process drops it. The folder is the run's; processes of other hosts have it
     too where the disk is theirs as well. ``room`` is what entries that processes of one host write
     may take together, ``n_bytes`` what this process's part of them takes: of those that were there
     when it began its part, besides those that it wrote since, less those that it dropped.
+
+    What the thread has read stays in host memory until it is asked for or no longer wanted. Nobody
+    waits for the thread: what it has not read by then is read where it is asked for.
     """
 
     def __init__(self, folder: Path, rank: int, room: int) -> None:
         self._place = folder
         self._unfinished = folder / f"rank_{rank}.part"
         try:
-            self._lock = FileLock(_lock_file(folder, rank))
+            self._lock = FileLock(folder / f"rank_{rank}.lock")
         except BlockingIOError:
             raise ValueError(
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
@@ -55,6 +59,10 @@ class EntryFolder:
         self._found: dict[str, list[int]] = {}
         self._counting = threading.Lock()  # one thread writes, another drops
         self.n_bytes = 0
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
+        self._reads: dict[tuple[str, int], Future[Entry]] = {}  # by front and number of a row
+        self._ahead_room = _AHEAD_BYTES
+        self.n_ahead = 0  # entries that were there when they were asked for
 
     def fronts(self) -> set[str]:
         """Return the names of the fronts that have a folder."""
@@ -67,6 +75,7 @@ class EntryFolder:
         processes of its host that write, 0 for one that does not. Returns folders of other fronts,
         which nobody needs any more.
         """
+        self.want(())
         sizes: dict[str, dict[int, int]] = {}
         for front in fronts:
             files = (self._place / front).glob(f"*{SUFFIX}")
@@ -78,7 +87,7 @@ class EntryFolder:
 
     def has(self, front: str, number: int) -> bool:
         """Return whether there is an entry of a row."""
-        return os.path.exists(self._file(front, number))
+        return os.path.exists(entry_file(self._place / front, number))
 
     def found(self, front: str) -> list[int]:
         """Return, to be emptied, the numbers of rows that had entries when :meth:`begin` looked."""
@@ -96,27 +105,50 @@ class EntryFolder:
             self.n_bytes += size - before
 
     def read(self, front: str, number: int) -> Entry:
-        """Read an entry; raises as :func:`read_entry`. Any thread may."""
-        return read_entry(self._place / front, number)
+        """Return an entry; raises as :func:`read_entry`, wherever it was read."""
+        read = self._reads.pop((front, number), None)
+        if read is None or read.cancel() or not read.done():
+            return read_entry(self._place / front, number)
+        entry = read.result()
+        self.n_ahead += 1
+        return entry
+
+    def want(self, places: Iterable[tuple[str, int]]) -> None:
+        """Read entries of these fronts and rows next, as far as there is room; forget others."""
+
+        def read(front: str, number: int) -> Entry:
+            return read_entry(self._place / front, number).copied()
+
+        wanted, room = [], self._ahead_room
+        for place in places:
+            if (room := room - self.size(*place)) < 0:
+                break
+            wanted.append(place)
+        for place in self._reads.keys() - set(wanted):
+            self._reads.pop(place).cancel()
+        for place in wanted:
+            if place not in self._reads:
+                self._reads[place] = self._reader.submit(read, *place)
 
     def size(self, front: str, number: int) -> int:
         """Return how many bytes the entry of a row takes, 0 if there is none."""
-        return _size(self._file(front, number))
+        return _size(entry_file(self._place / front, number))
 
     def drop(self, front: str, number: int) -> None:
         """Delete an entry's file if there is one."""
+        if (read := self._reads.pop((front, number), None)) is not None:
+            read.cancel()
         size = self.size(front, number)
         with suppress(FileNotFoundError):  # whoever deletes it has its room
-            self._file(front, number).unlink()
+            entry_file(self._place / front, number).unlink()
             with self._counting:
                 self.n_bytes -= size
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Let others have the folder, once the thread has read what it reads now."""
+        self.want(())
+        self._reader.shutdown()
         self._lock.close()
-
-    def _file(self, front: str, number: int) -> Path:
-        return entry_file(self._place / front, number)
 
 
 def _size(file: Path) -> int:
@@ -184,10 +216,7 @@ def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None 
 
 
 def read_entry(folder: Path, number: int) -> Entry:
-    """Return what :func:`write_entry` wrote for the row of a number, if :meth:`Entry.of` agrees.
-
-    A file that is cut or damaged is an EntryError.
-    """
+    """Return what :func:`write_entry` wrote for a number; EntryError if it is cut or damaged."""
     from safetensors import SafetensorError, safe_open
 
     file = entry_file(folder, number)
@@ -195,13 +224,12 @@ def read_entry(folder: Path, number: int) -> Entry:
         with safe_open(file, framework="pt") as opened:
             about: Any = json.loads((opened.metadata() or {})["entry"])
             output: Tensor = opened.get_tensor(_OUTPUT)
+        row, checksum = Row(about["row"], about["digest"]), about["crc32"]
     except (SafetensorError, LookupError, ValueError, TypeError, RecursionError) as error:
         raise EntryError(f"{file.name} is cut or no entry ({error})") from error
-    if not isinstance(about, dict):
-        raise EntryError(f"{file.name} is no entry ({about!r})")
-    if about.get("crc32") != _crc32(output):
+    if checksum != _crc32(output):
         raise EntryError(f"{file.name} is damaged: its checksum is wrong")
-    return Entry(Row(about.get("row", -1), about.get("digest", "")), output)
+    return Entry(row, output)
 
 
 def _crc32(output: Tensor) -> int:

@@ -83,11 +83,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def check_blocks(stages: Sequence[FreezingStage], layout: ModelLayout) -> None:
-    """Check the stages of a rank.
-
-    Each must be able to begin at a block, have the blocks that names of its parameters tell, and no
-    dropout.
-    """
+    """Refuse stages without blocks to begin at, with blocks without a number, or with dropout."""
     for stage in stages:
         n_blocks = stage.blocks.n_blocks
         layers = layout.layers[layout.of_stage(stage.stage_index)]

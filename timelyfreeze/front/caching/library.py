@@ -72,33 +72,31 @@ class NamedRows:
         """Take the rows of a step."""
         if rows is None:
             raise ValueError(f"step {step} has no rows, which the cache needs: {_HOW}")
-        batches = [
+        self._step, self._n_run = step, 0
+        self.batches = [
             [_row(row, f"rows[{number}][{place}]") for place, row in enumerate(batch)]
             for number, batch in enumerate(rows)
         ]
-        self._step, self._n_run, self.batches = step, 0, batches
-        for number in range(len(batches)):
+        for number in range(len(self.batches)):
             self._check_number(number)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run a batch of the step."""
-        number = self._n_run
-        if number == len(self.batches):
-            raise ValueError(
-                f"step {self._step} runs more batches than its rows name ({number}); name the "
-                f"rows of each: {_HOW}"
-            )
         self._n_run += 1
+        self._check_count(self._n_run <= len(self.batches))
         yield
-        self._check_number(number)
+        self._check_number(self._n_run - 1)
 
     def end_step(self) -> None:
         """Leave the step."""
-        if self._n_run < len(self.batches):
+        self._check_count(self._n_run == len(self.batches))
+
+    def _check_count(self, is_right: bool) -> None:
+        if not is_right:
             raise ValueError(
-                f"rows of step {self._step} are those of {len(self.batches)} batches, and it ran "
-                f"{self._n_run}; name the rows of batches that run"
+                f"step {self._step} runs {self._n_run} batches, and its rows are those of "
+                f"{len(self.batches)}; name the rows of each: {_HOW}"
             )
 
     def _check_number(self, number: int) -> None:

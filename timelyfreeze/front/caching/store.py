@@ -5,23 +5,20 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
-from timelyfreeze.front.caching.folder import Entry, EntryError, EntryFolder, Row
+from timelyfreeze.front.caching.folder import EntryError, EntryFolder, Row
+from timelyfreeze.runtime.shards import copied, copy_to_host
 
 logger = logging.getLogger(__name__)
 
 # Microbatches whose outputs may wait to be stored. Training never waits: one more is not stored,
 # and its rows are computed and offered again in the next epoch.
 _N_WAITING = 64
-# Room in memory for rows that are read ahead.
-_AHEAD_BYTES = 1 << 30
 
 
 class ActivationStore:
@@ -35,8 +32,8 @@ class ActivationStore:
     def __init__(self, memory_bytes: int, folder: EntryFolder | None) -> None:
         self._memory_bytes = memory_bytes
         self._folder = folder
-        self._writer = BehindWriter(_N_WAITING)
-        self._ahead = None if folder is None else AheadReader(folder, _AHEAD_BYTES)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
+        self._offered: list[Future[None]] = []
         self._front: str | None = None
         self._older: list[str] = []
         self._in_memory: dict[str, dict[int, tuple[str, Tensor]]] = {}
@@ -49,7 +46,7 @@ class ActivationStore:
     @property
     def n_ahead(self) -> int:
         """Rows of the disk that were in memory when they were read."""
-        return 0 if self._ahead is None else self._ahead.n_ahead
+        return 0 if self._folder is None else self._folder.n_ahead
 
     @property
     def disk_used(self) -> int:
@@ -67,9 +64,7 @@ class ActivationStore:
         fronts, the shallowest last, may still be read; ``part`` is as of :meth:`EntryFolder.begin`.
         """
         self._front = None  # what waits is not stored
-        self._writer.flush()
-        if self._ahead is not None:
-            self._ahead.want(())
+        self.flush()
         fronts = [*([] if front is None else [front]), *older]
         self._in_memory = {name: self._in_memory.get(name, {}) for name in fronts}
         in_memory = [kept for rows in self._in_memory.values() for _, kept in rows.values()]
@@ -78,7 +73,7 @@ class ActivationStore:
         if self._folder is not None:
             for other in self._folder.begin(fronts, part):
                 # What cannot be deleted stays.
-                self._writer.add(partial(shutil.rmtree, other, ignore_errors=True))
+                self._writer.submit(shutil.rmtree, other, ignore_errors=True)
         self._front, self._older = front, list(older)
 
     def has(self, front: str, row: Row) -> bool:
@@ -93,10 +88,10 @@ class ActivationStore:
         kept = self._in_memory[front].get(row.number)
         if kept is not None:
             return kept[1] if kept[0] == row.digest else None
-        if self._ahead is None:
+        if self._folder is None:
             return None
         try:
-            return self._ahead.read(front, row.number).of(row)
+            return self._folder.read(front, row.number).of(row)
         except FileNotFoundError:  # another process has dropped it
             return None
         except (EntryError, OSError) as error:
@@ -117,11 +112,11 @@ class ActivationStore:
         batch is read from the first of ``fronts`` that has all of its rows, and not at all if none
         has.
         """
-        if self._ahead is None:
+        if self._folder is None:
             return
         chosen = [(self._front_of(fronts, batch), batch) for batch in batches]
         places = [(front, number) for front, batch in chosen if front for number in batch]
-        self._ahead.want(
+        self._folder.want(
             (front, number) for front, number in places if number not in self._in_memory[front]
         )
 
@@ -130,8 +125,6 @@ class ActivationStore:
         with self._counting:
             kept = self._in_memory[front].pop(number, None)
             self.memory_used -= 0 if kept is None else kept[1].nbytes
-        if self._ahead is not None:
-            self._ahead.forget(front, number)
         if self._folder is not None:
             try:
                 self._folder.drop(front, number)
@@ -159,18 +152,19 @@ class ActivationStore:
         has_room = self.memory_used + row_bytes <= self._memory_bytes
         if not wanted or not (has_room or self._disk_has_room(row_bytes)):
             return 0
-        copied, mark = _copied_to_host(outputs)
-        chosen = [(rows[place], copied[place]) for place in wanted]
-        self._waiting.update(row.number for row, _ in chosen)
-        if not self._writer.offer(partial(self._store, front, chosen, mark)):
-            self._waiting.difference_update(row.number for row, _ in chosen)
-            self.n_refused += len(chosen)
+        self._offered = [job for job in self._offered if not job.done()]
+        if len(self._offered) >= _N_WAITING:
+            self.n_refused += len(wanted)
             return 0
+        there, mark = copy_to_host(outputs).contiguous(), copied(outputs)
+        chosen = [(rows[place], there[place]) for place in wanted]
+        self._waiting.update(missing)
+        self._offered.append(self._writer.submit(self._store, front, chosen, mark))
         return len(chosen)
 
     def flush(self) -> None:
         """Wait until all that was offered is stored."""
-        self._writer.flush()
+        self._writer.submit(lambda: None).result()
 
     def hand_over(self) -> None:
         """Write rows that are in memory alone to the folder, as far as it has room."""
@@ -181,9 +175,7 @@ class ActivationStore:
 
     def close(self) -> None:
         """Store what waits, and let others have the folder."""
-        self._writer.close()
-        if self._ahead is not None:
-            self._ahead.close()
+        self._writer.shutdown()
         if self._folder is not None:
             self._folder.close()
 
@@ -221,12 +213,15 @@ class ActivationStore:
     # -- in the writer's thread --------------------------------------------------------------------
 
     def _store(self, front: str, chosen: Sequence[tuple[Row, Tensor]], mark: object) -> None:
-        if isinstance(mark, torch.cuda.Event):
-            mark.synchronize()
-        for row, output in chosen:
-            if front == self._front and not self._store_in_memory(front, row, output):
-                self._write(front, row, output)
-            self._waiting.discard(row.number)
+        try:
+            if isinstance(mark, torch.cuda.Event):
+                mark.synchronize()
+            for row, output in chosen:
+                if front == self._front and not self._store_in_memory(front, row, output):
+                    self._write(front, row, output)
+                self._waiting.discard(row.number)
+        except Exception:
+            logger.exception("The writer of the activation cache goes on after an error")
 
     def _disk_has_room(self, n_bytes: int) -> bool:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
@@ -257,121 +252,3 @@ class ActivationStore:
                 "that are there",
                 error,
             )
-
-
-def _copied_to_host(outputs: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Return a copy on the host, and what to wait for before it is read."""
-    outputs = outputs.detach()
-    if outputs.device.type != "cuda":
-        return outputs.to("cpu", copy=True).contiguous(), None
-    host = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True)
-    host.copy_(outputs, non_blocking=True)
-    mark = torch.cuda.Event()
-    mark.record()
-    return host, mark
-
-
-Place = tuple[str, int]  # a front, and the number of a row
-
-
-class AheadReader:
-    """Reads entries of a folder, and has a thread that reads those that will be asked for.
-
-    What the thread has read stays in host memory until it is asked for or no longer wanted. Nobody
-    waits for the thread: what it has not read by then is read where it is asked for.
-    """
-
-    def __init__(self, folder: EntryFolder, room: int) -> None:
-        self._folder = folder
-        self._room = room
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
-        self._reads: dict[Place, Future[Entry]] = {}
-        self.n_ahead = 0  # entries that were there when they were asked for
-
-    def want(self, places: Iterable[Place]) -> None:
-        """Read these entries next, in this order, and forget all others.
-
-        Those for which there is no room are left out.
-        """
-        wanted = dict.fromkeys(self._with_room(places))
-        for place in [place for place in self._reads if place not in wanted]:
-            self.forget(*place)
-        for place in wanted:
-            if place not in self._reads:
-                self._reads[place] = self._thread.submit(self._read, *place)
-
-    def read(self, front: str, number: int) -> Entry:
-        """Return an entry; raises as :func:`read_entry`, wherever it was read."""
-        read = self._reads.pop((front, number), None)
-        if read is None or read.cancel() or not read.done():
-            return self._folder.read(front, number)
-        entry = read.result()
-        self.n_ahead += 1
-        return entry
-
-    def forget(self, front: str, number: int) -> None:
-        """Neither read an entry nor keep what was read."""
-        if (read := self._reads.pop((front, number), None)) is not None:
-            read.cancel()
-
-    def close(self) -> None:
-        """Forget all, and end the thread when it has read what it reads now."""
-        self.want(())
-        self._thread.shutdown()
-
-    def _with_room(self, places: Iterable[Place]) -> Iterator[Place]:
-        room = self._room
-        for place in places:
-            room -= self._folder.size(*place)
-            if room < 0:
-                return
-            yield place
-
-    def _read(self, front: str, number: int) -> Entry:
-        return self._folder.read(front, number).copied()
-
-
-Job = Callable[[], None]
-
-
-class BehindWriter:
-    """A thread that runs one job after the other."""
-
-    def __init__(self, n_waiting: int) -> None:
-        self._jobs: SimpleQueue[tuple[Job, bool] | None] = SimpleQueue()
-        self._room = threading.BoundedSemaphore(n_waiting)
-        self._thread = threading.Thread(target=self._run, name="cache-writer", daemon=True)
-        self._thread.start()
-
-    def offer(self, job: Job) -> bool:
-        """Run ``job`` later, unless too many wait; return whether it will be. Never blocks."""
-        if not self._room.acquire(blocking=False):
-            return False
-        self._jobs.put((job, True))
-        return True
-
-    def add(self, job: Job) -> None:
-        """Run ``job`` later, however many wait."""
-        self._jobs.put((job, False))
-
-    def flush(self) -> None:
-        """Wait until all jobs so far have run."""
-        done = threading.Event()
-        self.add(done.set)
-        done.wait()
-
-    def close(self) -> None:
-        """Run what waits, then end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            job, counts = entry
-            try:
-                job()
-            except Exception:
-                logger.exception("The writer of the activation cache goes on after an error")
-            finally:
-                if counts:
-                    self._room.release()

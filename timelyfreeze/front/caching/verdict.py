@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import itemgetter
+from typing import Any
 
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, makespan
 from timelyfreeze.timing import median_of_each, slowest
@@ -91,28 +93,21 @@ class CacheUse:
 
 def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
     """Put together what the processes of a pipeline tell; all begin the same batches."""
-    saved_ms = [rank.saved_ms for rank in ranks if rank.saved_ms is not None]
-    return CacheUse(
-        batches=max(rank.batches for rank in ranks),
-        entered=max(rank.entered for rank in ranks),
-        memory_bytes=sum(rank.memory_bytes for rank in ranks),
-        disk_bytes=sum(rank.disk_bytes for rank in ranks),
-        spent_ms=sum(rank.spent_ms for rank in ranks),
-        saved_ms=max(saved_ms, default=None),
-        read_ahead=sum(rank.read_ahead for rank in ranks),
-    )
+    return _joined(ranks, {"batches": max, "entered": max, "saved_ms": max})
 
 
 def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
     """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
     if former is None or latest is None:
         return former or latest
-    saved_ms = [part.saved_ms for part in (former, latest) if part.saved_ms is not None]
-    return replace(
-        latest,
-        batches=former.batches + latest.batches,
-        entered=former.entered + latest.entered,
-        spent_ms=former.spent_ms + latest.spent_ms,
-        saved_ms=sum(saved_ms) if saved_ms else None,
-        read_ahead=former.read_ahead + latest.read_ahead,
-    )
+    now = itemgetter(-1)
+    return _joined([former, latest], {"memory_bytes": now, "disk_bytes": now})
+
+
+def _joined(uses: Sequence[CacheUse], ways: Mapping[str, Callable[[list[Any]], Any]]) -> CacheUse:
+    """Put uses together, each field by its way or a sum; what none of them knows stays None."""
+    joined: dict[str, Any] = {}
+    for name in (each.name for each in fields(CacheUse)):
+        known = [value for use in uses if (value := getattr(use, name)) is not None]
+        joined[name] = ways.get(name, sum)(known) if known else None
+    return CacheUse(**joined)

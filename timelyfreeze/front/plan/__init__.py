@@ -10,7 +10,6 @@ from timelyfreeze.front.plan.plan import (
     TIME,
     BatchPacking,
     ElasticPlan,
-    efficiency_workers,
     elastic_plan,
     last_step,
     min_max_balance,

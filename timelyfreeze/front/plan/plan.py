@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise, takewhile
 from statistics import pvariance
 
 # How many units each rank has, front to back.
@@ -75,7 +75,7 @@ def min_max_balance(
         return load * load if load <= largest else math.inf
 
     _, cuts = _best_cut(len(sizes), n_ranks, square, lambda a, b: a + b)
-    return tuple(b - a for a, b in itertools.pairwise(cuts)), largest
+    return tuple(b - a for a, b in pairwise(cuts)), largest
 
 
 def _best_cut(
@@ -197,30 +197,14 @@ def performance_packing(
     batch, they take more rows, in whole multiples of those at the start. ``fits`` says whether a
     worker has room for a batch so many times as large as at the start.
     """
-    best = BatchPacking(1, accumulations)
     same_rows = [
         BatchPacking(n, accumulations // n)
-        for n in range(2, accumulations + 1)
+        for n in range(1, accumulations + 1)
         if accumulations % n == 0
     ]
     more_rows = [BatchPacking(accumulations * n, 1, n) for n in range(2, max_growth + 1)]
-    for packing in (*same_rows, *more_rows):
-        if not fits(packing.factor):
-            break
-        best = packing
-    return best
-
-
-def efficiency_workers(n_workers: int, rows: int, room: int) -> int:
-    """Return how many workers do, for the same rows in a step.
-
-    The paper's p b_0 / b_l, brought up to a number that deals the rows evenly: of its example, 64
-    workers with 6 rows each, whose room grows to 54, 8 are left with 48 each. ``room`` is b_l, at
-    least the b_0 ``rows`` of the start.
-    """
-    total = n_workers * rows
-    least = -(-total // room)
-    return next(n for n in range(least, n_workers + 1) if total % n == 0)
+    larger = [*same_rows[1:], *more_rows]
+    return [same_rows[0], *takewhile(lambda packing: fits(packing.factor), larger)][-1]
 
 
 def last_step(n_steps: int, step: int, n_batches: int, growth: int) -> int:

@@ -86,7 +86,10 @@ class FrontAhead:
         """
         if not self._has_run:
             self._has_run = True
-            self._shape = self._message_shape()
+            if not self._stage.is_first:
+                (received,) = self._stage.args_recv_info[0]
+                # Since torch 2.15 there is a buffer only while a message is under way.
+                self._shape = received.tensor_meta.shape, received.tensor_meta.dtype
         if not self.n_front:
             return
         self._n_announced -= 1
@@ -112,13 +115,11 @@ class FrontAhead:
             leaving[1].wait()
 
     def _new_inlet(self) -> Receiver | None:
-        """Return where this rank gets messages of the front; None where it gets none.
-
-        The first live stage has room for a batch, which is how far the front can be ahead.
-        """
+        """Return where this rank gets messages of the front; None where it gets none."""
         index = self._stage.stage_index
         if not 0 < index <= self.n_front:
             return None
+        # A batch is how far the front can be ahead.
         room = self._n_microbatches if index == self.n_front else 1
         return Receiver(partial(self._receive, self._rank(index - 1)), room)
 
@@ -133,13 +134,6 @@ class FrontAhead:
     def _rank(self, stage_index: int) -> int:
         """Return the process that holds a stage: ranks have one stage each, in order."""
         return int(dist.get_global_rank(self._group, stage_index))
-
-    def _message_shape(self) -> tuple[torch.Size, torch.dtype] | None:
-        if self._stage.is_first:
-            return None
-        (received,) = self._stage.args_recv_info[0]
-        # Since torch 2.15 there is a buffer only while a message is under way.
-        return received.tensor_meta.shape, received.tensor_meta.dtype
 
 
 class _Arriving(dict[int, Tensor]):
@@ -160,11 +154,7 @@ Arrival = tuple[Tensor, dist.Work]
 
 
 class Receiver:
-    """Receives a sequence of messages, a few of them ahead of whoever takes them.
-
-    The sender of a message waits until there is room for it. So the room is how far the sender can
-    be ahead.
-    """
+    """Receives messages ahead of whoever takes them; its room is how far a sender can be ahead."""
 
     def __init__(self, receive: Callable[[], Arrival], room: int) -> None:
         self._receive = receive

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,31 +122,22 @@ class _Tap(nn.Module):
 
 
 class FrozenBlocks:
-    """The blocks of a stage's module, of which the first ones may be frozen.
-
-    In a module without blocks in ``layers`` nothing is ever run otherwise.
-    """
+    """The blocks of a stage's module, none without ``layers``, of which the first may be frozen."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
-        layers = getattr(module, LAYERS, None)
-        embedding = getattr(module, EMBEDDING, None)
-        self._blocks: list[tuple[nn.Module, NDArray[np.intp]]] = []
-        if not isinstance(layers, nn.ModuleDict):
-            return
-        parts = [] if embedding is None else [(f"{EMBEDDING}.", embedding)]
-        parts += [(f"{LAYERS}.{name}.", block) for name, block in layers.items()]
-        for prefix, part in parts:
-            own = np.flatnonzero([name.startswith(prefix) for name in names])
-            self._blocks.append((part, own))
+        layers, parts = getattr(module, LAYERS, None), {}
+        if isinstance(layers, nn.ModuleDict):
+            parts = {f"{LAYERS}.{name}.": block for name, block in layers.items()}
+            if (embedding := getattr(module, EMBEDDING, None)) is not None:
+                parts = {f"{EMBEDDING}.": embedding, **parts}
+        self._blocks = [
+            (part, np.flatnonzero([name.startswith(prefix) for name in names]))
+            for prefix, part in parts.items()
+        ]
 
     def first(self, mask: NDArray[np.bool_]) -> list[nn.Module]:
         """Return the embedding and the blocks in front of the first live tensor of them."""
-        found = []
-        for block, own in self._blocks:
-            if not mask[own].all():
-                break
-            found.append(block)
-        return found
+        return [block for block, _ in takewhile(lambda pair: mask[pair[1]].all(), self._blocks)]
 
     @contextmanager
     def without_graph(self, mask: NDArray[np.bool_]) -> Iterator[None]:
@@ -162,10 +154,7 @@ class FrozenBlocks:
 
 
 class EnteringStage(PipelineStage):
-    """Pipeline stage that a batch may enter at any block, or not at all.
-
-    What leaves no trace while :meth:`enter` has set nothing.
-    """
+    """Pipeline stage that a batch enters at any block, or not at all, as :meth:`enter` says."""
 
     forwarding: int | None = None  # microbatch whose forward runs now, in training
     n_rows: int | None = None  # of a microbatch, once one has run in training

@@ -39,7 +39,9 @@ class LowRankLayers:
         self._layers: dict[str, nn.Linear] = {}
         self.rank = rank
         for layer in module.modules():
-            if is_plain_linear(layer) and id(layer.weight) in names:
+            # A subclass, as for float8, may compute something else than x W^T.
+            is_plain = type(layer).forward in (nn.Linear.forward, LowRankLinear.forward)
+            if isinstance(layer, nn.Linear) and is_plain and id(layer.weight) in names:
                 name = names[id(layer.weight)]
                 if not isinstance(layer, LowRankLinear):
                     layer.__class__ = _low_rank_class(type(layer))  # type: ignore[arg-type]
@@ -201,13 +203,6 @@ class _Take(Function):  # type: ignore[misc]
         return dy, None, None, None, None
 
 
-def is_plain_linear(layer: nn.Module) -> bool:
-    """Return whether a layer computes x W^T; a subclass, as for float8, may do something else."""
-    return isinstance(layer, LowRankLinear) or (
-        isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
-    )
-
-
 @cache
 def _low_rank_class(kind: Any) -> type[LowRankLinear]:
     """Return the class of an adopted layer, which may be one that somebody has derived."""
@@ -244,8 +239,3 @@ class LowRankStage(EnteringStage):
         if mask is None or self.low_rank is None or not self.low_rank.without_chain:
             return mask
         return mask & [name not in self.low_rank.without_chain for name in self.parameter_names]
-
-    def _end_low_rank(self, *, last_backward: bool) -> None:
-        """Complete the gradients after a batch's last backward."""
-        if last_backward and self.low_rank is not None:
-            self.low_rank.add_to_gradients()

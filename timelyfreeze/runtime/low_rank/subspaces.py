@@ -1,44 +1,71 @@
-"""The subspaces of a process's linear weights from step to step, and what is saved of them."""
+"""The subspaces of a process's linear weights from step to step, and what is saved of them.
+
+A batch's gradient is the mean one, which teaches, and noise, most of its energy. A subspace holds
+more of the mean one, since directions follow what stays. The noises of two batches know nothing of
+each other, so the inner product of their gradients is that of the mean one with itself, and the
+inner product in a subspace that is older than both is its part in there. Of G a sketch S G waits
+for the next batch, S random with few rows: inner products of sketches are those of the gradients,
+on average. Notation is that of ``subspace``.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
-from timelyfreeze.runtime.low_rank.subspace import CapturedMeter, Energies, next_basis
+from timelyfreeze.runtime.low_rank.subspace import (
+    beside,
+    energies,
+    is_of_inputs,
+    next_basis,
+    random_columns,
+    whole,
+)
 
 _ITERATIONS = 3
 # Steps in which each weight turns once after the warm-up, not all of them in the same: a turn takes
 # longer than a microbatch's products in a subspace, and directions change slowly.
 _EVERY = 4
+_ROWS = 32  # of a sketch
+# Of the inner products so far, at each step: one pair of batches alone says little.
+_FADE = 0.9
+
+
+class Energies(NamedTuple):
+    """Sums over the linear weights of a process."""
+
+    inside: float = 0.0  # energy of a gradient in the subspaces
+    whole: float = 0.0  # all of it
+    agreed_inside: float = 0.0  # inner products of gradients of batches in a row, in the subspaces
+    agreed: float = 0.0  # the same of whole gradients; 0 where nothing is known yet
 
 
 class Subspaces:
-    """Subspaces that turn after each step's gradients.
-
-    In the warm-up, which they begin at random, they turn several times a step; later once in four
-    steps.
-    """
+    """Subspaces that turn after gradients: several times a step in warm-up, later once in four."""
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
         self._layers, self._seed, self._step, self._is_warm = tuple(layers), seed, 0, True
-        self._captured, self._is_measured = CapturedMeter(seed), False
+        self._is_measured = False
+        self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
+        # Of each weight: inner products inside and in all, faded, and how many gradients it had.
+        self._agreed: dict[str, Tensor] = {}
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step. ``is_warm``: it comes after the warm-up."""
         self._step, self._is_warm = step, is_warm
         if not self._is_measured:
-            self._captured.forget()
+            self._former.clear()
         self._is_measured = False
 
     @property
     def knows_energies(self) -> bool:
-        """Whether :meth:`energies` has seen enough gradients to know what they agree on."""
-        return self._captured.knows_enough
+        """Whether two gradients in a row were compared, with directions that are not random."""
+        return any(seen[2] > 2 for seen in self._agreed.values())
 
     def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
@@ -47,11 +74,32 @@ class Subspaces:
         they were turned by.
         """
         self._is_measured = True
-        return self._captured.measure(
-            (name, weight, layers.bases[name])
-            for layers in self._layers
-            for name, weight in layers.weights.items()
-        )
+        sums, agreed = torch.zeros(2), torch.zeros(2)
+        for layers in self._layers:
+            for name, weight in layers.weights.items():
+                if weight.grad is None:
+                    continue
+                basis = layers.bases[name]
+                sums += energies(basis, weight.grad).cpu()
+                seen = self._agreed.setdefault(name, torch.zeros(3))
+                seen[:2] *= _FADE
+                sketch = self._sketch(name, weight.grad)
+                if name in self._former:
+                    former, q = self._former[name]
+                    inside = ((sketch @ q) * (former @ q)).sum()
+                    seen[:2] += torch.stack([inside, (sketch * former).sum()]).cpu()
+                # The first directions are random, and say nothing of those that follow.
+                if seen[2] > 0:
+                    self._former[name] = sketch, basis
+                seen[2] += 1
+                agreed += seen[:2]
+        return Energies(*sums.tolist(), *agreed.tolist())
+
+    def _sketch(self, name: str, gradient: Tensor) -> Tensor:
+        """Return S G, shape [rows of S, d]; ranks that share G call this together."""
+        g = gradient.float() if is_of_inputs(gradient) else gradient.float().t()
+        columns = random_columns(g.shape[0], _ROWS, self._seed, 0, name, place=1)
+        return whole(beside(columns.to(g.device), g).t() @ g)
 
     def end_batch(self, index: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
@@ -69,14 +117,21 @@ class Subspaces:
         return 1 if (self._step + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps, by ``"<kind>.<weight>"``; loading writes into copies."""
-        bases = {name: q for layers in self._layers for name, q in layers.bases.items()}
-        kept = {f"basis.{name}": basis.clone() for name, basis in bases.items()}
-        return kept | self._captured.tensors(bases)
+        """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0."""
+        kept: dict[str, Tensor] = {}
+        for name, basis in [pair for layers in self._layers for pair in layers.bases.items()]:
+            nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
+            sketch, former = self._former.get(name, nothing)
+            seen = self._agreed.get(name, torch.zeros(3))
+            found = {"basis": basis, "sketch": sketch, "former": former, "agreed": seen}
+            kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
+        return kept
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`tensors` returned."""
         for layers in self._layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
-        self._captured.load(saved, [name for layers in self._layers for name in layers.weights])
+            for name in layers.weights:
+                self._former[name] = saved[f"sketch.{name}"], saved[f"former.{name}"]
+                self._agreed[name] = saved[f"agreed.{name}"]
         self._is_measured = True  # the gradients before may have been

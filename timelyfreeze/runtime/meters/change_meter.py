@@ -17,7 +17,7 @@ than some thousandths of it. So it suits short intervals and decays that are not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,10 +69,7 @@ class ChangeMeter:
                     vector.fill_(torch.nan)  # no mean yet, of which nothing can have settled
 
     def add_step(self, frequency: NDArray[np.float64]) -> None:
-        """Take note of the gradients of a step that has just been made.
-
-        ``frequency`` is the fraction of the step's backwards that reached each parameter.
-        """
+        """Take note of a step's gradients; each was reached by this fraction of its backwards."""
         self._frequency = frequency
         if self._measurement.source is Source.GRADIENTS:
             for i, total in enumerate(self._vectors["sum"]):
@@ -108,54 +105,46 @@ class ChangeMeter:
 
     def _take_one(self, i: int) -> list[Tensor]:
         """Return the wanted metrics of parameter ``i``, of the part that is here."""
-        measurement = self._measurement
         vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
         change = self._change(i, vectors)
-        stays = self._settled(vectors, change.device)
-        means = {
-            kind: self._next_mean(vectors[kind], value, stays)
-            for kind, value in (("mean", change), ("mean_abs", change.abs()))
-            if kind in vectors
+        means = self._next_means(vectors, change)
+        norm, threshold = torch.linalg.vector_norm, self._measurement.threshold
+        ways: dict[Metric, Callable[[], Tensor]] = {
+            Metric.SQUARE_SUM: lambda: norm(change) ** 2,
+            Metric.SUM: change.sum,
+            Metric.ABS_SUM: lambda: norm(change, 1),
+            Metric.MEAN_ABS_SUM: lambda: norm(means["mean"], 1),
+            Metric.SETTLED: lambda: (
+                (means["mean"].abs() <= threshold * means["mean_abs"]).sum().float()
+            ),
+            Metric.DIFFERENCE_SQUARE_SUM: lambda: (
+                norm(change - vectors["previous"].to(change.device, torch.float32)) ** 2
+            ),
         }
-        metrics = []
-        for metric in measurement.metrics:
-            if metric is Metric.SQUARE_SUM:
-                metrics.append(torch.linalg.vector_norm(change) ** 2)
-            elif metric is Metric.SUM:
-                metrics.append(change.sum())
-            elif metric is Metric.ABS_SUM:
-                metrics.append(torch.linalg.vector_norm(change, 1))
-            elif metric is Metric.MEAN_ABS_SUM:
-                metrics.append(torch.linalg.vector_norm(means["mean"], 1))
-            elif metric is Metric.SETTLED:
-                reach = measurement.threshold * means["mean_abs"]
-                metrics.append((means["mean"].abs() <= reach).sum().float())
-            else:
-                previous = vectors["previous"].to(change.device, torch.float32)
-                metrics.append(torch.linalg.vector_norm(change - previous) ** 2)
-                vectors["previous"].copy_(change)
+        metrics = [ways[metric]() for metric in self._measurement.metrics]
+        if "previous" in vectors:
+            vectors["previous"].copy_(change)
         if "sum" in vectors:
             vectors["sum"].zero_()
         return metrics
 
-    def _settled(self, vectors: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-        """Return which elements settled at a check before, bool; None if nobody asks for them.
+    def _next_means(self, vectors: Mapping[str, Tensor], change: Tensor) -> dict[str, Tensor]:
+        """Take one step of the running means, in place; return them in float32.
 
-        Frozen one by one they would not be updated any more, so their means stay as they are.
+        Elements that settled at a check before would be frozen one by one, and not be updated any
+        more, so their means stay as they are.
         """
-        if "mean_abs" not in vectors:
-            return None
-        mean, mean_abs = (vectors[kind].to(device, torch.float32) for kind in ("mean", "mean_abs"))
-        return mean.abs() <= self._measurement.threshold * mean_abs
-
-    def _next_mean(self, mean: Tensor, value: Tensor, stays: Tensor | None) -> Tensor:
-        """Take one step of a running mean, in place, but where it stays; return it in float32."""
-        before = mean.to(value.device, torch.float32).nan_to_num(nan=0.0)
-        moved = torch.lerp(value, before, self._measurement.decay)
-        if stays is not None:
-            moved = torch.where(stays, before, moved)
-        mean.copy_(moved)
-        return moved
+        values = {"mean": change, "mean_abs": change.abs()}
+        means = {k: vectors[k].to(change.device, torch.float32) for k in values if k in vectors}
+        stays = None
+        if "mean_abs" in means:
+            stays = means["mean"].abs() <= self._measurement.threshold * means["mean_abs"]
+        for kind, mean in means.items():
+            before = mean.nan_to_num(nan=0.0)
+            moved = torch.lerp(values[kind], before, self._measurement.decay)
+            means[kind] = moved if stays is None else torch.where(stays, before, moved)
+            vectors[kind].copy_(means[kind])
+        return means
 
     def _change(self, i: int, vectors: Mapping[str, Tensor]) -> Tensor:
         """Return Delta_K of the part of parameter ``i`` that is here, float32, on its device."""
@@ -174,10 +163,7 @@ class ChangeMeter:
         return change
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the vectors as tensors of the parameters' shape and sharding.
-
-        Keys are ``"<kind>.<parameter>"`` and do not depend on the step.
-        """
+        """Return the vectors, sharded as the parameters are, by ``"<kind>.<parameter>"``."""
         return {
             f"{kind}.{name}": as_sharded(vector, parameter)
             for kind, kept in self._vectors.items()

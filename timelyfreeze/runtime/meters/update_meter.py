@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from timelyfreeze.masks import ParameterTable
-from timelyfreeze.records import FrozenCount, PassedEnergy, passed_energy
+from timelyfreeze.records.convergence import PassedEnergy, passed_energy
+from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime.shards import local_gradient, sum_over_shards
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 
@@ -37,21 +38,16 @@ class Count:
         return 1.0 - self.frozen / self.backwards
 
 
-@dataclass(frozen=True)
-class StepFreezing:
-    """What a step froze on one rank."""
-
-    step: int  # number of the step
-    frozen: int  # frozen elements, added up over its backwards
-    elements: int  # elements that they could have updated
+# Frozen elements of a rank, added up over backwards, and elements that these could have updated.
+Elements = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class RankUpdates:
     """What a rank tells the others where metrics are logged."""
 
-    steps: list[StepFreezing]  # what each step since the last time froze
-    total: tuple[int, int]  # frozen elements, and elements, of all steps that have ended
+    steps: dict[int, Elements]  # of each step since the last time, by its number
+    total: Elements  # of all steps that have ended
     # gradient energy of its tensors and what is let through; None if not measured
     energy: PassedEnergy | None
 
@@ -68,9 +64,8 @@ class UpdateMeter:
         self._tables, self._n_microbatches, self._energy = tables, n_microbatches, energy
         self._number = 0
         self._phase: Phase | None = None
-        self._steps: list[StepFreezing] = []
-        # frozen elements, and elements, of all steps that have ended
-        self.total: tuple[int, int] = (0, 0)
+        self._steps: dict[int, Elements] = {}
+        self.total: Elements = (0, 0)  # of all steps that have ended
         self.step = self._nothing()  # counts of the current step, by stage
         # counts since the last :meth:`take_recent`, or since a later change of phase
         self.recent = self._nothing()
@@ -86,10 +81,7 @@ class UpdateMeter:
         self._phase = phase
 
     def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of a batch.
-
-        Masks are by stage and microbatch; microbatches that are missing froze nothing.
-        """
+        """Take note of a batch's masks, by stage and microbatch; missing ones froze nothing."""
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
             for mask in of_stage.values():
@@ -102,9 +94,8 @@ class UpdateMeter:
 
     def end_step(self) -> None:
         """Note what fraction of its elements the step froze."""
-        ended = self._summed()
-        self._steps.append(ended)
-        self.total = (self.total[0] + ended.frozen, self.total[1] + ended.elements)
+        frozen, elements = self._steps[self._number] = self._summed()
+        self.total = (self.total[0] + frozen, self.total[1] + elements)
 
     @property
     def step_frequency(self) -> NDArray[np.float64]:
@@ -116,12 +107,10 @@ class UpdateMeter:
         recent, self.recent = self.recent, self._nothing()
         return recent
 
-    def take_steps(self) -> list[StepFreezing]:
+    def take_steps(self) -> dict[int, Elements]:
         """Return the steps since the last call, the current one as far as it has come."""
-        steps, self._steps = self._steps, []
-        if not steps or steps[-1].step != self._number:
-            steps.append(self._summed())
-        return steps
+        steps, self._steps = self._steps, {}
+        return {**steps, self._number: steps.get(self._number) or self._summed()}
 
     def take(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
@@ -156,13 +145,13 @@ class UpdateMeter:
         """Return how often each tensor was frozen since freezing began, by stage."""
         return {stage: (self._tables[stage], count) for stage, count in self.since_freezing.items()}
 
-    def _summed(self) -> StepFreezing:
+    def _summed(self) -> Elements:
         frozen, elements = 0, 0
         for stage, count in self.step.items():
             table = self._tables[stage]
             frozen += int(count.frozen @ table.sizes)
             elements += count.backwards * table.total
-        return StepFreezing(self._number, frozen, elements)
+        return frozen, elements
 
     def _nothing(self) -> dict[int, Count]:
         return {
@@ -181,10 +170,7 @@ class UpdateMeter:
         return state
 
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned.
-
-        A run that measured no energy has saved none; measuring begins anew then.
-        """
+        """Restore what :meth:`plain_state` returned; energies that were not saved begin anew."""
         for stage in self._tables:
             backwards, frozen = plain["tally"][str(stage)]
             self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
@@ -192,18 +178,14 @@ class UpdateMeter:
             self._energy.load_plain_state(plain["energy"])
 
 
-def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
-    """Return the freeze ratio of each step: frozen elements over all elements of all ranks.
-
-    A step that a rank has noted twice counts as noted last.
-    """
-    frozen: dict[int, float] = {}
-    elements: dict[int, int] = {}
-    for steps in ranks:
-        for number, step in {step.step: step for step in steps}.items():
-            frozen[number] = frozen.get(number, 0) + step.frozen
-            elements[number] = elements.get(number, 0) + step.elements
-    return {n: frozen[n] / elements[n] for n in sorted(frozen) if elements[n]}
+def step_ratios(ranks: Sequence[Mapping[int, Elements]]) -> dict[int, float]:
+    """Return the freeze ratio of each step: frozen elements over all elements of all ranks."""
+    steps: dict[int, list[Elements]] = {}
+    for rank in ranks:
+        for number, of_rank in rank.items():
+            steps.setdefault(number, []).append(of_rank)
+    sums = {number: tuple(map(sum, zip(*steps[number], strict=True))) for number in sorted(steps)}
+    return {number: frozen / elements for number, (frozen, elements) in sums.items() if elements}
 
 
 def frozen_counts(

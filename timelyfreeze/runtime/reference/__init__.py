@@ -2,15 +2,10 @@
 
 from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.policies.policy import INLINE
-from timelyfreeze.runtime.reference.capture import (
-    Capture,
-    StageBlock,
-    check_importable,
-    plain_copy,
-    stage_blocks,
-)
-from timelyfreeze.runtime.reference.model import CapturedBatch, InlineReference, Reference
+from timelyfreeze.runtime.reference.model import CapturedBatch, InlineReference
 from timelyfreeze.runtime.reference.process import ReferenceProcess
+
+Reference = InlineReference | ReferenceProcess  # where comparisons are made
 
 
 def make_reference(settings: ReferenceSettings) -> Reference:

@@ -17,12 +17,14 @@ from torch.distributed.tensor import DTensor
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.policies.plasticity import spread_evenly
 from timelyfreeze.runtime.reference.model import CapturedBatch, first_tensor
+from timelyfreeze.runtime.shards import copied, copy_to_host
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.settings import key
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
+@dataclass(eq=False)
 class Capture:
     """Hooks on blocks that copy the first microbatch that goes through them to the host.
 
@@ -32,24 +34,20 @@ class Capture:
     the first microbatch are no padding; None if nobody knows.
     """
 
-    def __init__(
-        self,
-        stage: FreezingStage,
-        blocks: Sequence[nn.Module],
-        *,
-        step: int,
-        first: int,
-        max_tokens: int,
-        n_tokens: Callable[[], Sequence[int] | None] = lambda: None,
-    ) -> None:
-        self._stage = stage
-        self._step, self._first = step, first
-        self._max_tokens, self._n_tokens = max_tokens, n_tokens
+    stage: FreezingStage
+    blocks: Sequence[nn.Module]
+    step: int
+    first: int
+    max_tokens: int
+    n_tokens: Callable[[], Sequence[int] | None] = lambda: None
+    batch: CapturedBatch | None = None
+
+    def __post_init__(self) -> None:
+        """Put the hooks on."""
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self.batch: CapturedBatch | None = None
         self._hooks = [
-            blocks[0].register_forward_pre_hook(self._enter, with_kwargs=True),
-            blocks[-1].register_forward_hook(self._leave),
+            self.blocks[0].register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.blocks[-1].register_forward_hook(self._leave),
         ]
 
     def remove(self) -> None:
@@ -57,12 +55,8 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def _is_due(self) -> bool:
-        return self._stage.forwarding == 0 and self.batch is None
-
     def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._is_due:
+        if self.stage.forwarding != 0 or self.batch is not None:
             return
         if not args or not isinstance(args[0], Tensor) or args[0].dim() < 2:
             raise ValueError(
@@ -75,11 +69,11 @@ class Capture:
         )
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> None:
-        if not self._is_due or self._inputs is None:
+        if self._inputs is None or self.batch is not None:
             return
         hidden = first_tensor(output).detach()
         rows = None
-        if self._max_tokens and hidden.dim() == 3:
+        if self.max_tokens and hidden.dim() == 3:
             rows = torch.from_numpy(self._rows(hidden.shape))
             hidden = hidden.flatten(0, -2).index_select(0, rows.to(hidden.device))
         elif len(hidden) < 2:
@@ -87,25 +81,22 @@ class Capture:
                 "a microbatch has one example, which is like no other; egeria compares how alike "
                 "examples are, so give it two or more"
             )
-        output_rows = _to_host(hidden, block)
-        copied = None
-        if hidden.is_cuda:
-            copied = torch.cuda.Event()
-            copied.record(torch.cuda.current_stream(hidden.device))
-        args, kwargs = self._inputs
-        self.batch = CapturedBatch(self._step, self._first, args, kwargs, rows, output_rows, copied)
+        output, (args, kwargs) = _to_host(hidden, block), self._inputs
+        self.batch = CapturedBatch(
+            self.step, self.first, args, kwargs, rows, output, copied(hidden)
+        )
 
     def _rows(self, shape: torch.Size) -> NDArray[np.int64]:
         """Return which rows of an output, as [-1, d], to keep: no padding, evenly spread."""
         length, n_rows = shape[-2], shape[:-1].numel()
-        n_tokens = self._n_tokens()
+        n_tokens = self.n_tokens()
         known = np.arange(n_rows)
         if n_tokens is not None and len(n_tokens) * length >= n_rows:
             limits = np.array(n_tokens[: n_rows // length])
             known = known[known % length < limits[known // length]]
         if len(known) == 0:  # an example of padding alone
             known = np.arange(n_rows)
-        kept: NDArray[np.int64] = known[spread_evenly(len(known), self._max_tokens)]
+        kept: NDArray[np.int64] = known[spread_evenly(len(known), self.max_tokens)]
         return kept
 
 
@@ -117,13 +108,7 @@ def _to_host(value: Any, block: nn.Module) -> Any:
             "handed to a copy of it on the host; use another method than egeria, or for a mask of "
             "flex attention a model with 'sdpa'"
         )
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach()
-    if not value.is_cuda:
-        return value.to("cpu", copy=True)
-    there = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-    return there.copy_(value, non_blocking=True)
+    return copy_to_host(value) if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -178,36 +163,39 @@ _COMMON = set(vars(nn.Module())) | {"_compiled_call_impl"}
 _OF_SHARDING = "__composable_api_"  # how names begin that fully_shard sets
 
 
-def plain_copy(block: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+def plain_copy(
+    block: nn.Module,
+    weights: Mapping[str, Tensor],
+    prefix: str = "",
+    made: dict[int, nn.Parameter] | None = None,
+) -> nn.Module:
     """Return a copy on the host, in evaluation mode, whose parameters require no gradient.
 
-    Weights are whole, by name without wrappers, on the host; they are not copied.
+    Weights are whole, by name without wrappers, on the host; they are not copied. ``prefix`` is
+    what the names of a part begin with, ``made`` are parameters that other parts share.
     """
-    return _copied(block, weights, "", {}).eval()
-
-
-def _copied(
-    module: nn.Module, weights: Mapping[str, Tensor], prefix: str, made: dict[int, nn.Parameter]
-) -> nn.Module:
-    module = _unwrapped(module)
-    plain = _plain_class(type(module))
+    made = {} if made is None else made
+    while len(block._modules) == 1 and (inner := next(iter(block._modules))) in _WRAPPED:
+        block = block.get_submodule(inner)
+    # The class that ``fully_shard`` was applied to, or the block's own.
+    kinds = (kind for kind in type(block).__mro__ if not issubclass(kind, FSDPModule))
+    plain = next(kind for kind in kinds if issubclass(kind, nn.Module))
     new: nn.Module = object.__new__(plain)
     nn.Module.__init__(new)
-    for name, value in vars(module).items():
+    for name, value in vars(block).items():
         if name not in _COMMON and not name.startswith(_OF_SHARDING):
             vars(new)[name] = _own(value, f"{prefix}{name}", plain)
-    for name, parameter in module._parameters.items():
+    for name, parameter in block._parameters.items():
         if parameter is not None and id(parameter) not in made:
             weight = weights[f"{prefix}{name}"]
             made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
         new.register_parameter(name, None if parameter is None else made[id(parameter)])
-    for name, buffer in module._buffers.items():
+    for name, buffer in block._buffers.items():
         new.register_buffer(name, None if buffer is None else buffer.detach().to("cpu", copy=True))
-    for name, child in module._modules.items():
-        new.add_module(
-            name, None if child is None else _copied(child, weights, f"{prefix}{name}.", made)
-        )
-    return new
+    for name, child in block._modules.items():
+        part = None if child is None else plain_copy(child, weights, f"{prefix}{name}.", made)
+        new.add_module(name, part)
+    return new.eval()
 
 
 def _own(value: Any, name: str, owner: type) -> Any:
@@ -218,16 +206,3 @@ def _own(value: Any, name: str, owner: type) -> Any:
             f"{owner.__name__} has {name}, a {type(value).__name__}, which cannot be copied "
             f"({error}); so no reference can be made of the block"
         ) from error
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    while len(module._modules) == 1 and (inner := next(iter(module._modules))) in _WRAPPED:
-        module = module.get_submodule(inner)
-    return module
-
-
-def _plain_class(kind: type) -> type[nn.Module]:
-    """Return the class that ``fully_shard`` was applied to, or the class itself."""
-    return next(
-        c for c in kind.__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
-    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from timelyfreeze.policies import Compared, ModelLayout, Observed, ReferenceSettings
 from timelyfreeze.policies.policy import BACKGROUND
 from timelyfreeze.runtime import FreezingStage
-from timelyfreeze.runtime.reference import (
+from timelyfreeze.runtime.reference import Reference
+from timelyfreeze.runtime.reference.capture import (
     Capture,
-    Reference,
     StageBlock,
     check_importable,
     plain_copy,
@@ -49,15 +48,15 @@ class OutputComparator:
         self._blocks = stage_blocks(self.layout, self.stages)
         if self.settings.place == BACKGROUND:
             check_importable(self._blocks)
-        self._losses: dict[int, Tensor] = {}
+        blocks = self._blocks.values()
+        self._parameters = {name: p for block in blocks for name, p in block.parameters.items()}
+        self._loss = torch.zeros((), dtype=torch.float64)  # sum over the steps since the last check
         self._n_steps = 0
         self._listens = False
-        for stage in self.stages:
-            if stage.is_last:
-                self._losses[stage.stage_index] = torch.zeros(
-                    (), dtype=torch.float64, device=stage.device
-                )
-                stage.on_loss = partial(self._add_loss, stage.stage_index)
+        self._last = next((stage for stage in self.stages if stage.is_last), None)
+        if self._last is not None:
+            self._loss = self._loss.to(self._last.device)
+            self._last.on_loss = self._add_loss
         self._compared: Compared | None = None
         self._copied: int | None = None  # number of the copy that there is
         self._copy: dict[str, Tensor] = {}  # its weights: what this rank has of them
@@ -115,22 +114,20 @@ class OutputComparator:
         if capture.batch is None or not self.reference.offer(capture.batch):
             self._n_dropped += 1
 
-    def _add_loss(self, stage: int, loss: Tensor) -> None:
+    def _add_loss(self, loss: Tensor) -> None:
         if self._listens:
-            self._losses[stage].add_(local_part(loss))
+            self._loss.add_(local_part(loss))
 
     # -- the check ---------------------------------------------------------------------------------
 
     def take(self) -> Observed:
         """Return what this rank has seen since the last call."""
         found, n_lost = self.reference.take()
-        loss = None
-        if self._losses and self._n_steps:
-            loss = sum(float(total) for total in self._losses.values()) / self._n_steps
+        has_loss = self._last is not None and self._n_steps > 0
+        loss = float(self._loss) / self._n_steps if has_loss else None
         seen = Observed(loss, self._rate, tuple(sorted(found)), self._n_dropped + n_lost)
         self._n_dropped = self._n_steps = 0
-        for total in self._losses.values():
-            total.zero_()
+        self._loss.zero_()
         return seen
 
     def follow(self, compared: Compared | None) -> None:
@@ -175,32 +172,32 @@ class OutputComparator:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_losses(self) -> dict[str, list[float]]:
-        """Return sum and number of steps of the losses of the current interval, by stage."""
-        return {str(s): [float(total), self._n_steps] for s, total in self._losses.items()}
+        """Return {last stage, if it is here: sum and number of the losses of this interval}."""
+        here = () if self._last is None else (str(self._last.stage_index),)
+        return {stage: [float(self._loss), self._n_steps] for stage in here}
 
-    def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
-        """Restore what :meth:`plain_losses` returned."""
-        for stage, total in self._losses.items():
-            total.fill_(plain[str(stage)][0])
-            self._n_steps = int(plain[str(stage)][1])
-
-    def resume(self, compared: Compared | None) -> None:
-        """Go on with what a decision compares; the copy is made once weights are there."""
+    def resume(
+        self, compared: Compared | None, losses: Mapping[str, Sequence[float]] | None
+    ) -> None:
+        """Go on with what is compared, and with :meth:`plain_losses`; the copy needs weights."""
         self._compared, self._copied, self._copy = compared, None, {}
+        if losses is not None and self._last is not None:
+            total, n_steps = losses[str(self._last.stage_index)]
+            self._loss.fill_(total)
+            self._n_steps = int(n_steps)
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the weights of the copy, sharded as the parameters are."""
-        of_model = {n: p for b in self._blocks.values() for n, p in b.parameters.items()}
         return {
-            f"{_COPY}{name}": as_sharded(part, of_model[name]) for name, part in self._copy.items()
+            f"{_COPY}{name}": as_sharded(part, self._parameters[name])
+            for name, part in self._copy.items()
         }
 
     def tensors_to_load(self, names: Collection[str]) -> dict[str, Tensor]:
         """Return room for those of ``names`` that are weights of this rank's blocks."""
         return {
             f"{_COPY}{name}": as_sharded(torch.empty_like(local_part(p), device="cpu"), p)
-            for block in self._blocks.values()
-            for name, p in block.parameters.items()
+            for name, p in self._parameters.items()
             if f"{_COPY}{name}" in names
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,32 +40,28 @@ class CapturedBatch:
         return replace(self, copied=None)
 
 
-class Reference(Protocol):
-    """Where comparisons are made."""
+class InlineReference:
+    """Compares in the process that trains, which waits.
+
+    Blocks compute in float32, their linear layers in 8 bits if so wanted and possible; ``note``
+    says why not where 8 bits were asked for.
+    """
+
+    def __init__(self, settings: ReferenceSettings) -> None:
+        self._settings = settings
+        self._blocks = nn.ModuleList()
+        self._found: list[Difference] = []
+        self.note: str | None = None
 
     def load(self, blocks: nn.ModuleList) -> None:
         """Compare with these blocks from now on; they are not changed any more."""
+        self._blocks = blocks.float().eval()
+        self.note = _quantize(self._blocks) if self._settings.precision == INT8 else None
 
     def offer(self, batch: CapturedBatch) -> bool:
         """Have a batch compared; return whether there was room for it."""
-
-    def take(self) -> tuple[list[Difference], int]:
-        """Return what was found since the last call, and how many accepted batches were lost."""
-
-    def close(self) -> None:
-        """End whatever runs."""
-
-
-class ReferenceModel:
-    """Blocks that compute in float32, their linear layers in 8 bits if so wanted and possible.
-
-    ``note`` says why linear layers compute in float32 although 8 bits were asked for.
-    """
-
-    def __init__(self, blocks: nn.ModuleList, settings: ReferenceSettings) -> None:
-        self._blocks = blocks.float().eval()
-        self._squared = settings.squared
-        self.note = _quantize(self._blocks) if settings.precision == INT8 else None
+        self._found.append(self.difference(batch.arrived()))
+        return True
 
     def difference(self, batch: CapturedBatch) -> Difference:
         """Return the plasticity of a batch."""
@@ -76,36 +72,17 @@ class ReferenceModel:
                 hidden = first_tensor(block(hidden, *rest, **kwargs))
         ours = hidden if batch.rows is None else hidden.flatten(0, -2)[batch.rows]
         value = similarity_loss(
-            batch.output.float().numpy(), ours.float().numpy(), squared=self._squared
+            batch.output.float().numpy(), ours.float().numpy(), squared=self._settings.squared
         )
         return Difference(batch.step, batch.first, value)
 
-
-class InlineReference:
-    """Compares in the process that trains, which waits."""
-
-    def __init__(self, settings: ReferenceSettings) -> None:
-        self._settings = settings
-        self._model: ReferenceModel | None = None
-        self._found: list[Difference] = []
-
-    def load(self, blocks: nn.ModuleList) -> None:
-        """As :class:`Reference`."""
-        self._model = ReferenceModel(blocks, self._settings)
-
-    def offer(self, batch: CapturedBatch) -> bool:
-        """Compare now."""
-        assert self._model is not None  # blocks are loaded before any is captured
-        self._found.append(self._model.difference(batch.arrived()))
-        return True
-
     def take(self) -> tuple[list[Difference], int]:
-        """As :class:`Reference`; nothing is ever lost."""
+        """Return what was found since the last call, and how many accepted batches were lost."""
         found, self._found = self._found, []
         return found, 0
 
     def close(self) -> None:
-        """Do nothing."""
+        """End whatever runs."""
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -155,7 +155,7 @@ def output_errors(config: JobConfig) -> Iterator[str]:
 def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     """Say why a run cannot go on from the checkpoint in ``folder``, which is whole."""
     excluded = config.checkpoint.exclude_from_loading
-    keys = saved_keys(folder)
+    keys = list(saved_keys(folder))
     try:
         if freezes_by_turns(config.freezing.method) and _FREEZING not in excluded:
             yield from _freezing_errors(config, folder, keys)

@@ -11,11 +11,10 @@ from timelyfreeze.settings import (
     AUTO,
     FreezeSettings,
     PhaseSchedule,
+    delay_errors,
     rank_errors,
     ratio_errors,
-    replanning_errors,
-    seed_errors,
-    unknown_words,
+    rule_errors,
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.pipeline import n_microbatches
@@ -83,15 +82,9 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         yield from policy.errors()
         if isinstance(policy, ComparesOutputs):
             yield from _comparison_errors(config)
-    yield from unknown_words(
-        first_stage=freezing.first_stage,
-        skip_input_grads=freezing.skip_input_grads,
-        score_memory=freezing.score_memory,
-        score_dtype=freezing.score_dtype,
-    )
+    yield from rule_errors(freezing, rules=FreezeSettings)
     if freezing.gradient_rank != AUTO:
         yield from rank_errors(freezing.gradient_rank)
-    yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
 
 
@@ -137,13 +130,7 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
     yield from discard_errors(freezing.discard_batches, phases)
-    yield from replanning_errors(
-        phases=phases,
-        solver_delay_steps=freezing.solver_delay_steps,
-        replan_every=freezing.replan_every,
-        replan_threshold=freezing.replan_threshold,
-        min_gain=freezing.min_gain,
-    )
+    yield from delay_errors(phases, freezing.solver_delay_steps)
     delay = freezing.solver_delay_steps or 0
     if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
         yield (

@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 
+from timelyfreeze.files import listed
 from timelyfreeze.policies import LORA
-from timelyfreeze.settings import seed_errors
+from timelyfreeze.settings import FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
-from torchtitan.hf.adapter import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA
-from torchtitan.hf.folder import some_of
 from torchtitan.lora.adapters import (
     adapter_shapes,
     chosen_layers,
     is_adapter,
-    is_meant,
     linear_layers,
 )
 from torchtitan.vision.spec import known_args
@@ -29,12 +28,12 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    yield from seed_errors(config.freezing.seed)
+    yield from rule_errors(config.freezing, rules=FreezeSettings)
     model = plain_model(config)
     if model is None:
         return  # told by model_errors
     layers, targets = linear_layers(model), config.lora.targets
-    unknown = [t for t in targets if not any(is_meant(layer, t) for layer in layers)]
+    unknown = [target for target in targets if not chosen_layers(layers, [target])]
     for target in unknown:
         words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
         yield (
@@ -100,7 +99,7 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
         return
     told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
     told = told or [f"freezing.method is {config.freezing.method!r}"]
-    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
+    has = f"adapters such as {listed(sorted(saved))}" if saved else "no adapters"
     yield (
         f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
         "saved under, or begin anew from what timelyfreeze export makes of it"

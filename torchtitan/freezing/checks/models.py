@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +21,12 @@ from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
-from torchtitan.hf.adapter import DecoderArgs, as_decoder, config_of, tensor_errors
+from torchtitan.hf.adapter import tensor_errors
+from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf.folder import file_numbers, misfits, stored_tensors
-from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
+from torchtitan.hf.folder import file_numbers, misfits, stored_shapes
+from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.images.settings import (
-    class_count,
     read_validation_images,
     training_place,
     validation_place,
@@ -38,7 +39,7 @@ from torchtitan.images.sources import (
     read_images,
 )
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
-from torchtitan.vision.library import folder_settings
+from torchtitan.vision.model import folder_settings
 from torchtitan.vision.spec import base_spec, known_args
 
 # What makes the same weights another model, in the words of both kinds.
@@ -59,7 +60,7 @@ def image_errors(config: JobConfig) -> Iterator[str]:
         if not training.is_local:
             return
         images = read_images(training)
-        _check(training, images, class_count(config, images))
+        _check(training, images, config.vision.classes or images.classes)
         if config.validation.enable:
             place = validation_place(config)
             if place.is_local and place.identity != training.identity:
@@ -87,8 +88,8 @@ def reads_training_images(config: JobConfig) -> bool:
 
 
 def _compared_images(kind: str, args: Any, folder: Path) -> Compared:
-    found = args.library.config(folder_settings(kind, folder), args.classes)
-    stored = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    found = replace(args, settings=folder_settings(kind, folder)).config()
+    stored = stored_shapes(folder)
     expected = args.config()
     unlike = [
         f"{key} is {there}, not {here}"
@@ -159,13 +160,13 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         yield from _tied_elsewhere(config)
         return
     try:
-        args = chosen_args(config, llama3_args)
+        args = as_decoder(chosen_args(config, llama3_args))
     except ValueError as error:
         yield str(error)
         return
-    yield from _family_errors(config, as_decoder(args))
+    yield from _family_errors(config, args)
     also = ", and leave model.vocab_size and model.rope_* unset"
-    yield from _loading_errors(config, partial(_compared_texts, config_of(args)), also)
+    yield from _loading_errors(config, partial(_compared_texts, args), also)
 
 
 def _image_model_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
@@ -272,10 +273,9 @@ def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iter
         yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {misfit}"
 
 
-def _compared_texts(expected: LlamaConfig, folder: Path) -> Compared:
+def _compared_texts(expected: DecoderArgs, folder: Path) -> Compared:
     found = read_config(folder)
-    tensors = stored_tensors(folder)
-    return list(differences(expected, found)), list(tensor_errors(found, tensors))
+    return differences(expected, found), list(tensor_errors(found, stored_shapes(folder)))
 
 
 def _tied_elsewhere(config: JobConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.runtime import known_schedules, splits_backward
+from timelyfreeze.runtime import SCHEDULES, splits_backward
 from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
@@ -33,10 +33,7 @@ def schedule_errors(config: JobConfig) -> Iterator[str]:
     """Say that the schedule has a name which torch does not know."""
     name = config.parallelism.pipeline_parallel_schedule
     if not is_known(name):
-        yield (
-            f"parallelism.pipeline_parallel_schedule is {name!r}; "
-            f"known: {', '.join(known_schedules())}"
-        )
+        yield (f"parallelism.pipeline_parallel_schedule is {name!r}; known: {', '.join(SCHEDULES)}")
 
 
 def n_microbatches(config: JobConfig) -> int | None:
@@ -49,7 +46,7 @@ def n_microbatches(config: JobConfig) -> int | None:
 
 def is_known(schedule_name: str) -> bool:
     """Return whether torch has a schedule of that name, in whatever case it is written."""
-    return schedule_name.lower() in (known.lower() for known in known_schedules())
+    return schedule_name.lower() in (known.lower() for known in SCHEDULES)
 
 
 def splits_backwards(config: JobConfig) -> bool:

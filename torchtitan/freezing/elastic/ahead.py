@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,13 +52,7 @@ class RunningAhead(Trainer):
         self._n_batches_left = self.gradient_accumulation_steps
         super().train_step(data_iterator)
 
-    def forward_backward_step(
-        self,
-        *,
-        input_dict: dict[str, torch.Tensor],
-        labels: torch.Tensor,
-        global_valid_tokens: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_backward_step(self, **batch: Any) -> torch.Tensor:
         """Run one pipeline batch; a front has forwarded it before, and then goes on."""
         self._n_batches_left -= 1
         if self._ahead.n_front != self._n_told:
@@ -65,12 +60,10 @@ class RunningAhead(Trainer):
             logger.info(f"From step {self.step} on {self._n_told} stages work a batch ahead")
         upcoming = self._lookahead.peek() if self._may_begin_next else None
         self._ahead.begin_batch(
-            partial(self._microbatches, input_dict, labels),
+            partial(self._microbatches, batch["input_dict"], batch["labels"]),
             is_followed=self._n_batches_left > 0 or upcoming is not None,
         )
-        loss = super().forward_backward_step(
-            input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
-        )
+        loss = super().forward_backward_step(**batch)
         self._ahead.end_batch(None if upcoming is None else partial(self._microbatches, *upcoming))
         return loss
 

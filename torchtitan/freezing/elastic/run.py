@@ -94,7 +94,11 @@ class ElasticRun:
         wanted = self._form
         if moment.n_frozen != self._n_frozen:
             self._n_frozen = moment.n_frozen
-            wanted = self._form_for(moment)
+            if self._config.freezing.packing.is_on:
+                wanted = packed_batch(self._config, moment)
+            else:
+                pipeline = pipeline_for(self._config, moment.n_frozen) or self._form
+                wanted = pipeline.ending(self._config, moment)
             if self._search is not None:
                 wanted = self._search.begin(wanted)
         elif self._search is not None and moment.seconds > 0.0:
@@ -103,12 +107,6 @@ class ElasticRun:
         if wanted != self._form:
             self._next = self._possible(wanted)
         return None if self._next == self._form else self._next
-
-    def _form_for(self, moment: RunState) -> Form:
-        if self._config.freezing.packing.is_on:
-            return packed_batch(self._config, moment)
-        pipeline = pipeline_for(self._config, moment.n_frozen) or self._form
-        return pipeline.ending(self._config, moment)
 
     def _possible(self, form: Form) -> Form:
         """Return ``form``, or the present one if a run cannot have it, or a rank is not ready."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -80,35 +80,28 @@ def _draw_weights_as_ranks(
 ) -> None:
     """Draw initial weights as ranks do, each from the seed plus its number, stage by stage."""
     for rank, parts in enumerate(parts_of_ranks(model_parts, stage_to_rank)):
-        numbers = _RankNumbers((seed + rank) % 2**64)
+        # Of the rank's random numbers, which stand still while others draw.
+        states: list[Tensor] = []
         for part in parts:
-            part.init_weights = numbers.drawn_by(part.init_weights)
+            draw = part.init_weights
+            part.init_weights = partial(_drawn, draw, (seed + rank) % 2**64, states)
 
 
-class _RankNumbers:
-    """The random numbers of one rank, which stand still while others draw."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._states: list[Tensor] | None = None
-
-    def drawn_by(self, draw: Callable[..., None]) -> Callable[..., None]:
-        """Return ``draw`` with this rank's random numbers instead of the process's."""
-
-        def drawn(*args: Any, **kwargs: Any) -> None:
-            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-            with torch.random.fork_rng(devices):
-                if self._states is None:
-                    torch.manual_seed(self._seed)
-                else:
-                    torch.set_rng_state(self._states[0])
-                    for device, state in zip(devices, self._states[1:], strict=True):
-                        torch.cuda.set_rng_state(state, device)
-                draw(*args, **kwargs)
-                cuda_states = [torch.cuda.get_rng_state(device) for device in devices]
-                self._states = [torch.get_rng_state(), *cuda_states]
-
-        return drawn
+def _drawn(
+    draw: Callable[..., None], seed: int, states: list[Tensor], *args: Any, **kwargs: Any
+) -> None:
+    """Draw with the random numbers of ``states``, or else of a seed, instead of the process's."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        if not states:
+            torch.manual_seed(seed)
+        else:
+            torch.set_rng_state(states[0])
+            for device, state in zip(devices, states[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+        draw(*args, **kwargs)
+        cuda_states = [torch.cuda.get_rng_state(device) for device in devices]
+        states[:] = [torch.get_rng_state(), *cuda_states]
 
 
 class EmulatedMesh:

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
-from timelyfreeze.records import StepLog, TimedStep
+from timelyfreeze.records.convergence import StepLog, TimedStep
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
@@ -65,28 +65,23 @@ class EmulatedStep(TimedStep):
     batches: tuple[EmulatedBatch, ...]
 
 
+@dataclass(eq=False)
 class EmulationRecord:
     """Puts together what the batches and steps of an emulated pipeline took.
 
     Batches become known when the recorder is read, steps when they end, in either order.
     """
 
-    def __init__(
-        self,
-        recorder: EmulatedRecorder,
-        optimizers: OptimizerClock,
-        n_ranks: int,
-        batches_per_step: int,
-    ) -> None:
-        self._recorder = recorder
-        self._optimizers = optimizers
-        self._n_ranks = n_ranks
-        self._batches_per_step = batches_per_step
+    recorder: EmulatedRecorder
+    optimizers: OptimizerClock
+    n_ranks: int
+    batches_per_step: int
+
+    def __post_init__(self) -> None:
+        """Begin without steps."""
         self._batches: list[EmulatedBatch] = []
         self._began: Any = None
-        self._ended: list[
-            tuple[Phase | None, tuple[Any, Any], int, list[tuple[int, Any, Any]]]
-        ] = []
+        self._ended: list[Any] = []  # phase, marks, tokens and optimizers' marks of each step
         self.steps = StepLog()
         self._not_shown: list[EmulatedStep] = []
         self._not_taken: list[EmulatedStep] = []
@@ -94,32 +89,32 @@ class EmulationRecord:
 
     def go_on_from(self, former: EmulationRecord) -> None:
         """Take up a run that goes on in this record's pipeline, with replicas on all its ranks."""
-        self.n_replicas = former._n_ranks // self._n_ranks
-        self._n_ranks = former._n_ranks
+        self.n_replicas = former.n_ranks // self.n_ranks
+        self.n_ranks = former.n_ranks
         self.steps, self._not_shown = former.steps, former._not_shown
         self._not_taken = former._not_taken
         self.steps.begin_pipeline()
 
     def begin_step(self) -> None:
         """Take note that a step begins."""
-        self._began = self._optimizers.clock.mark()
+        self._began = self.optimizers.clock.mark()
 
     def end_step(self, phase: Phase | None, n_tokens: int) -> None:
         """Take note that the step has ended."""
-        span = self._began, self._optimizers.clock.mark()
-        self._ended.append((phase, span, n_tokens, self._optimizers.take_marks()))
+        span = self._began, self.optimizers.clock.mark()
+        self._ended.append((phase, span, n_tokens, self.optimizers.take_marks()))
 
     def collect(self) -> None:
         """Complete the steps all of whose batches are known; a controller has collected before."""
-        self._recorder.drain()
-        self._batches.extend(self._recorder.take_batches())
-        n = self._batches_per_step
+        self.recorder.drain()
+        self._batches.extend(self.recorder.take_batches())
+        n = self.batches_per_step
         while self._ended and len(self._batches) >= n:
             (phase, (began, ended), n_tokens, marks), *self._ended = self._ended
             mine, self._batches = tuple(self._batches[:n]), self._batches[n:]
-            self._optimizers.clock.wait(ended)
-            real_ms = self._optimizers.clock.elapsed_ms(began, ended)
-            outside_ms = real_ms - sum(b.real_ms for b in mine) - self._optimizers.waited_ms(marks)
+            self.optimizers.clock.wait(ended)
+            real_ms = self.optimizers.clock.elapsed_ms(began, ended)
+            outside_ms = real_ms - sum(b.real_ms for b in mine) - self.optimizers.waited_ms(marks)
             # The slowest replica's; they take turns.
             replicas = [mine[i :: self.n_replicas] for i in range(self.n_replicas)]
             virtual_ms = outside_ms + max(sum(b.virtual_ms for b in turn) for turn in replicas)
@@ -136,12 +131,9 @@ class EmulationRecord:
             return {}
         batches = [batch for step in steps for batch in step.batches]
         virtual_ms = sum(step.ms for step in steps)
-        n_tokens = sum(step.n_tokens for step in steps)
+        speed = 1e3 * sum(step.n_tokens for step in steps) / virtual_ms / self.n_ranks
         return {
-            "freezing/emulation/virtual_tokens_per_second": 1e3
-            * n_tokens
-            / virtual_ms
-            / self._n_ranks,
+            "freezing/emulation/virtual_tokens_per_second": speed,
             "freezing/emulation/virtual_step_ms": virtual_ms / len(steps),
             "freezing/emulation/virtual_batch_ms": statistics.median(b.virtual_ms for b in batches),
             "freezing/emulation/real_batch_ms": statistics.median(b.real_ms for b in batches),
@@ -156,11 +148,11 @@ class EmulationRecord:
         """Return the fields of a summary that only an emulation has."""
         self.collect()
         steps = self.steps
-        of_steps = steps.summed_up(freezes=freezes, n_devices=self._n_ranks)
+        of_steps = steps.summed_up(freezes=freezes, n_devices=self.n_ranks)
         before = steps.unfrozen(Phase.UPPER_BOUND) or steps.unfrozen()
         after = [batch for step in steps.frozen(freezes=freezes) for batch in step.batches]
         fields: dict[str, Any] = {
-            "emulated_ranks": self._n_ranks,
+            "emulated_ranks": self.n_ranks,
             **{f"virtual_{name}": value for name, value in of_steps.items()},
             "kappa_error": steps.kappa_error() if freezes else None,
             "real_batch_ms_unfrozen": _median(b.real_ms for step in before for b in step.batches),

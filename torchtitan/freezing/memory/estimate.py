@@ -44,11 +44,10 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
-from torchtitan.hf.adapter import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.lora.adapters import add_adapters
-from torchtitan.vision.library import VisionArgs
-from torchtitan.vision.model import VisionModel, image_loss
+from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
 
 # What upstream calls the ends of the model.

@@ -20,7 +20,13 @@ import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
 
 from timelyfreeze.schedule import ActionKind, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import ALL_OR_NOTHING, arguments_named, first_stage_mode, unknown_words
+from timelyfreeze.settings import (
+    ALL_OR_NOTHING,
+    FreezeSettings,
+    arguments_named,
+    first_stage_mode,
+    rule_errors,
+)
 from timelyfreeze.timing import DurationBounds, bounds_from_samples, shared_cores, usable_cores
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
@@ -65,7 +71,7 @@ def profile_stages(
         reasons = [
             *size_errors(job_config),
             *feature_errors(job_config, (PROFILE, SPLIT)),
-            *unknown_words(first_stage=job_config.freezing.first_stage),
+            *rule_errors(job_config.freezing, rules=FreezeSettings),
         ]
     if reasons:
         raise ValueError("; ".join(reasons))

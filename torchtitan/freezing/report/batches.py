@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import ObservedBatch
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import (
-    RESPONSES,
-    ResponseRow,
-    SeenBatch,
-    measured_timeline,
-    timeline_file,
-    timeline_to_json,
-)
+from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
+from timelyfreeze.records.tables import RESPONSES, ResponseRow
+from timelyfreeze.records.timeline import timeline_file, timeline_to_json
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.report.parts import LoggedStep, RunPart
@@ -68,23 +62,23 @@ class Timelines(RunPart):
 
     def _write_due(self, *, is_last: bool) -> None:
         """Write what is due; every rank comes here at the same step."""
-        for phase in [phase for phase in Phase if self._is_due(phase, is_last=is_last)]:
+        for phase in [phase for phase in Phase if phase in self._kept]:
+            is_first = phase in _ENDLESS and phase not in self._written
+            is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
+            if not (is_last or is_enough or phase is not self._current):
+                continue
             self._write(phase, list(self._kept[phase]))
             self._written.add(phase)
             self.run.has_news = True
             if phase is not self._current:
                 del self._kept[phase]
 
-    def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
-        if phase not in self._kept:
-            return False
-        is_first = phase in _ENDLESS and phase not in self._written
-        is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
-        return is_last or is_enough or phase is not self._current
-
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
-        run, controller = self.run, self.run.controller
-        batches = of_commonest_entry(batches)
+        run, bounds = self.run, self.run.controller.bounds
+        # Those that began where most did; of several such places the latest counts.
+        entries = Counter(observed.entry_stage for observed in reversed(batches))
+        ((entry_stage, _),) = entries.most_common(1)
+        batches = [observed for observed in batches if observed.entry_stage == entry_stage]
         everyone = run.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]
         processes = run.exchange.all_gather(
@@ -92,27 +86,14 @@ class Timelines(RunPart):
         )
         if not run.is_shown:
             return
-        bounds = controller.bounds
+        latency_ms = None if bounds is None else bounds.p2p_latency_ms
+        more = {"step": chosen.step, "p2p_latency_ms": latency_ms, "entry_stage": entry_stage}
         try:
-            timeline = measured_timeline(
-                controller.order,
-                processes,
-                phase,
-                step=chosen.step,
-                p2p_latency_ms=None if bounds is None else bounds.p2p_latency_ms,
-                entry_stage=chosen.entry_stage,
-            )
+            timeline = measured_timeline(run.controller.order, processes, phase, **more)
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
         run.write(str(timeline_file(Path(), phase)), timeline_to_json(timeline))
-
-
-def of_commonest_entry(batches: Sequence[ObservedBatch]) -> list[ObservedBatch]:
-    """Return the batches that began where most did; of several such places the latest counts."""
-    counts = Counter(observed.entry_stage for observed in reversed(batches))
-    ((most, _),) = counts.most_common(1)
-    return [observed for observed in batches if observed.entry_stage == most]
 
 
 def typical(spans_ms: list[list[float]]) -> int:
@@ -130,7 +111,7 @@ class Responses(RunPart):
     n_kept = 120  # of each stage, kind and phase
 
     def begin_pipeline(self) -> None:
-        self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
+        self.kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
         self._n_seen: Counter[tuple[int, str, str]] = Counter()
         self._rng = np.random.default_rng(0)
 
@@ -138,10 +119,9 @@ class Responses(RunPart):
         """Write what all ranks have kept, ``responses.csv``."""
         if self.run.controller is None:
             return
-        everyone = self.run.exchange.all_gather(self.by_stage())
-        by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
-        rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
-        self.run.append(RESPONSES, rows)
+        everyone = self.run.exchange.all_gather(self.kept)
+        kept = {key: rows for rank in reversed(everyone) for key, rows in rank.items()}
+        self.run.append(RESPONSES, [row for key in sorted(kept) for row in kept[key]])
 
     def batch(self, observed: ObservedBatch) -> None:
         if observed.is_cold:
@@ -151,20 +131,10 @@ class Responses(RunPart):
                 action.stage, action.kind.value, observed.phase.value, action.microbatch,
                 fraction, observed.record.durations_ms[action], int(action in observed.cut),
             )  # fmt: skip
-            self._offer(row)
-
-    def _offer(self, row: ResponseRow) -> None:
-        key = (row.stage, row.kind, row.phase)
-        kept = self._kept.setdefault(key, [])
-        self._n_seen[key] += 1
-        if self._n_seen[key] <= self.n_kept:
-            kept.append(row)
-        elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
-            kept[place] = row
-
-    def by_stage(self) -> dict[int, list[ResponseRow]]:
-        """Return what is kept, by stage."""
-        stages: dict[int, list[ResponseRow]] = {}
-        for key in sorted(self._kept):
-            stages.setdefault(key[0], []).extend(self._kept[key])
-        return stages
+            key = (row.stage, row.kind, row.phase)
+            kept = self.kept.setdefault(key, [])
+            self._n_seen[key] += 1
+            if self._n_seen[key] <= self.n_kept:
+                kept.append(row)
+            elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
+                kept[place] = row

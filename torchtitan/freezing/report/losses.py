@@ -5,21 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.files import parse_json
-from timelyfreeze.records import (
-    ACCURACIES,
-    LOSSES,
-    WINDOW,
-    AccuracyRow,
-    RunSummary,
-    last_running_mean,
-    seconds_to_reach,
-)
+from timelyfreeze.files import read_object
+from timelyfreeze.records import tables
+from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 
@@ -51,7 +45,9 @@ class Losses(RunPart):
         self._validation = {"validation_loss": loss} | counted
         self._append(f"{step},{self.run.seconds:.3f},,{loss!r}")
         if len(counted) == len(_SCORES):
-            self.run.append(ACCURACIES, [AccuracyRow(step, self.run.seconds, *counted.values())])
+            self.run.append(
+                tables.ACCURACIES, [tables.AccuracyRow(step, self.run.seconds, *counted.values())]
+            )
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         """Return the last losses; that of training is the mean of the last tenth of the steps."""
@@ -60,16 +56,13 @@ class Losses(RunPart):
         n_last = max(1, self._last_step // 10)
         recent = [loss for step, loss in self._logged if step > self._last_step - n_last]
         last = self._logged[-1][1]
-        return {
-            "train_loss": statistics.fmean(recent or [last]),
-            "last_loss": last,
-            **self._validation,
-        }
+        mean = statistics.fmean(recent or [last])
+        return {"train_loss": mean, "last_loss": last, **self._validation}
 
     def _append(self, row: str) -> None:
         # Opened for each row: what is closed is not lost in a crash.
         if self.run.is_shown:
-            with self.run.guard.writing(), (self.run.folder / LOSSES.name).open("a") as file:
+            with self.run.writing(), (self.run.folder / tables.LOSSES.name).open("a") as file:
                 file.write(row + "\n")
 
 
@@ -81,19 +74,16 @@ class FiniteWatch(RunPart):
     def log_step(self, logged: LoggedStep) -> None:
         is_finite = math.isfinite(logged.loss) and math.isfinite(logged.grad_norm)
         was_finite, self._was_finite = self._was_finite, is_finite
-        if not is_finite and was_finite and self.run.is_shown:
-            logger.warning(_not_finite(logged))
-
-
-def _not_finite(logged: LoggedStep) -> str:
-    text = f"Step {logged.step} has loss {logged.loss:g} and gradient norm {logged.grad_norm:g}"
-    mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
-    if logged.phase is not None:
-        applied = {} if logged.metrics is None else logged.metrics.applied_stage_ratios
-        ratios = " ".join(f"{s}:{r:.2f}" for s, r in applied.items()) or "unknown"
-        text += f", in freezing phase {logged.phase.value}, frozen of each stage: {ratios}"
-        mend += ", or a lower freezing.max_freeze_ratio"
-    return f"{text}; weights that are not finite stay so: {mend}"
+        if is_finite or not was_finite or not self.run.is_shown:
+            return
+        text = f"Step {logged.step} has loss {logged.loss:g} and gradient norm {logged.grad_norm:g}"
+        mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
+        if logged.phase is not None:
+            applied = {} if logged.metrics is None else logged.metrics.applied_stage_ratios
+            ratios = " ".join(f"{s}:{r:.2f}" for s, r in applied.items()) or "unknown"
+            text += f", in freezing phase {logged.phase.value}, frozen of each stage: {ratios}"
+            mend += ", or a lower freezing.max_freeze_ratio"
+        logger.warning(f"{text}; weights that are not finite stay so: {mend}")
 
 
 class Reference(RunPart):
@@ -108,7 +98,7 @@ class Reference(RunPart):
         if (found := self._target) is None:
             return {}
         curve = training_curve(self.run.folder)
-        seconds = seconds_to_reach(curve, found["reference_loss"], WINDOW)
+        seconds = tables.seconds_to_reach(curve, found["reference_loss"], tables.WINDOW)
         return found | {"seconds_to_reference_loss": seconds}
 
 
@@ -117,22 +107,25 @@ def read_reference(folder: Path) -> dict[str, Any]:
     key = f"report.reference_run is {str(folder)!r}, which"
     if not folder.is_dir():
         raise ValueError(f"{key} is no folder; name that of a run")
-    if not (folder / LOSSES.name).is_file():
-        raise ValueError(f"{key} has no {LOSSES.name}; name that of a run")
+    if not (folder / tables.LOSSES.name).is_file():
+        raise ValueError(f"{key} has no {tables.LOSSES.name}; name that of a run")
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:
         raise ValueError(f"{key} cannot be read: {error}") from error
-    loss = last_running_mean(curve, WINDOW)
-    seconds = None if loss is None else seconds_to_reach(curve, loss, WINDOW)
+    loss = tables.last_running_mean(curve, tables.WINDOW)
+    seconds = None if loss is None else tables.seconds_to_reach(curve, loss, tables.WINDOW)
     if loss is None or seconds is None:
         raise ValueError(
-            f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
-            "be numbers"
+            f"{key} has {len(curve)} logged training losses; its last {tables.WINDOW} must be "
+            "there and be numbers"
         )
+    device = None
+    with suppress(OSError, ValueError):  # of a run that has not ended there is none
+        device = read_object(folder / SUMMARY_FILE).get("device")
     return {
         "reference_run": str(folder),
-        "reference_device": _device(folder),
+        "reference_device": device if isinstance(device, str) else None,
         "reference_loss": loss,
         "reference_seconds": seconds,
     }
@@ -149,13 +142,5 @@ def reference_errors(config: JobConfig) -> Iterator[str]:
 
 def training_curve(folder: Path) -> list[tuple[float, float]]:
     """Return seconds and loss of each step whose training loss was logged."""
-    rows = LOSSES.read(folder)
+    rows = tables.LOSSES.read(folder)
     return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]
-
-
-def _device(folder: Path) -> str | None:
-    try:
-        device = parse_json((folder / "summary.json").read_bytes()).get("device")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return device if isinstance(device, str) else None

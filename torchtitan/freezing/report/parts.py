@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
 from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import Move, RunSummary, StepLog
+from timelyfreeze.records.convergence import StepLog
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records.tables import FrozenCount, Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.report.run_folder import OutputGuard
 
 Row = TypeVar("Row")
 
@@ -31,9 +35,11 @@ class Run:
     start: RunSummary  # what is known of it before its first step
     folder: Path  # where its files go
     is_shown: bool  # whether this is the process that has the loss, which shows and writes
-    guard: OutputGuard  # what files are written in
     exchange: Exchange  # talks to the other ranks
     n_layers: int | None = None  # layers of the model; None for a model that does not count them
+    device: torch.device | None = None  # whose memory is watched
+    flops_per_token: float = math.nan  # what the model needs with nothing frozen; NaN: not known
+    peak_flops: float = math.nan  # those of a device each second, likewise
     # of the present pipeline; None for a run without freezing
     controller: FreezeController | None = None
     emulation: EmulationRecord | None = None  # likewise; None where every rank has its own process
@@ -41,7 +47,10 @@ class Run:
     seconds: float = 0.0  # sum of the step times so far, without validation and checkpoints
     # time of a step over that of an unfrozen one; None before freezing began
     kappa: float | None = None
+    moves: list[Move] = field(default_factory=list)  # those so far, the oldest first
+    frozen_counts: Sequence[FrozenCount] = ()  # of its tensors; empty until it ends
     has_news: bool = False  # whether there is something that was not drawn yet
+    has_warned: bool = False  # whether it was told that files cannot be written
     # processes that share a batch, in the present pipeline
     ranks_per_replica: int = field(init=False)
 
@@ -69,17 +78,35 @@ class Run:
         """How many pipelines share each batch; an emulation holds the model once for all."""
         return self.n_held if self.emulation is None else self.emulation.n_replicas
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write files inside: a full disk is told once, as a gap in a curve costs no run its night.
+
+        Checkpoints do not come through here; without them a run has nothing to show.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not self.has_warned:
+                self.has_warned = True
+                logger.warning(
+                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
+                    "are missing there from now on",
+                    self.folder,
+                    error.strerror or error,
+                )
+
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder, where this process writes; who is killed leaves no half."""
         if self.is_shown:
-            with self.guard.writing():
+            with self.writing():
                 write_whole(self.folder / name, text.encode())
             logger.debug("Wrote %s", self.folder / name)
 
     def append(self, table: Table[Row], rows: Sequence[Row]) -> None:
         """Append rows to a table, which is begun with its first ones; a part may have none."""
         if self.is_shown:
-            with self.guard.writing():
+            with self.writing():
                 is_there = (self.folder / table.name).exists()
                 (table.append if is_there else table.write)(self.folder, rows)
 
@@ -125,9 +152,8 @@ class RunPart:
     def collect(self, metrics: CollectedMetrics) -> None:
         """Take note of what all ranks have measured since the last time."""
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float] | None:
-        """Take note of a logged step, and return its metrics by tag; unknown ones have none."""
-        return None
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None] | None:
+        """Take note of a logged step, and return its metrics by tag, None for unknown ones."""
 
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
         """Take note of a validation, and of what it counted besides."""

@@ -11,7 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.planning import AwaitedCall, BackgroundCall, FreezePlan
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.report.parts import LoggedStep, Run, RunPart
 
@@ -100,16 +100,12 @@ class RunPlots(RunPart):
         else:
             for name, reason in drawn.broken.items():
                 self._warn(f"{name}: {reason}")
-            for file in drawn.files:
-                if file.suffix == ".png":
-                    self._show_file(file, step)
+            for file in drawn.files if self._writer is not None else ():
+                png = file.read_bytes() if file.suffix == ".png" else None
+                if png is not None and self._shown.get(file.stem) != png:
+                    self._shown[file.stem] = png
+                    self._writer.file_writer.add_summary(image_summary(tag_of(file), png), step)
         self.close()
-
-    def _show_file(self, file: Path, step: int) -> None:
-        png = file.read_bytes()
-        if self._writer is not None and self._shown.get(file.stem) != png:
-            self._shown[file.stem] = png
-            self._writer.file_writer.add_summary(image_summary(tag_of(file), png), step)
 
     def _warn(self, reason: str) -> None:
         if not self._has_failed:

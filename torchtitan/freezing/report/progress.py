@@ -9,13 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from timelyfreeze.records import RunSummary
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import model_family, padding_note
 from torchtitan.freezing.report.parts import EndedStep, Run, RunPart
@@ -59,14 +59,13 @@ def status_text(status: Status) -> str:
         left = status.steps_left_in_phase
         words = {0: "last step", 1: "1 more step"}.get(left, f"{left} more steps")
         parts.append(_WORDS[status.phase] + ("" if left is None else f" ({words})"))
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.3f}")
-    if status.tokens_per_second is not None:
-        parts.append(f"{status.tokens_per_second:,.0f} {status.unit}/s{status.note}")
-    if status.gain is not None:
-        parts.append(f"{status.gain:+.0%} throughput")
-    if status.seconds_left is not None:
-        parts.append(f"{duration_text(status.seconds_left)} left")
+    left_s = status.seconds_left
+    parts += [form.format(value) for form, value in (
+        ("loss {:.3f}", status.loss),
+        (f"{{:,.0f}} {status.unit}/s{status.note}", status.tokens_per_second),
+        ("{:+.0%} throughput", status.gain),
+        ("{} left", None if left_s is None else duration_text(left_s)),
+    ) if value is not None]  # fmt: skip
     return ", ".join(parts)
 
 
@@ -98,7 +97,7 @@ class Progress(RunPart):
         self._use_bar = self._shown and sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._bar: tqdm[None] | None = None
-        self._redirect = None
+        self._redirected = ExitStack()
 
     def note(self, loss: float, tokens_per_second: float | None) -> None:
         """Take note of what is shown until the next logged step."""
@@ -108,7 +107,7 @@ class Progress(RunPart):
     def end_step(self, ended: EndedStep) -> None:
         controller, phase, left = self.run.controller, ended.phase, None
         if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
-            left = controller.settings.phases.last_step_of(phase) - ended.step
+            left = controller.settings.phases.last_steps[phase] - ended.step
         self._seconds.append(ended.seconds)
         left_s = statistics.fmean(self._seconds) * (self._n_steps - ended.step)
         self._status = replace(
@@ -127,8 +126,7 @@ class Progress(RunPart):
             self._bar = tqdm(
                 total=self._n_steps, initial=step - 1, dynamic_ncols=True, bar_format=_FORMAT
             )
-            self._redirect = logging_redirect_tqdm()
-            self._redirect.__enter__()
+            self._redirected.enter_context(logging_redirect_tqdm())
         self._bar.set_description_str(status_text(status), refresh=False)
         with suppress(OSError):  # the terminal is gone: SIGHUP is on its way
             self._bar.update(step - self._bar.n)
@@ -157,9 +155,7 @@ class Progress(RunPart):
                 self._bar.refresh()
                 self._bar.close()
             self._bar = None
-        if self._redirect is not None:
-            self._redirect.__exit__(None, None, None)
-            self._redirect = None
+        self._redirected.close()
 
 
 def quiet_unless(shown: bool, rank: int) -> None:

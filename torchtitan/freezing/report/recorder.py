@@ -6,12 +6,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
@@ -20,10 +19,10 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger as titan_logger
 from torchtitan.tools.utils import NoColor
 
-from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
+from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.planning import FreezePlan, plan_to_json
 from timelyfreeze.policies import makes_plan
-from timelyfreeze.records import Move
+from timelyfreeze.records.tables import Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.settings import Phase
@@ -37,22 +36,12 @@ from torchtitan.freezing.config import (
     preset_line,
 )
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.report.batches import Responses, Timelines
-from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference
+from torchtitan.freezing.report import batches, losses, reports, steps, times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
-from torchtitan.freezing.report.reports import Page, Report
-from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder, number_former
-from torchtitan.freezing.report.steps import Counts, EmulatedSteps, Front, Moves, Steps
+from torchtitan.freezing.report.run_folder import make_run_folder, number_former
 from torchtitan.freezing.report.tensorboard import RunTensorBoard
-from torchtitan.freezing.report.times import (
-    BatchTimes,
-    Memory,
-    Outcome,
-    StepTimes,
-    summary_at_start,
-)
 from torchtitan.lora.adapters import count_trained
 from torchtitan.upstream.fixes import lines_count
 
@@ -71,7 +60,7 @@ class PipelineFiles(RunPart):
         """Write the order; files of a former pipeline get a number and stay."""
         run = self.run
         if run.is_shown:
-            with run.guard.writing():
+            with run.writing():
                 for names in _OF_A_PIPELINE:
                     number_former(run.folder, names)
         if run.controller is not None:
@@ -87,7 +76,7 @@ class PipelineFiles(RunPart):
         notes = pipeline_notes(run.config, order, run.n_layers, n_processors, sizes)
         number_former(run.folder, ("bounds.json", "plan.json"))
         run.write("schedule.csv", order_to_csv(order))
-        run.write("bounds.json", bounds_file_text(controller.dag, bounds, notes))
+        run.write("bounds.json", bounds_file_text(controller.in_force.dag, bounds, notes))
         run.write("plan.json", plan_to_json(plan))
 
 
@@ -116,36 +105,34 @@ class RunRecorder:
         run.controller, run.emulation = controller, emulation
         run.ranks_per_replica = ranks_per_replica or run.ranks_per_replica
         if controller is not None:
-            controller.on_batch = self._batch
-        for part in self.parts:
-            part.begin_pipeline()
+            controller.on_batch = partial(self.tell, RunPart.batch)
+        self.tell(RunPart.begin_pipeline)
 
-    def _batch(self, observed: ObservedBatch) -> None:
+    def tell(self, hook: Callable[..., object], *told: Any, **about: Any) -> None:
+        """Call a hook of all parts."""
         for part in self.parts:
-            part.batch(observed)
+            getattr(part, hook.__name__)(*told, **about)
 
     def leave(self) -> None:
         """Write what is known of a pipeline, and let go of it; every rank comes here."""
         self._gather()
-        for part in self.parts:
-            part.leave()
+        self.tell(RunPart.leave)
         self.run.controller = None  # room for the next pipeline
 
     def log_step(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
         """Return the metrics of freezing of a logged step, by tag; all ranks come here."""
         logged = LoggedStep(step, loss, grad_norm, self.run.phase, self._collect(grad_norm))
-        tags: dict[str, float] = {}
+        tags: dict[str, float | None] = {}
         for part in self.parts:
             tags |= part.log_step(logged) or {}
-        return tags
+        return {tag: value for tag, value in tags.items() if value is not None}
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step; its tokens are of the processes that share a batch."""
         self.run.seconds += seconds
         of_device = n_tokens / self.run.ranks_per_replica
         ended = EndedStep(step, self.run.phase, seconds, n_tokens, of_device)
-        for part in self.parts:
-            part.end_step(ended)
+        self.tell(RunPart.end_step, ended)
 
     def end(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
         """Gather what is still out, write the summary, show the report; every rank comes here.
@@ -157,18 +144,15 @@ class RunRecorder:
         summary = replace(self.run.start, ended_early=ended_early, device_seconds=seconds)
         for part in self.parts:
             summary = replace(summary, **part.fields(summary))
-        for part in self.parts:
-            part.finish(summary)
+        self.tell(RunPart.finish, summary)
 
     def close(self) -> None:
-        for part in self.parts:
-            part.close()
+        self.tell(RunPart.close)
         self.logger.close()
 
     def _gather(self) -> None:
         self._collect()
-        for part in self.parts:
-            part.gather()
+        self.tell(RunPart.gather)
 
     def _collect(self, grad_norm: float = math.nan) -> CollectedMetrics | None:
         if self.run.controller is None:
@@ -176,8 +160,7 @@ class RunRecorder:
         # What undoes the clipping of gradients.
         max_norm, is_finite = self.run.config.training.max_norm, math.isfinite(grad_norm)
         metrics = self.run.controller.collect(max(1.0, grad_norm / max_norm) if is_finite else None)
-        for part in self.parts:
-            part.collect(metrics)
+        self.tell(RunPart.collect, metrics)
         return metrics
 
 
@@ -219,13 +202,13 @@ class FreezingMetricsProcessor(MetricsProcessor):
         config, dims, monitor = self.job_config, self.parallel_dims, self.device_memory_monitor
         is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(dims, config)
         folder = make_run_folder(config, create=is_shown)
-        guard = OutputGuard(folder)
         n_copies = max(1, dims.world_size // dims.pp)  # an emulation has all stages in one
         start = replace(
-            summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
+            times.summary_at_start(config, dims, monitor.device_name, titan_tools.device_type),
             **count_trained(self.model_parts, n_copies),
         )
-        run = Run(config, start, folder, is_shown, guard, Exchange(), self._n_layers)
+        about = self._n_layers, monitor.device, self.num_flops_per_token, self.gpu_peak_flops
+        run = Run(config, start, folder, is_shown, Exchange(), *about)
         # Upstream would open a TensorBoard folder named by the minute, in which runs started
         # together mix.
         others = replace(config, metrics=replace(config.metrics, enable_tensorboard=False))
@@ -233,13 +216,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
         tensorboard, all_ranks = None, config.metrics.save_for_all_ranks
         if config.metrics.enable_tensorboard and (is_shown or all_ranks):
             name = f"rank_{dist.get_rank()}" if all_ranks else ""
-            tensorboard = RunTensorBoard(str(folder / name), config, guard)
+            tensorboard = RunTensorBoard(str(folder / name), run)
             both = LoggerContainer()
             both.add_logger(logger)
             both.add_logger(tensorboard)
             logger = both
-        flops = self.num_flops_per_token, self.gpu_peak_flops
-        return record(run, monitor.device, tensorboard, logger, *flops)
+        return record(run, tensorboard, logger)
 
     def leave(self) -> RunRecorder:
         """Write what is known so far, and give away what the run goes on with elsewhere."""
@@ -251,14 +233,13 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
         """Take note of the move that brought the run here, as in ``moves.csv``."""
         layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
-        for part in self.recorder.parts:
-            part.move(Move(step, n_frozen, len(split), n_replicas, layers, seconds))
+        move = Move(step, n_frozen, len(split), n_replicas, layers, seconds)
+        self.recorder.tell(RunPart.move, move)
         self.time_last_log = time.perf_counter()
 
     def save_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
         """Keep what was measured and what was solved; ``about`` as ``RunPart.begin_plan``."""
-        for part in self.recorder.parts:
-            part.begin_plan(plan, bounds, **about)
+        self.recorder.tell(RunPart.begin_plan, plan, bounds, **about)
 
     def log(
         self,
@@ -282,8 +263,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
-        for part in self.recorder.parts:
-            part.log_validation(step, loss, extra_metrics or {})
+        self.recorder.tell(RunPart.log_validation, step, loss, extra_metrics or {})
         with self._units():
             super().log_validation(loss, step, extra_metrics)
 
@@ -293,14 +273,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self.recorder.close()
 
 
-def record(
-    run: Run,
-    device: torch.device,
-    tensorboard: RunTensorBoard | None,
-    logger: BaseLogger,
-    flops_per_token: float = math.nan,
-    peak_flops: float = math.nan,
-) -> RunRecorder:
+def record(run: Run, tensorboard: RunTensorBoard | None, logger: BaseLogger) -> RunRecorder:
     """Return what records and shows a run, and write how it is configured.
 
     The order of parts is that of tags, of fields that follow from those of parts before, and of
@@ -312,19 +285,17 @@ def record(
     if run.is_shown and makes_plan(run.config.freezing.method) and rank != 0:
         titan_logger.info(f"Frozen weights still learn, in {rank} directions each")
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
-    batches, steps, moves, counts = BatchTimes(run), Steps(run), Moves(run), Counts(run)
     progress = Progress(run)
-    emulated = [EmulatedSteps(run, steps)] if run.config.emulation.enable else []
     parts: list[RunPart] = [
-        PipelineFiles(run), StepTimes(run), batches, Front(run),
-        moves, steps, *emulated, Losses(run), Responses(run), counts,
-        Timelines(run), Memory(run, device), Outcome(run, flops_per_token, peak_flops),
-        Reference(run), FiniteWatch(run), progress,
+        PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run),
+        steps.Moves(run), steps.Steps(run), losses.Losses(run), batches.Responses(run),
+        steps.Counts(run), batches.Timelines(run), times.Memory(run), times.Outcome(run),
+        losses.Reference(run), losses.FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:
         parts.append(tensorboard)
-    parts.append(Report(run, moves))
+    parts.append(reports.Report(run))
     if run.is_shown and run.config.plots.enable:
         parts.append(RunPlots(run, None if tensorboard is None else tensorboard.writer))
-    parts.append(Page(run, moves, counts))
+    parts.append(reports.Page(run))
     return RunRecorder(run, parts, progress, logger)

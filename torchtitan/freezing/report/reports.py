@@ -11,18 +11,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template, Undefined
 
 from timelyfreeze.policies import LORA, freezes_by_turns
-from timelyfreeze.records import (
-    SUMMARY_FILE,
-    FrozenCount,
-    RunSummary,
-    as_shown,
-    kappa_of_cap,
-    summary_to_json,
-)
+from timelyfreeze.records.convergence import kappa_of_cap
+from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, as_shown, summary_to_json
+from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.timing import range_of, within
-from torchtitan.freezing.report.parts import Run, RunPart
+from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.run_folder import REPORT
-from torchtitan.freezing.report.steps import Counts, Moves, TimedMove
+from torchtitan.freezing.report.steps import TimedMove, timed_moves
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
@@ -36,13 +31,9 @@ _MOST_SHOWN = 7
 class Report(RunPart):
     """Writes ``summary.json`` and the short report, and shows the most important of it."""
 
-    def __init__(self, run: Run, moves: Moves) -> None:
-        super().__init__(run)
-        self._moves = moves
-
     def finish(self, summary: RunSummary) -> None:
         run = self.run
-        text = render_report(summary, run.folder, self._moves.timed())
+        text = render_report(summary, run.folder, timed_moves(run))
         run.write(SUMMARY_FILE, summary_to_json(summary))
         run.write(REPORT, text)
         if run.is_shown and not run.config.report.quiet:
@@ -65,34 +56,26 @@ def shown_report(text: str) -> str:
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
     """Return the report of a run; a line whose metrics are missing is left out or says so."""
     unknown = "\0"
-    text = _rendered("report.txt.j2", unknown, summary, run_folder, moves)
+    text = _template("report.txt.j2", unknown).render(_known(summary, run_folder, moves))
     return "".join(f"{line}\n" for line in text.splitlines() if unknown not in line)
 
 
-def _rendered(
-    name: str,
-    unknown: str,
-    summary: RunSummary,
-    run_folder: Path,
-    moves: Sequence[TimedMove],
-    **more: Any,
-) -> str:
-    """Return a template with what is known of a run; steps are by the virtual clock."""
+def _known(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove]) -> dict[str, Any]:
+    """Return what both reports are made from; steps are by the virtual clock."""
     clock = summary.by_virtual_clock()
     shown = as_shown(clock)
     if clock.step_ms_unfrozen and clock.step_ms:
         shown["gain"] = f"{clock.step_ms_unfrozen / clock.step_ms - 1:+.1%}"
-    return _template(name, unknown).render(
-        s=summary,
-        clock=clock,
-        shown=shown,
-        as_run=as_shown(summary),
-        within=within(summary.interval_factor),
-        freezes=freezes_by_turns(summary.method),
-        moves=moves,
-        folder=run_folder,
-        **more,
-    )
+    return {
+        "s": summary,
+        "clock": clock,
+        "shown": shown,
+        "as_run": as_shown(summary),
+        "within": within(summary.interval_factor),
+        "freezes": freezes_by_turns(summary.method),
+        "moves": moves,
+        "folder": run_folder,
+    }
 
 
 @functools.cache
@@ -104,15 +87,14 @@ def _template(name: str, unknown: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=type("Unknown", (Undefined,), {"__str__": lambda _: unknown}),
-        finalize=_in_cell if name.endswith(".md.j2") else None,
+        # A cell of a table has no line break, and no bar of its own.
+        finalize=(lambda value: str(value).replace("|", "\\|").replace("\n", " "))
+        if name.endswith(".md.j2")
+        else None,
     )
-    templates.filters.update(number=_number, ms=_ms, beside=beside)
+    ms = functools.partial(_number, form=",.1f", unit=" ms")
+    templates.filters.update(number=_number, ms=ms, beside=beside)
     return templates.get_template(name)
-
-
-def _in_cell(value: Any) -> str:
-    """Return a text for a cell of a table, which has no line break, and no bar of its own."""
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def beside(
@@ -148,13 +130,9 @@ _FREEZING_SETTINGS = (
 class Page(RunPart):
     """Writes the page, which lists the files that are there, after all others are."""
 
-    def __init__(self, run: Run, moves: Moves, counts: Counts) -> None:
-        super().__init__(run)
-        self._moves, self._counts = moves, counts
-
     def finish(self, summary: RunSummary) -> None:
-        run, moves, counts = self.run, self._moves.timed(), self._counts.rows
-        page = render_page(summary, run.config.to_dict(), run.folder, counts, moves)
+        run, settings = self.run, self.run.config.to_dict()
+        page = render_page(summary, settings, run.folder, run.frozen_counts, timed_moves(run))
         run.write("report.md", page)
         if run.is_shown and run.config.report.quiet:
             print(f"report: {run.folder / 'report.md'}", flush=True)
@@ -169,12 +147,8 @@ def render_page(
 ) -> str:
     """Return the page as markdown, which lists the files that the folder has now."""
     method = "no freezing" if summary.method == "none" else summary.method
-    return _rendered(
-        "report.md.j2",
-        "not measured",
-        summary,
-        run_folder,
-        moves,
+    return _template("report.md.j2", "not measured").render(
+        _known(summary, run_folder, moves),
         title=", ".join([summary.model, summary.schedule or "no pipeline", method]),
         kappa=_kappa_of_batches(summary, settings),
         stages=_stages(summary, counts),
@@ -204,21 +178,20 @@ def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str
     """Return the table of stages; its ratios are by element."""
     planned, applied = summary.planned_stage_ratios or {}, summary.stage_ratios or {}
     ranks = {count.stage: count.rank for count in counts}
+    ran, frozen = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    for count in counts:
+        ran[count.stage] += count.elements * count.backwards
+        frozen[count.stage] += count.elements * count.times_frozen
     return [
         {
             "stage": stage,
             "rank": ranks.get(stage, ""),
             "planned": planned.get(stage),
             "applied": applied.get(stage),
-            "since": _frozen_ratio([count for count in counts if count.stage == stage]),
+            "since": frozen[stage] / ran[stage] if ran.get(stage) else None,
         }
         for stage in sorted({*planned, *applied, *ranks})
     ]
-
-
-def _frozen_ratio(counts: Sequence[FrozenCount]) -> float | None:
-    total = sum(count.elements * count.backwards for count in counts)
-    return sum(count.elements * count.times_frozen for count in counts) / total if total else None
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -228,21 +201,15 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
     freezing = settings.get("freezing", {})
     method = str(freezing.get("method", "none"))
-    for key in _FREEZING_SETTINGS if freezes_by_turns(method) else ("method",):
-        if key in freezing:
-            yield f"freezing.{key}", str(freezing[key])
-    name = method.removeprefix("timelyfreeze+")
-    section = f"freezing.{name}"
-    own = freezing.get(name)
+    keys = _FREEZING_SETTINGS if freezes_by_turns(method) else ("method",)
+    yield from ((f"freezing.{key}", str(freezing[key])) for key in keys if key in freezing)
+    metric = method.removeprefix("timelyfreeze+")
+    section, own = f"freezing.{metric}", freezing.get(metric)
     if method == LORA:
         section, own = LORA, settings.get(LORA)
-    for key, value in own.items() if isinstance(own, Mapping) else ():
-        yield f"{section}.{key}", str(value)
+    if isinstance(own, Mapping):
+        yield from ((f"{section}.{key}", str(value)) for key, value in own.items())
 
 
 def _number(value: float | None, form: str, unit: str = "", unknown: str = "not measured") -> str:
     return unknown if value is None else f"{value:{form}}{unit}"
-
-
-def _ms(value: float | None) -> str:
-    return _number(value, ",.1f", " ms")

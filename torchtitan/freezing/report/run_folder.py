@@ -1,14 +1,11 @@
-"""One folder per run, under a name that says what ran, and a run that goes on when it is full."""
+"""One folder per run, under a name that says what ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-
-from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import Exchange
 from torchtitan.checkpoints.finished import SETTINGS_FILE, read_run_settings
@@ -62,37 +59,7 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 def number_former(folder: Path, names: Iterable[str]) -> None:
     """Put one number behind files whose names are wanted anew: ``plan_1.json`` is oldest."""
     files = [folder / name for name in names if (folder / name).exists()]
-    number = next(n for n in count(1) if not any(numbered(file, n).exists() for file in files))
-    for file in files:
-        file.rename(numbered(file, number))
-
-
-def numbered(file: Path, number: int) -> Path:
-    """Return the name that ``file`` has once it is the ``number``-th former one."""
-    return file.with_stem(f"{file.stem}_{number}")
-
-
-class OutputGuard:
-    """Turns a full disk into one warning: a curve that has a gap is no reason to lose a night.
-
-    Checkpoints do not come through here; without them a run has nothing to show.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_warned = False
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Write inside; what fails for the file system's reasons is told once."""
-        try:
-            yield
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
-                    "are missing there from now on",
-                    self._folder,
-                    error.strerror or error,
-                )
+    numbered = ([f.with_stem(f"{f.stem}_{n}") for f in files] for n in count(1))
+    free = next(names for names in numbered if not any(name.exists() for name in names))
+    for file, name in zip(files, free, strict=True):
+        file.rename(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,37 +17,27 @@ from typing import Any
 
 from timelyfreeze.control import CollectedMetrics, ObservedBatch
 from timelyfreeze.policies import Decision
-from timelyfreeze.records import (
-    COUNTS,
-    FRONT,
-    MOVES,
-    PLASTICITY,
-    STEPS,
-    FrontRow,
-    FrozenCount,
-    Move,
-    PlasticityRow,
-    RunSummary,
-    StepRow,
-    kappa_over_p_eff,
-    mean_p_eff,
-    never_updated,
-)
+from timelyfreeze.records import tables
+from timelyfreeze.records.convergence import kappa_over_p_eff, mean_p_eff
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 
 
 class Steps(RunPart):
-    """Writes what is known of each step, ``steps.csv``; kappa is by the virtual clock, if any."""
+    """Writes what is known of each step, ``steps.csv``.
+
+    An emulation puts its steps together, which count instead of this process's time.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        run.append(STEPS, [])
+        run.append(tables.STEPS, [])
         self._emulates = run.config.emulation.enable
-        self._ended: list[StepRow] = []
-        self._n_virtual = 0  # of the ended rows, how many have their virtual time
-        self._ratios: dict[int, float] = {}
-        self._logged: dict[int, dict[str, Any]] = {}
+        # Of steps that were not written yet: what is known of their rows, and which have ended.
+        self._known: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        self._ended: list[int] = []
+        self._n_virtual = 0  # of the ended ones, how many have their virtual time
         self._stable: list[tuple[float, float]] = []
 
     def begin_pipeline(self) -> None:
@@ -55,54 +46,57 @@ class Steps(RunPart):
     def add_virtual(self, steps_ms: Sequence[float]) -> None:
         """Take note of the virtual times of the next steps that have ended."""
         for virtual_ms in steps_ms:
-            row = self._ended[self._n_virtual]
-            self._ended[self._n_virtual] = replace(row, virtual_step_ms=virtual_ms)
+            self._known[self._ended[self._n_virtual]]["virtual_step_ms"] = virtual_ms
             self._n_virtual += 1
 
     def collect(self, metrics: CollectedMetrics) -> None:
-        self._ratios.update(metrics.step_ratios)
+        for step, ratio in metrics.step_ratios.items():
+            self._known[step]["freeze_ratio"] = ratio
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
-        values: dict[str, Any] = {"train_loss": logged.loss}
-        self._logged[logged.step] = values
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
+        tags: dict[str, float | None] = {}
+        known = self._known[logged.step]
+        known["train_loss"] = logged.loss
         controller, phase, metrics = self.run.controller, logged.phase, logged.metrics
-        if controller is None or metrics is None or phase is None:
-            return {}
-        values["batch_predicted_ms"] = controller.expected_batch_ms()
-        batches_ms = metrics.batch_ms.get(phase)
-        values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
-        values["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
-        # While everything is frozen to measure, it is no gain.
-        if phase in FREEZING_PHASES:
-            self.run.kappa = kappa or self.run.kappa
-        captured = 0.0 if controller.bounds is None else controller.bounds.captured
-        energy = None if metrics.energy is None else metrics.energy.keeping(captured)
-        values["p_eff"] = p_eff = None if energy is None else energy.p_eff
-        if phase is Phase.STABLE and energy is not None and p_eff is not None:
-            # Each replica has the energy of the whole model.
-            self._stable.append((p_eff, energy.total / self.run.n_held))
-        tags = {
-            "freezing/kappa": kappa,
-            "freezing/p_eff": p_eff,
-            "freezing/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
-        }
-        return {tag: value for tag, value in tags.items() if value is not None}
+        if controller is not None and metrics is not None and phase is not None:
+            known["batch_predicted_ms"] = controller.expected_batch_ms()
+            batches_ms = metrics.batch_ms.get(phase)
+            known["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
+            known["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
+            # While everything is frozen to measure, it is no gain.
+            if phase in FREEZING_PHASES:
+                self.run.kappa = kappa or self.run.kappa
+            captured = 0.0 if controller.bounds is None else controller.bounds.captured
+            energy = None if metrics.energy is None else metrics.energy.keeping(captured)
+            known["p_eff"] = p_eff = None if energy is None else energy.p_eff
+            if phase is Phase.STABLE and energy is not None and p_eff is not None:
+                # Each replica has the energy of the whole model.
+                self._stable.append((p_eff, energy.total / self.run.n_held))
+            tags = {"freezing/kappa": kappa, "freezing/p_eff": p_eff}
+            tags["freezing/kappa_over_p_eff"] = kappa_over_p_eff(kappa, p_eff)
+        if self._emulates:
+            tags |= self.run.emulation.metrics()
+            self.add_virtual(self.run.emulation.take_steps_ms())
+        return tags
 
     def end_step(self, ended: EndedStep) -> None:
-        phase, seconds = ended.phase, ended.seconds
-        self._ended.append(
-            StepRow(
-                step=ended.step,
-                phase="" if phase is None else phase.value,
-                seconds=self.run.seconds,
-                step_ms=1e3 * seconds,
-                tokens_per_second=ended.of_device / seconds if seconds > 0.0 else math.nan,
-                freeze_ratio=0.0 if phase is None else None,
-            )
-        )
-        if ended.step in self._logged:
+        phase, seconds, known = ended.phase, ended.seconds, self._known[ended.step]
+        known["phase"] = "" if phase is None else phase.value
+        known["seconds"], known["step_ms"] = self.run.seconds, 1e3 * seconds
+        known["tokens_per_second"] = ended.of_device / seconds if seconds > 0.0 else math.nan
+        if phase is None:
+            known["freeze_ratio"] = 0.0
+        self._ended.append(ended.step)
+        if "train_loss" in known:
             # The virtual time of this step is not known before metrics are exchanged again.
             self._write(self._n_virtual if self._emulates else len(self._ended))
+        if self._emulates:
+            self.run.emulation.end_step(phase, ended.n_tokens)
+
+    def gather(self) -> None:
+        if self._emulates:
+            self.run.emulation.collect()
+            self.add_virtual(self.run.emulation.take_steps_ms())
 
     @property
     def p_eff(self) -> float | None:
@@ -112,21 +106,18 @@ class Steps(RunPart):
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         """Write all steps, which plots and the reports are made from."""
         self.close()
-        return {"p_eff": self.p_eff}
+        freezes, emulation = self.run.controller is not None, self.run.emulation
+        virtual = emulation.summarize(freezes=freezes) if self._emulates else {}
+        return {"p_eff": self.p_eff, **virtual}
 
     def close(self) -> None:
         self._write(len(self._ended))
 
     def _write(self, n: int) -> None:
-        rows, self._ended = self._ended[:n], self._ended[n:]
+        steps, self._ended = self._ended[:n], self._ended[n:]
         self._n_virtual = max(0, self._n_virtual - n)
-        complete = []
-        for row in rows:
-            known = self._logged.pop(row.step, {})
-            if row.step in self._ratios:
-                known["freeze_ratio"] = self._ratios.pop(row.step)
-            complete.append(replace(row, **known))
-        self.run.append(STEPS, complete)
+        rows = [tables.StepRow(step, **self._known.pop(step)) for step in steps]
+        self.run.append(tables.STEPS, rows)
 
 
 # Phases in which a policy's choice is frozen, under a plan or alone.
@@ -138,8 +129,7 @@ class Front(RunPart):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._rows: list[FrontRow] = []
-        self._evaluations: list[PlasticityRow] = []
+        self._rows: list[tables.FrontRow] = []
         self._last: Decision | None = None
 
     def batch(self, observed: ObservedBatch) -> None:
@@ -153,27 +143,19 @@ class Front(RunPart):
             self._rows[-1] = replace(row, batches=row.batches + 1, read=read)
             return
         names = [name for name in ("frozen_modules", "bootstrapping") if name in policy]
-        frozen_layers = int(policy["frozen_layers"]) if observed.phase in _IN_FORCE else 0
-        self._rows.append(
-            FrontRow(
-                observed.step,
-                observed.phase.value,
-                frozen_layers,
-                1,
-                read,
-                **{name: int(policy[name]) for name in names},
-            )
-        )
+        modules = {name: int(policy[name]) for name in names}
+        n_layers = int(policy["frozen_layers"]) if observed.phase in _IN_FORCE else 0
+        phase = observed.phase.value
+        self._rows.append(tables.FrontRow(observed.step, phase, n_layers, 1, read, **modules))
 
     def end_step(self, ended: EndedStep) -> None:
         checks = None if self.run.controller is None else self.run.controller.checks
         if checks is None or checks.decision is self._last:
             return
         self._last = checks.decision
-        self._evaluations += [
-            PlasticityRow(found.step, found.module, found.value, found.smoothed)
-            for found in self._last.evaluations
-        ]
+        if found := self._last.evaluations:
+            rows = [tables.PlasticityRow(e.step, e.module, e.value, e.smoothed) for e in found]
+            self.run.append(tables.PLASTICITY, rows)
 
     def collect(self, metrics: CollectedMetrics) -> None:
         """Write: times of all batches so far have been read."""
@@ -181,30 +163,29 @@ class Front(RunPart):
 
     def close(self) -> None:
         rows, self._rows = self._rows, []
-        evaluations, self._evaluations = self._evaluations, []
         if rows:
-            self.run.append(FRONT, rows)
-        if evaluations:
-            self.run.append(PLASTICITY, evaluations)
+            self.run.append(tables.FRONT, rows)
 
 
 @dataclass(frozen=True)
 class TimedMove:
     """A move and what it brought."""
 
-    move: Move  # to which pipeline, and when
+    move: tables.Move  # to which pipeline, and when
     # median step of the pipeline that was left, without its first ones, which run cold; None if it
     # had no other
     before_ms: float | None
     after_ms: float | None  # likewise of the pipeline that came
 
 
+def timed_moves(run: Run) -> list[TimedMove]:
+    """Return the moves so far, the oldest first."""
+    pairs = pairwise(run.counted_steps.medians_ms())
+    return [TimedMove(move, *pair) for move, pair in zip(run.moves, pairs, strict=True)]
+
+
 class Moves(RunPart):
     """Writes each move to another pipeline down at once, ``moves.csv``."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._moves: list[Move] = []
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
         controller = self.run.controller
@@ -215,56 +196,23 @@ class Moves(RunPart):
             "freezing/elastic/replicas": self.run.n_replicas,
         }
 
-    def move(self, move: Move) -> None:
-        self._moves.append(move)
-        self.run.append(MOVES, [move])
+    def move(self, move: tables.Move) -> None:
+        self.run.moves.append(move)
+        self.run.append(tables.MOVES, [move])
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if self.run.controller is None or not self.run.config.freezing.elastic.enable:
             return {}
-        seconds = sum(move.seconds for move in self._moves)
-        return {"moves": len(self._moves), "moves_seconds": seconds}
-
-    def timed(self) -> list[TimedMove]:
-        """Return the moves so far, the oldest first."""
-        pairs = pairwise(self.run.counted_steps.medians_ms())
-        return [TimedMove(move, *pair) for move, pair in zip(self._moves, pairs, strict=True)]
-
-
-class EmulatedSteps(RunPart):
-    """Has an emulation put its steps together, which count instead of this process's time."""
-
-    def __init__(self, run: Run, steps: Steps) -> None:
-        super().__init__(run)
-        self._steps = steps
-
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
-        tags: dict[str, float] = self.run.emulation.metrics()
-        self._take()
-        return tags
-
-    def end_step(self, ended: EndedStep) -> None:
-        self.run.emulation.end_step(ended.phase, ended.n_tokens)
-
-    def gather(self) -> None:
-        self.run.emulation.collect()
-        self._take()
-
-    def fields(self, summary: RunSummary) -> dict[str, Any]:
-        return self.run.emulation.summarize(freezes=self.run.controller is not None)
-
-    def _take(self) -> None:
-        self._steps.add_virtual(self.run.emulation.take_steps_ms())
+        moves = self.run.moves
+        return {"moves": len(moves), "moves_seconds": sum(move.seconds for move in moves)}
 
 
 class Counts(RunPart):
     """Writes how often each tensor was frozen, ``frozen_counts.csv``."""
 
-    rows: Sequence[FrozenCount] = ()
-
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if self.run.controller is None:
             return {}
-        self.rows = self.run.controller.frozen_counts()
-        self.run.append(COUNTS, self.rows)
-        return never_updated(self.rows)
+        self.run.frozen_counts = counts = self.run.controller.frozen_counts()
+        self.run.append(tables.COUNTS, counts)
+        return tables.never_updated(counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -12,10 +11,9 @@ from torchtitan.components.metrics import TensorBoardLogger
 
 from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.records import FINAL, RunSummary
+from timelyfreeze.records.summary import FINAL, RunSummary
 from torchtitan.freezing.config import JobConfig, model_family
-from torchtitan.freezing.report.parts import RunPart
-from torchtitan.freezing.report.run_folder import OutputGuard
+from torchtitan.freezing.report.parts import Run, RunPart
 
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
 # one and is written a second time, under the tag behind it.
@@ -59,28 +57,26 @@ def layout(unit: str) -> dict[str, dict[str, list[Any]]]:
 
 def tag_of(tag: str, unit: str) -> str:
     """Return the name of ``tag`` in a run whose throughput counts ``unit``."""
-    if unit == "tokens":
-        return tag
-    for tokens in ("tps", "tokens_per_second"):
-        tag = tag.replace(tokens, f"{unit}_per_second")
-    return tag
-
-
-def final_tag(name: str, unit: str) -> str:
-    """Return the tag of a metric of the summary that the table of runs has."""
-    return tag_of(f"freezing/final/{name.replace('freeze_ratio', 'ratio')}", unit)
+    own = f"{unit}_per_second"
+    return tag if unit == "tokens" else tag.replace("tps", own).replace("tokens_per_second", own)
 
 
 class RunTensorBoard(TensorBoardLogger, RunPart):
     """TensorBoard files of one run; metrics that do not exist are left out, not drawn as NaN."""
 
-    def __init__(self, folder: str, job_config: JobConfig, guard: OutputGuard) -> None:
+    def __init__(self, folder: str, run: Run) -> None:
         super().__init__(folder)
-        self._guard = guard
-        self.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
+        self.run, job_config = run, run.config
+        rows = (
+            (f"{section}.{key}", str(value))
+            for section, values in job_config.to_dict().items()
+            for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+        )
+        self.writer.add_text("settings", markdown_table(["key", "value"], rows), 0)
         self._unit = model_family(job_config).unit
         self.writer.add_custom_scalars(layout(self._unit))
-        self._final = {name: final_tag(name, self._unit) for name in FINAL}
+        names = {name: name.replace("freeze_ratio", "ratio") for name in FINAL}
+        self._final = {k: tag_of(f"freezing/final/{n}", self._unit) for k, n in names.items()}
         final = dict.fromkeys(self._final.values(), 0)
         experiment, begin, self._end = hparams(hyperparameters(job_config), final)
         # To the run's own files: torch's add_hparams would make another run below this one.
@@ -93,18 +89,18 @@ class RunTensorBoard(TensorBoardLogger, RunPart):
         upstreams, ours = THROUGHPUT
         if upstreams in known:
             known[ours] = known[upstreams]
-        with self._guard.writing():
+        with self.run.writing():
             super().log({tag_of(tag, self._unit): value for tag, value in known.items()}, step)
 
     def finish(self, summary: RunSummary) -> None:
-        with self._guard.writing():
+        with self.run.writing():
             for name, tag in self._final.items():
                 if (value := getattr(summary, name)) is not None:
                     self.writer.add_scalar(tag, value, summary.steps_done)
             self.writer.file_writer.add_summary(self._end)
 
     def close(self) -> None:
-        with self._guard.writing():
+        with self.run.writing():
             super().close()
 
 
@@ -136,13 +132,3 @@ def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def _as_table(settings: Mapping[str, Any]) -> str:
-    """Return the settings as a markdown table, which TensorBoard's text tab renders."""
-    rows = (
-        (f"{section}.{key}", str(value))
-        for section, values in settings.items()
-        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    )
-    return markdown_table(["key", "value"], rows)

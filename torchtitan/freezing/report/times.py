@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +16,8 @@ from torchtitan.distributed import ParallelDims
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.front.caching import CacheUse, use_of_parts
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.records import RunSummary, TimedStep, kappa_over_p_eff
+from timelyfreeze.records.convergence import TimedStep, kappa_over_p_eff
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds, usable_cores
 from torchtitan.data.rows.kinds import has_rows
@@ -104,13 +104,17 @@ class BatchTimes(RunPart):
         self._n_collected = self._n_steps
         self._metrics = metrics
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
         controller, metrics = self.run.controller, logged.metrics
         if controller is None or metrics is None or logged.phase is None:
             return {}
+        latest = metrics.batch_ms.get(logged.phase)
         found = {
             "freezing/phase": PHASE_NUMBERS[logged.phase],
             "freezing/average_ratio": metrics.average_freeze_ratio,
+            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
+            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
+            "freezing/drift": metrics.drift,
         }
         for group, values in {
             "planned_ratio/stage_": controller.expected_stage_ratios(),
@@ -121,19 +125,22 @@ class BatchTimes(RunPart):
         if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
             found["freezing/score_time_ms"] = metrics.score_ms_per_step
             found["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
-        latest = metrics.batch_ms.get(logged.phase)
-        known = {
-            **_of_cache(self.cache),
-            "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
-            "freezing/batch_ms/predicted": controller.expected_batch_ms(),
-            "freezing/drift": metrics.drift,
-        }
-        return found | {tag: value for tag, value in known.items() if value is not None}
+        if (use := self.cache) is not None:
+            found |= {
+                "freezing/cache/entered_batches": float(use.entered),
+                "freezing/cache/read_ahead_rows": float(use.read_ahead),
+                "freezing/cache/spent_ms": use.spent_ms,
+                "freezing/cache/memory_mib": use.memory_bytes / _MIB,
+                "freezing/cache/disk_mib": use.disk_bytes / _MIB,
+                "freezing/cache/saved_ms": use.saved_ms,
+            }
+        return found
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
+        medians = {phase: statistics.median(ms) for phase, ms in self._batch_ms.items() if ms}
         found: dict[str, Any] = {
-            "batch_ms_unfrozen": self._median_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
-            "batch_ms": self._median_ms([Phase.STABLE]),
+            "batch_ms_unfrozen": medians.get(Phase.UPPER_BOUND, medians.get(Phase.WARMUP)),
+            "batch_ms": medians.get(Phase.STABLE),
             "drift": statistics.median(self._drift) if self._drift else None,
         }
         if (metrics := self._metrics) is not None:
@@ -143,43 +150,20 @@ class BatchTimes(RunPart):
                 found["score_ms_per_step"] = self._score_ms / self._n_collected
                 found["score_memory_mib"] = metrics.score_bytes / _MIB
         if (use := self.cache) is not None:
-            found |= {
-                "cache_batches": use.batches,
-                "cache_entered": use.entered,
-                "cache_saved_ms": use.saved_ms,
-                "cache_spent_ms": use.spent_ms,
-                "cache_mib": (use.memory_bytes + use.disk_bytes) / _MIB,
-                "cache_read_ahead": use.read_ahead,
-            }
+            names = ("batches", "entered", "saved_ms", "spent_ms", "read_ahead")
+            found |= {f"cache_{name}": getattr(use, name) for name in names}
+            found["cache_mib"] = (use.memory_bytes + use.disk_bytes) / _MIB
         controller = self.run.controller
         if controller is not None and controller.plans:
-            found["switched_off"] = controller.switched_off
+            found["switched_off"] = controller.in_force.switched_off
             found |= _planned(controller, summary.batches_per_step)
         return found
-
-    def _median_ms(self, phases: Sequence[Phase]) -> float | None:
-        """Return the median over the first of ``phases`` that was measured."""
-        measured = (self._batch_ms[phase] for phase in phases if self._batch_ms.get(phase))
-        return next(map(statistics.median, measured), None)
-
-
-def _of_cache(cache: CacheUse | None) -> dict[str, float | None]:
-    if cache is None:
-        return {}
-    return {
-        "freezing/cache/entered_batches": float(cache.entered),
-        "freezing/cache/read_ahead_rows": float(cache.read_ahead),
-        "freezing/cache/spent_ms": cache.spent_ms,
-        "freezing/cache/memory_mib": cache.memory_bytes / _MIB,
-        "freezing/cache/disk_mib": cache.disk_bytes / _MIB,
-        "freezing/cache/saved_ms": cache.saved_ms,
-    }
 
 
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
     plan, bounds = controller.plan, controller.bounds
     if plan is None:
-        return {"failure": controller.failure or "not enough steps to measure"}
+        return {"failure": controller.planner.failure or "not enough steps to measure"}
     return {
         "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
         "batch_ms_predicted": plan.batch_ms,
@@ -187,7 +171,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
         "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
         "all_frozen_batch_ms": plan.frozen_batch_ms,
         "interval_factor": None if bounds is None else bounds.interval_factor,
-        "predicts_for": controller.predicts_for,
+        "predicts_for": controller.in_force.predicts_for,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
         "upper_bound_gain": plan.upper_bound_gain,
@@ -198,23 +182,13 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
 class Memory(RunPart):
     """Remembers the peak of a device, which upstream resets whenever it has logged."""
 
-    def __init__(self, run: Run, device: torch.device) -> None:
-        super().__init__(run)
-        self._device = device
-        self._peak_bytes = -1  # unknown
+    _peak_bytes = -1  # unknown
 
-    def _look(self) -> None:
-        stats = titan_tools.device_module.memory_stats(self._device)
+    def gather(self, *_: Any) -> None:
+        stats = titan_tools.device_module.memory_stats(self.run.device)
         self._peak_bytes = max(self._peak_bytes, stats.get("reserved_bytes.all.peak", -1))
 
-    def log_step(self, logged: LoggedStep) -> None:
-        self._look()
-
-    def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
-        self._look()
-
-    def gather(self) -> None:
-        self._look()
+    log_step = log_validation = gather  # both are just before upstream's reset
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         """Return the largest peak of all ranks; None where the device tells none."""
@@ -223,19 +197,12 @@ class Memory(RunPart):
 
 
 class Outcome(RunPart):
-    """Says what the times of a run come to.
-
-    ``flops_per_token`` are what the model needs with nothing frozen, ``peak_flops`` those of a
-    device each second, NaN where they are not known.
-    """
-
-    def __init__(self, run: Run, flops_per_token: float, peak_flops: float = math.nan) -> None:
-        super().__init__(run)
-        self._flops = flops_per_token, peak_flops
+    """Says what the times of a run come to."""
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        found = convergence(summary) | utilization(summary, *self._flops)
-        price, seconds = self.run.config.report.device_hour_price, summary.device_seconds
+        run = self.run
+        found = convergence(summary) | utilization(summary, run.flops_per_token, run.peak_flops)
+        price, seconds = run.config.report.device_hour_price, summary.device_seconds
         if price and seconds is not None:
             found["cost"] = price * seconds / 3600
         return found
@@ -246,11 +213,13 @@ def convergence(summary: RunSummary) -> dict[str, Any]:
     clock = summary.by_virtual_clock()
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
-    return {
-        "time_to_loss": _time_to_loss(summary, kappa),
-        "kappa": kappa,
-        "kappa_over_p_eff": kappa_over_p_eff(kappa, summary.p_eff),
-    }
+    found = {"kappa": kappa, "kappa_over_p_eff": kappa_over_p_eff(kappa, summary.p_eff)}
+    factor = summary.steps_factor if summary.switched_off is None else None
+    # By planned batches where no step was measured.
+    before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
+    if kappa is None and before_ms and planned_ms is not None:
+        kappa = planned_ms / before_ms
+    return found | {"time_to_loss": None if kappa is None or factor is None else kappa * factor}
 
 
 def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) -> dict[str, Any]:
@@ -258,28 +227,12 @@ def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) 
     if math.isnan(peak_flops):
         return {}
     clock = summary.by_virtual_clock()
-
-    def percent(tokens_per_second: float | None) -> float | None:
-        if tokens_per_second is None:
-            return None
-        return 100 * flops_per_token * tokens_per_second / peak_flops
-
+    before, after = clock.tokens_per_second_unfrozen, clock.tokens_per_second
     return {
         "peak_tflops": peak_flops / 1e12,
-        "mfu_percent_unfrozen": percent(clock.tokens_per_second_unfrozen),
-        "mfu_percent": percent(clock.tokens_per_second),
+        "mfu_percent_unfrozen": before and 100 * flops_per_token * before / peak_flops,
+        "mfu_percent": after and 100 * flops_per_token * after / peak_flops,
     }
-
-
-def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
-    """Return the estimated time to a loss; by planned batches where no step was measured."""
-    if summary.switched_off is not None:
-        return None
-    before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
-    if kappa is None and before_ms and planned_ms is not None:
-        kappa = planned_ms / before_ms
-    factor = summary.steps_factor
-    return None if kappa is None or factor is None else kappa * factor
 
 
 def summary_at_start(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, write_run, write_scores
 from timelyfreeze.compare.paper.command import main
-from timelyfreeze.records import RESPONSES
+from timelyfreeze.records.tables import RESPONSES
 
 SPEEDS = {"none": 7000.0, "apf": 8400.0}
 

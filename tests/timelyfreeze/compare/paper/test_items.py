@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,10 @@ KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofree
 def item(kind: str, number: int) -> Item:
     (found,) = (one for one in ITEMS if (one.kind, one.number) == (kind, number))
     return found
+
+
+def asked(schedules: list[str], methods: list[str], seeds: Sequence[int] = ()) -> Namespace:
+    return Namespace(schedules=schedules, methods=methods, seeds=seeds, small=False, emulate=False)
 
 
 def more_ranks(number: int) -> Study:
@@ -140,10 +145,10 @@ def test_a_small_model_stands_for_the_smallest_and_another_for_the_larger_ones()
 
 
 def test_an_item_is_narrowed_and_keeps_none() -> None:
-    table = item(TABLE, 4).narrowed(["1F1B"], ["apf"], [7], small=False)
+    table = item(TABLE, 4).narrowed(asked(["1F1B"], ["apf"], [7]))
     (study,) = table.studies
     assert (study.schedules, study.methods, study.seeds) == (("1F1B",), ("none", "apf"), (7,))
-    figure = item(FIGURE, 6).narrowed([], ["apf"], [], small=False)
+    figure = item(FIGURE, 6).narrowed(asked([], ["apf"]))
     assert [study.methods for study in figure.studies] == [("none", "apf")]
 
 
@@ -152,7 +157,7 @@ def test_an_item_is_narrowed_and_keeps_none() -> None:
 )
 def test_what_an_item_does_not_have_is_refused(schedules: list[str], methods: list[str]) -> None:
     with pytest.raises(ValueError, match=r"table 4 has no run of (DualPipeV|lisa); it has 1F1B, "):
-        item(TABLE, 4).narrowed(schedules, methods, [], small=False)
+        item(TABLE, 4).narrowed(asked(schedules, methods))
 
 
 def test_the_page_has_every_piece_of_the_paper() -> None:

@@ -69,7 +69,7 @@ def test_arguments_go_before_the_file(
         "data_parallel_replicate_degree = 3\ndata_parallel_shard_degree = -1\n"
     )
     settings = Settings(config, arguments)
-    assert settings.emulates is emulates
+    assert settings.is_on("emulation.enable") is emulates
     assert settings.n_ranks == n_ranks
 
 
@@ -77,7 +77,7 @@ def test_arguments_go_before_the_file(
 def test_a_file_that_is_wrong_is_left_to_those_who_check_it(tmp_path: Path, text: str) -> None:
     config = tmp_path / "small.toml"
     config.write_text(text)
-    assert not Settings(config).emulates
+    assert not Settings(config).is_on("emulation.enable")
     assert Settings(config).n_ranks == 1
 
 

@@ -17,7 +17,7 @@ from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.asked import fewer_microbatches, fewer_steps
 from timelyfreeze.compare.runs.run import Run, find_runs, read_run
 from timelyfreeze.compare.runs.variants import freezes, peer_name, split_peer
-from timelyfreeze.records import STEPS
+from timelyfreeze.records.tables import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"
 SETTINGS = {
@@ -368,7 +368,9 @@ def test_peers_stand_in_the_plot_of_losses_and_not_among_freeze_ratios(compared:
     drawn = {plot.name: plot for plot in plots(groups, terms)}
     figure = drawn["loss_seconds"].figure
     assert figure is not None
-    names = {text.get_text().replace("\n", " ") for text in figure.axes[0].texts}
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    names = {text.get_text().replace("\n", " ") for text in legend.get_texts()}
     assert names == {"none", "apf", "fewer_steps_for_apf", "fewer_microbatches_for_apf"}
     assert all("fewer" not in missing for missing in drawn["freeze_ratio_steps"].missing)
 

@@ -20,7 +20,8 @@ from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import scoring
 from timelyfreeze.compare.runs.scoring import parse_questions
 from timelyfreeze.compare.table import Table, render_html
-from timelyfreeze.records import STEPS, read_scores
+from timelyfreeze.records.scores import read_scores
+from timelyfreeze.records.tables import STEPS
 
 CONFIG = "[training]\nsteps = 60\n[checkpoint]\nenable = true\n"
 AVERAGE, TO_ACCURACY = "average accuracy, %", "time to none's accuracy over none's"
@@ -222,9 +223,9 @@ def test_options_go_to_evaluate_with_folders_that_hold_anywhere(
     text = (
         "--data-dir 'my questions' --batch-size 4 --limit=40 --tasks mmlu,gsm8k -- --apply_template"
     )
-    words = parse_questions(text).command(Path("run"), Path("there"))
-    assert words[3:] == [
-        "evaluate", "run", "--batch-size", "4", "--tasks", "mmlu,gsm8k", "--data-dir",
+    words = parse_questions(text).arguments(Path("run"), Path("there"))
+    assert words == [
+        "run", "--batch-size", "4", "--tasks", "mmlu,gsm8k", "--data-dir",
         str(tmp_path / "my questions"), "--limit", "40", "--output", "there",
         "--", "--apply_template",
     ]  # fmt: skip

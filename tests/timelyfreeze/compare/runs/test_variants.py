@@ -11,8 +11,8 @@ from tests.timelyfreeze.compare.tables import GAIN
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs.asked import plan_jobs
 from timelyfreeze.compare.runs.jobs import Settings
-from timelyfreeze.compare.runs.variants import parse_variants, variant_folder
-from timelyfreeze.records import STEPS
+from timelyfreeze.compare.runs.variants import parse_variants, run_folder
+from timelyfreeze.records.tables import STEPS
 
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"
 RATE, STEPS_KEY = "optimizer.lr", "training.steps"
@@ -139,10 +139,10 @@ def test_a_section_of_all_methods_varies_every_one_that_freezes() -> None:
 
 def test_any_value_gives_a_folder_of_its_own() -> None:
     values = ["a/b", "a%2Fb", "..", "a b", "-1", "x=y"]
-    paths = [variant_folder({"training.dataset": value}) for value in values]
+    paths = [run_folder("GPipe", "apf", 1, {"training.dataset": value}) for value in values]
     assert len(set(paths)) == len(values)
     for path in paths:
-        (name,) = path.parts
+        *_, name, _ = path.parts
         assert name.startswith("dataset=")
         assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789=%.-_BDF")
 

@@ -78,7 +78,7 @@ def keep(store: ActivationStore) -> None:
 
 def settle(store: ActivationStore) -> None:
     """Wait until everything that is wanted was read."""
-    for read in list(store._ahead._reads.values()):
+    for read in list(store._folder._reads.values()):
         read.exception(LIMIT_S)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_longer_wanted_makes_room(store: ActivationStore, disk: Disk)
     disk.go_on[2].set()
     settle(store)
     assert [number for number, _ in disk.reads] == [0, 1, 2, 3, 4]
-    assert set(store._ahead._reads) == {("front", 3), ("front", 4)}
+    assert set(store._folder._reads) == {("front", 3), ("front", 4)}
 
 
 def test_rows_that_are_read_ahead_have_limited_room(
@@ -138,9 +138,11 @@ def test_rows_that_are_read_ahead_have_limited_room(
         store.begin("front")
         keep(store)
         of_file = store.disk_used // N_ROWS
-        monkeypatch.setattr(store._ahead, "_room", size * of_file + 50 if room is None else room)
+        monkeypatch.setattr(
+            store._folder, "_ahead_room", size * of_file + 50 if room is None else room
+        )
         store.read_ahead(["front"], [[4, 5], [6, 7]])
-        assert [number for _, number in store._ahead._reads] == [4, 5, 6][:rows]
+        assert [number for _, number in store._folder._reads] == [4, 5, 6][:rows]
         store.close()
 
 
@@ -170,7 +172,7 @@ def test_a_batch_comes_from_the_first_front_that_has_it(store: ActivationStore) 
     store.flush()
     store.read_ahead(["deeper", "front"], [[1], [1, 2]])
     settle(store)
-    assert set(store._ahead._reads) == {("deeper", 1), ("front", 1), ("front", 2)}
+    assert set(store._folder._reads) == {("deeper", 1), ("front", 1), ("front", 2)}
     assert [value(store, 1, front) for front in ("deeper", "front")] == [100, 1]
 
 
@@ -227,7 +229,7 @@ def test_a_row_that_was_dropped_while_it_was_read_does_not_come_back(
     disk.go_on[0].set()
     store.read_ahead(["front"], [[2]])
     settle(store)
-    assert set(store._ahead._reads) == {("front", 2)}
+    assert set(store._folder._reads) == {("front", 2)}
     assert [value(store, number) for number in (0, 1)] == [None, None]
 
 
@@ -236,7 +238,7 @@ def test_another_front_forgets_what_was_read_ahead(store: ActivationStore, disk:
     store.read_ahead(["front"], [[0, 1, 2]])
     assert disk.began.wait(LIMIT_S)
     store.begin("other")  # would hang if it waited for the disk
-    assert store._ahead._reads == {}
+    assert store._folder._reads == {}
     disk.go_on[1].set()
 
 
@@ -250,7 +252,7 @@ def test_closing_ends_the_thread_and_leaves_rows_unread(tmp_path: Path, disk: Di
     (reader,) = [t for t in threading.enumerate() if t.name.startswith("cache-reader")]
     closing = threading.Thread(target=store.close)
     closing.start()
-    while store._ahead._reads:
+    while store._folder._reads:
         assert closing.is_alive()
     go_on.set()
     closing.join(LIMIT_S)

@@ -10,6 +10,7 @@ import torch
 
 from tests.timelyfreeze.helpers.cached_run import BATCHES, Run, cuts, frozen
 from timelyfreeze.front.caching import ActivationStore, EntryFolder, Row
+from timelyfreeze.front.caching import folder as folder_module
 from timelyfreeze.front.caching.verdict import N_COMPUTED, N_ENTERED
 
 
@@ -136,7 +137,7 @@ def numbers(batches: Sequence[Sequence[Row]]) -> list[list[int]]:
 
 
 def settle(store: ActivationStore) -> None:
-    for read in list(store._ahead._reads.values()):
+    for read in list(store._folder._reads.values()):
         read.exception(60)
 
 
@@ -159,7 +160,7 @@ def test_rows_of_the_next_step_are_read_while_this_one_runs(on_disk: Run) -> Non
     entries = on_disk.step(1)  # which nobody follows
     assert entries[1].inputs[1].tolist() == [[6.0], [7.0]]
     assert on_disk.cache.use().read_ahead == 8 * 4
-    assert on_disk.store._ahead._reads == {}
+    assert on_disk.store._folder._reads == {}
 
 
 def test_a_step_of_many_batches_looks_as_far_as_the_next(on_disk: Run) -> None:
@@ -178,11 +179,11 @@ def test_rows_of_an_older_front_are_read_ahead_too(on_disk: Run) -> None:
     (first,) = on_disk.step(2, later[:1], numbers(later[1:]))
     assert first.start == (1, 0)
     settle(on_disk.store)
-    assert sorted(number for _, number in on_disk.store._ahead._reads) == [12, 13, 14, 15]
+    assert sorted(number for _, number in on_disk.store._folder._reads) == [12, 13, 14, 15]
     (second,) = on_disk.step(2, later[1:], numbers(BATCHES))
     assert second.start == (1, 0)
     assert on_disk.cache.use().read_ahead == 4
-    assert sorted(number for _, number in on_disk.store._ahead._reads) == list(range(8))
+    assert sorted(number for _, number in on_disk.store._folder._reads) == list(range(8))
 
 
 def test_only_the_rank_that_reads_asks_which_rows_come(tmp_path: Path) -> None:
@@ -207,13 +208,13 @@ def test_it_is_decided_by_what_the_training_waits_for(
     """
     now = [0.0]
     monkeypatch.setattr("timelyfreeze.front.caching.cache.time.perf_counter", lambda: now[0])
-    read = EntryFolder.read
+    read = folder_module.read_entry
 
-    def slow(folder: EntryFolder, front: str, number: int) -> object:
+    def slow(folder: Path, number: int) -> object:
         now[0] += 100.0 * (threading.current_thread() is threading.main_thread())
-        return read(folder, front, number)
+        return read(folder, number)
 
-    monkeypatch.setattr(EntryFolder, "read", slow)
+    monkeypatch.setattr(folder_module, "read_entry", slow)
     waited = []
     for _ in range(5):
         on_disk.step(1, upcoming=numbers(BATCHES))
@@ -230,16 +231,16 @@ def test_it_is_decided_by_what_the_training_waits_for(
 def test_a_disk_that_is_too_slow_to_be_read_ahead_does_not_pay(
     on_disk: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_disk.store._ahead, "want", lambda places: None)
+    monkeypatch.setattr(on_disk.store._folder, "want", lambda places: None)
     now = [0.0]
     monkeypatch.setattr("timelyfreeze.front.caching.cache.time.perf_counter", lambda: now[0])
-    read = EntryFolder.read
+    read = folder_module.read_entry
 
-    def slow(folder: EntryFolder, front: str, number: int) -> object:
+    def slow(folder: Path, number: int) -> object:
         now[0] += 100.0
-        return read(folder, front, number)
+        return read(folder, number)
 
-    monkeypatch.setattr(EntryFolder, "read", slow)
+    monkeypatch.setattr(folder_module, "read_entry", slow)
     for _ in range(4):
         on_disk.step(1, upcoming=numbers(BATCHES))
     verdict = on_disk.cache._kept.verdict

@@ -1,11 +1,10 @@
-"""What larger batches are made of, against brute force, and the paper's own example."""
+"""What larger batches are made of, against brute force."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.front.plan import (
     BatchPacking,
-    efficiency_workers,
     last_step,
     performance_packing,
 )
@@ -41,21 +40,6 @@ def test_what_is_asked_for_is_never_smaller_than_what_has_room() -> None:
     asked: list[int] = []
     performance_packing(lambda factor: bool(asked.append(factor)), 4, 9)
     assert asked == [2]
-
-
-def test_the_papers_example_of_efficiency_packing() -> None:
-    """Sec. 3.3: 384 rows on 64 GPUs; with 11 layers frozen a GPU has room for 54: 8 GPUs, 48."""
-    assert efficiency_workers(64, 6, 54) == 8
-    assert efficiency_workers(64, 6, 6) == 64
-
-
-@given(n_workers=st.integers(1, 40), rows=st.integers(1, 12), more=st.integers(0, 100))
-def test_workers_deal_the_rows_evenly_in_the_room_they_have(
-    n_workers: int, rows: int, more: int
-) -> None:
-    total, room = n_workers * rows, rows + more
-    enough = [n for n in range(1, n_workers + 1) if total % n == 0 and total // n <= room]
-    assert efficiency_workers(n_workers, rows, room) == min(enough)
 
 
 @given(n_steps=st.integers(1, 100), growths=st.lists(st.integers(1, 5), min_size=101, max_size=101))

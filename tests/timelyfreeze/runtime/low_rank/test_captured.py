@@ -4,25 +4,29 @@ import pytest
 import torch
 from torch import nn
 
-from timelyfreeze.runtime.low_rank.subspace import CapturedMeter
+from timelyfreeze.runtime.low_rank import Subspaces
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
 
 
 class Layer:
-    """A weight whose gradients have PART of their mean in Q, and noise."""
+    """Layers of one weight, whose gradients have PART of their mean in Q, and noise."""
 
     def __init__(self, rows: int, columns: int) -> None:
         torch.manual_seed(0)
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.basis = torch.linalg.qr(torch.randn(min(rows, columns), RANK)).Q
         whole = torch.randn(rows, columns)
+        self.weights, self.bases = {"w": self.weight}, {"w": self.basis}
         q = self.basis @ self.basis.t()
         inside = whole @ q if columns <= rows else q @ whole
         outside = whole - inside
         self.mean = (
             PART**0.5 * inside / inside.norm() + (1 - PART) ** 0.5 * outside / outside.norm()
         )
+
+    def load(self, bases: dict[str, torch.Tensor]) -> None:
+        self.bases.update(bases)
 
     def draw(self) -> None:
         noise = torch.randn_like(self.mean)
@@ -31,11 +35,12 @@ class Layer:
 
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
 def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> None:
-    layer, meter = Layer(*shape), CapturedMeter(SEED)
+    layer = Layer(*shape)
+    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
     of_mean, of_energy = [], []
     for _ in range(400):
         layer.draw()
-        inside, whole, agreed_inside, agreed = meter.measure([("w", layer.weight, layer.basis)])
+        inside, whole, agreed_inside, agreed = meter.energies()
         of_energy.append(inside / whole)
         of_mean.append((agreed_inside, agreed))
     of_mean = torch.tensor(of_mean[2:]).mean(0)
@@ -46,32 +51,35 @@ def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> N
 
 
 def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> None:
-    layer, meter = Layer(60, 40), CapturedMeter(SEED)
+    layer = Layer(60, 40)
+    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
 
     def agreed() -> float:
         layer.draw()
-        return meter.measure([("w", layer.weight, layer.basis)]).agreed
+        return meter.energies().agreed
 
     assert [agreed(), agreed()] == [0.0, 0.0]
-    assert not meter.knows_enough
+    assert not meter.knows_energies
     third = agreed()
-    assert meter.knows_enough
+    assert meter.knows_energies
     assert third != 0.0
-    meter.forget()
+    for step in (4, 5):
+        meter.begin_step(step, is_warm=True)
     assert agreed() == pytest.approx(0.9 * third)
 
 
 def test_a_meter_goes_on_from_a_checkpoint() -> None:
-    layer, meter = Layer(60, 40), CapturedMeter(SEED)
+    layer = Layer(60, 40)
+    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
     for _ in range(3):
         layer.draw()
-        meter.measure([("w", layer.weight, layer.basis)])
-    saved = meter.tensors({"w": layer.basis})
-    other = CapturedMeter(SEED)
-    assert {n: t.shape for n, t in other.tensors({"w": layer.basis}).items()} == {
+        meter.energies()
+    saved = meter.tensors()
+    other = Subspaces([layer], SEED)  # type: ignore[list-item]
+    assert {n: t.shape for n, t in other.tensors().items()} == {
         n: t.shape for n, t in saved.items()
     }
-    other.load(saved, ["w"])
+    other.load(saved)
     layer.draw()
-    after = [each.measure([("w", layer.weight, layer.basis)]) for each in (meter, other)]
+    after = [each.energies() for each in (meter, other)]
     assert after[0] == after[1]

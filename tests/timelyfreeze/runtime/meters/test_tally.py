@@ -3,7 +3,7 @@
 import numpy as np
 
 from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
-from timelyfreeze.runtime.meters.update_meter import StepFreezing, UpdateMeter, step_ratios
+from timelyfreeze.runtime.meters.update_meter import UpdateMeter, step_ratios
 from timelyfreeze.settings.phases import Phase
 
 TABLES: dict[int, ParameterTable] = {
@@ -66,7 +66,7 @@ def test_the_ratio_of_a_step_is_by_elements_over_all_ranks() -> None:
     tally = tally_of([(4, Phase.STABLE)])
     # 2 * 10 + 2 * 30 + 3 * 60 of 6 * 100 elements
     assert step_ratios([tally.take_steps()]) == {4: 260 / 600}
-    ranks = [[StepFreezing(1, 10, 40), StepFreezing(2, 0, 40)], [StepFreezing(1, 60, 60)]]
+    ranks = [{1: (10, 40), 2: (0, 40)}, {1: (60, 60)}]
     assert step_ratios(ranks) == {1: 0.7, 2: 0.0}
 
 
@@ -74,11 +74,11 @@ def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
     tally = UpdateMeter(TABLES, 3)
     tally.begin_step(1, Phase.RAMP)
     tally.add_batch(FIRST)
-    assert tally.take_steps() == [StepFreezing(1, 50, 300)]
+    assert tally.take_steps() == {1: (50, 300)}
     tally.end_step()
     tally.begin_step(2, Phase.RAMP)
     tally.add_batch(masks({}, {}))
-    assert [s.step for s in tally.take_steps()] == [1, 2]
+    assert list(tally.take_steps()) == [1, 2]
 
 
 def test_counts_come_back_from_a_checkpoint() -> None:

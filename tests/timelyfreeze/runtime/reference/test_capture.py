@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.timelyfreeze.helpers.layered import Layer
+from tests.timelyfreeze.runtime.reference.test_model import loaded
 from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.runtime.reference.capture import Capture
-from timelyfreeze.runtime.reference.model import ReferenceModel
 
 SCALE = torch.tensor([1.5])
 EXACT = ReferenceSettings(precision="float32")
@@ -102,7 +102,7 @@ def test_pictures_are_compared_whole(shape: tuple[int, ...], max_tokens: int) ->
     hidden = torch.randn(shape)
     output = block(hidden)
     assert capture.batch is not None
-    found = ReferenceModel(nn.ModuleList([copied]), EXACT).difference(capture.batch)
+    found = loaded(nn.ModuleList([copied]), EXACT).difference(capture.batch)
     alike = []
     for of_model in (output, copied(hidden)):
         rows = of_model.reshape(4, -1).double()

@@ -347,5 +347,5 @@ def test_blocks_of_the_script_itself_need_an_inline_reference() -> None:
 
 def test_closing_ends_the_reference() -> None:
     reference = Noting()
-    Run(reference).checks.close()
+    Run(reference).checks.watch.close()
     assert reference.happened == ["close"]

@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from tests.timelyfreeze.helpers.layered import Layer
 from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.policies.plasticity import similarity_loss
-from timelyfreeze.runtime.reference.model import (
-    CapturedBatch,
-    InlineReference,
-    ReferenceModel,
-)
+from timelyfreeze.runtime.reference.model import CapturedBatch, InlineReference
 
 EXACT = ReferenceSettings(precision="float32")
 SCALE = torch.tensor([1.5])
@@ -24,6 +20,12 @@ ROWS = torch.tensor([0, 3, 5])
 def blocks(seed: int = 0) -> nn.ModuleList:
     torch.manual_seed(seed)
     return nn.ModuleList([Layer(), Layer()]).requires_grad_(False)
+
+
+def loaded(layers: nn.ModuleList, settings: ReferenceSettings) -> InlineReference:
+    reference = InlineReference(settings)
+    reference.load(layers)
+    return reference
 
 
 def through(layers: nn.ModuleList, hidden: Tensor, **kwargs: Any) -> Tensor:
@@ -43,7 +45,7 @@ def test_the_kept_rows_are_compared_with_those_of_the_copy(squared: bool) -> Non
     ours, theirs = blocks(0), blocks(1)
     captured = batch(ours, mask=torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]))
     settings = ReferenceSettings(precision="float32", squared=squared)
-    found = ReferenceModel(copy.deepcopy(theirs), settings).difference(captured)
+    found = loaded(copy.deepcopy(theirs), settings).difference(captured)
     other = through(theirs, captured.args[0], **captured.kwargs).flatten(0, 1)[ROWS]
     wanted = similarity_loss(captured.output.numpy(), other.numpy(), squared=squared)
     assert (found.step, found.first) == (7, 2)
@@ -53,17 +55,17 @@ def test_the_kept_rows_are_compared_with_those_of_the_copy(squared: bool) -> Non
 
 def test_a_copy_that_is_equal_has_no_distance() -> None:
     ours = blocks()
-    assert ReferenceModel(copy.deepcopy(ours), EXACT).difference(batch(ours)).value == 0.0
+    assert loaded(copy.deepcopy(ours), EXACT).difference(batch(ours)).value == 0.0
 
 
 def test_what_trains_in_bfloat16_is_compared_in_float32() -> None:
-    found = ReferenceModel(blocks(), EXACT).difference(batch(blocks(), torch.bfloat16))
+    found = loaded(blocks(), EXACT).difference(batch(blocks(), torch.bfloat16))
     assert 0.0 < found.value < 1e-3
 
 
 def test_linear_layers_compute_in_8_bits() -> None:
     ours = blocks()
-    model = ReferenceModel(copy.deepcopy(ours), ReferenceSettings())
+    model = loaded(copy.deepcopy(ours), ReferenceSettings())
     kinds = {type(module).__module__ for module in model._blocks.modules()}
     assert model.note is None
     assert "torch.ao.nn.quantized.dynamic.modules.linear" in kinds
@@ -78,7 +80,7 @@ def test_without_an_engine_for_8_bits_it_says_so(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.backends, "quantized", NoEngine)
     ours = blocks()
-    model = ReferenceModel(copy.deepcopy(ours), ReferenceSettings())
+    model = loaded(copy.deepcopy(ours), ReferenceSettings())
     assert "no engine for 8 bits" in (model.note or "")
     assert model.difference(batch(ours)).value == 0.0
 
@@ -91,7 +93,7 @@ def test_blocks_that_return_several_things_give_the_first() -> None:
     hidden = torch.eye(3)
     rows = torch.arange(3)
     captured = CapturedBatch(1, 0, (hidden, SCALE), {}, rows, hidden * 1.5**2)
-    model = ReferenceModel(nn.ModuleList([Several(), Several()]), EXACT)
+    model = loaded(nn.ModuleList([Several(), Several()]), EXACT)
     assert model.difference(captured).value == 0.0
 
 

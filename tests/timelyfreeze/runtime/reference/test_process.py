@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +14,9 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend
 
-from tests.timelyfreeze.runtime.reference.test_model import batch, blocks
+from tests.timelyfreeze.runtime.reference.test_model import batch, blocks, loaded
 from timelyfreeze.policies import Difference, ReferenceSettings
-from timelyfreeze.runtime.reference.model import ReferenceModel
-from timelyfreeze.runtime.reference.process import ReferenceProcess, answers_to, pickled
+from timelyfreeze.runtime.reference.process import ReferenceProcess, answers_to
 
 LONGEST_S = 120.0
 SETTINGS = ReferenceSettings(queue_length=2)
@@ -61,7 +61,7 @@ def test_a_stopped_process_holds_up_nothing_and_a_killed_one_is_started_again(
     reference.load(blocks(1))
     captured = batch(ours)
     assert reference.offer(captured)
-    wanted = ReferenceModel(blocks(1), SETTINGS).difference(captured)
+    wanted = loaded(blocks(1), SETTINGS).difference(captured)
     assert answers(reference, 1) == ([wanted], 0)
 
     # It stands still: two wait, the rest is dropped, and every call returns with nothing found.
@@ -92,7 +92,7 @@ def test_a_stopped_process_holds_up_nothing_and_a_killed_one_is_started_again(
     assert reference.offer(captured)
     ((again,), _) = answers(reference, 1)
     # It has the blocks that were loaded last.
-    assert again == ReferenceModel(copy.deepcopy(ours), SETTINGS).difference(captured)
+    assert again == loaded(copy.deepcopy(ours), SETTINGS).difference(captured)
 
 
 def test_a_process_that_dies_again_and_again_is_given_up(
@@ -125,26 +125,22 @@ def test_a_closed_process_has_ended(reference: ReferenceProcess) -> None:
 
 def served(*messages: object) -> list[str]:
     """What the process would say to these messages, without a process."""
-    said = answers_to(iter([pickled(message) for message in messages]), SETTINGS)
+    said = filter(None, answers_to([pickle.dumps(message) for message in messages]))
     return [answer.text if hasattr(answer, "text") else f"step {answer.step}" for answer in said]
 
 
 def test_what_fails_is_told_and_the_next_is_answered() -> None:
     good = batch(blocks())
     wrong = replace(good, args=(torch.ones(2, 7), torch.ones(1)))
-    said = served(("blocks", pickled(blocks())), ("batch", wrong), ("batch", good))
+    said = served(({}, SETTINGS, pickle.dumps(blocks())), wrong, good)
     assert said[0].startswith("RuntimeError: ")
     assert said[1:] == ["step 7"]
-    assert served(("batch", good)) == ["ValueError: no blocks were sent"]
-    assert served(("blocks", b"no pickle"), ("batch", good))[1:] == [
-        "ValueError: its blocks could not be made"
-    ]
+    assert served(good) == ["ValueError: it has no blocks"]
+    assert served(({}, SETTINGS, b"no pickle"), good)[1:] == ["ValueError: it has no blocks"]
 
 
 def test_blocks_may_have_chosen_kernels_of_attention() -> None:
     layers = nn.ModuleList([nn.Identity()])
     layers.backends = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]  # type: ignore[assignment]
-    import pickle
-
-    again = pickle.loads(pickled(layers))
+    again = pickle.loads(pickle.dumps(layers))
     assert again.backends == [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]

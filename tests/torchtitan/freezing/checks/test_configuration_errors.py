@@ -72,7 +72,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"freezing__replan_every": -1},
-        ["freezing.replan_every is -1", "0 (never) or more"],
+        ["freezing.replan_every is -1", "0 or more"],
     ),
     (
         {"freezing__replan_threshold": 0.0},
@@ -80,7 +80,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"freezing__min_gain": -2.0},
-        ["freezing.min_gain is -2.0", "-1 (freezing is never switched off) or more"],
+        ["freezing.min_gain is -2.0", "-1 or more and finite"],
     ),
     (
         {"freezing__max_freeze_ratio": 1.5},

@@ -15,7 +15,7 @@ from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.memory.estimate import How, decoder_bytes, estimate_memory
-from torchtitan.hf.adapter import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tests.torchtitan.freezing.memory.test_estimate import config
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from torchtitan.freezing.memory.estimate import How, decoder_bytes, model_bytes
-from torchtitan.hf.adapter import model_args
 from torchtitan.hf.llama_config import parse_config
 
 N_TOKENS = 2 * 128
@@ -34,7 +33,7 @@ def test_a_layer_has_all_of_its_tensors(tmp_path: Path, family: str, mixed: str)
 
 
 def block_bytes(**changes: Any) -> int:
-    args = model_args(parse_config({**FAMILIES["llama3"], **changes}))
+    args = parse_config({**FAMILIES["llama3"], **changes})
     return decoder_bytes(args, how=How(2, torch.float32), seq_len=128).layer.kept
 
 

@@ -224,8 +224,8 @@ def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
     sample.begin_pipeline()
     sample.batch(observed_backwards(7))
     sample.batch(observed_backwards(8, is_cold=True))
-    assert sample.by_stage() == {
-        1: [
+    assert sample.kept == {
+        (1, "B", "stable"): [
             ResponseRow(1, "B", "stable", 0, 0.25, 7.0),
             ResponseRow(1, "B", "stable", 1, 0.75, 0.5),
         ]
@@ -240,7 +240,7 @@ def test_a_long_run_keeps_a_bounded_fair_and_repeatable_sample() -> None:
         for step in range(1, 2001):
             sample.batch(observed_backwards(step))
         sample.batch(observed_backwards(3, Phase.RAMP))
-        return sample.by_stage()[1]
+        return [row for key in sorted(sample.kept) for row in sample.kept[key]]
 
     rows = sampled()
     assert rows == sampled()

@@ -1,6 +1,5 @@
 """The page on a run, from metrics and files made by hand."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def test_device_seconds_are_those_of_all_devices(tmp_path: Path) -> None:
 def test_a_run_of_several_parts_has_device_seconds_and_cost_of_all(tmp_path: Path) -> None:
     """4 devices for 1,234.5 s after a part of 8 for 1,000 s, at 3.6 an hour."""
     run = run_in(tmp_path)
-    outcome, seconds = Outcome(run, math.nan), 4 * 1234.5 + 8 * 1000.0
+    outcome, seconds = Outcome(run), 4 * 1234.5 + 8 * 1000.0
     summary = make_summary(**MEASURED, outside_ms=5.0, device_seconds=seconds)
     assert "cost" not in outcome.fields(summary), "no price is known"
     run.config.report.device_hour_price = 3.6

@@ -16,16 +16,9 @@ from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
-from timelyfreeze.records import (
-    LOSSES,
-    MOVES,
-    RESPONSES,
-    STEPS,
-    FrozenCount,
-    Move,
-    StepLog,
-    read_summary,
-)
+from timelyfreeze.records.convergence import StepLog
+from timelyfreeze.records.summary import read_summary
+from timelyfreeze.records.tables import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase
@@ -63,8 +56,9 @@ def folder(tmp_path: Path) -> Path:
     config.freezing.elastic = replace(config.freezing.elastic, enable=True)
     config.training.steps = 8
     config.plots.enable = False
-    run = run_in(tmp_path, START, config=config, n_layers=4)
-    recorder = record(run, torch.device("cpu"), None, BaseLogger())
+    device = torch.device("cpu")
+    run = run_in(tmp_path, START, config=config, n_layers=4, device=device)
+    recorder = record(run, None, BaseLogger())
     recorder.begin_pipeline(_any(Controller(LONG, 0.25)))
     _steps(recorder, range(1, 5), 0.5, n_tokens=400)
     (tmp_path / "timelines").mkdir()
@@ -145,9 +139,8 @@ def test_what_an_emulation_measured_by_its_own_clock_counts(tmp_path: Path) -> N
     config = JobConfig()
     config.plots.enable = False
     config.emulation.enable = True
-    recorder = record(
-        run_in(tmp_path, START, config=config), torch.device("cpu"), None, BaseLogger()
-    )
+    run = run_in(tmp_path, START, config=config, device=torch.device("cpu"))
+    recorder = record(run, None, BaseLogger())
     recorder.begin_pipeline(_any(Controller(LONG, 0.25)), _any(emulation))
     assert recorder.log_step(1, 2.0, grad_norm=1.0)["tag"] == 3.0
     for step in range(1, 9):

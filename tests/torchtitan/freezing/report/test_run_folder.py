@@ -6,7 +6,7 @@ import pytest
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.losses import Losses
-from torchtitan.freezing.report.run_folder import OutputGuard, describe, free_name, number_former
+from torchtitan.freezing.report.run_folder import describe, free_name, number_former
 
 
 def test_two_runs_of_one_name_get_two_folders(tmp_path):
@@ -75,5 +75,5 @@ def test_a_full_disk_is_told_once_and_training_goes_on(
 
 
 def test_what_is_not_the_file_systems_fault_is_not_swallowed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ours"), OutputGuard(tmp_path).writing():
+    with pytest.raises(ValueError, match="ours"), run_in(tmp_path).writing():
         raise ValueError("ours")

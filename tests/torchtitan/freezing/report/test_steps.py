@@ -11,12 +11,20 @@ from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.policies import Decision, Evaluation
-from timelyfreeze.records import MOVES, Move
 from timelyfreeze.records.convergence import PassedEnergy, StepLog, TimedStep
-from timelyfreeze.records.tables import FRONT, PLASTICITY, STEPS, FrontRow, PlasticityRow, StepRow
+from timelyfreeze.records.tables import (
+    FRONT,
+    MOVES,
+    PLASTICITY,
+    STEPS,
+    FrontRow,
+    Move,
+    PlasticityRow,
+    StepRow,
+)
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord
-from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove
+from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove, timed_moves
 
 
 def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
@@ -25,7 +33,9 @@ def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None
     run = run_in(folder, start, controller=controller)
     if emulates:
         run.config.emulation.enable = True
-        run.emulation = SimpleNamespace(steps=StepLog())  # type: ignore[assignment]
+        run.emulation = SimpleNamespace(  # type: ignore[assignment]
+            steps=StepLog(), metrics=dict, take_steps_ms=list, end_step=lambda *_: None
+        )
     return Steps(run)
 
 
@@ -248,7 +258,7 @@ def test_steps_before_and_after_without_those_that_run_cold(tmp_path: Path) -> N
         moves.move(move)
         for ms in times_ms:
             steps.add(TimedStep(None, ms))
-    assert moves.timed() == [TimedMove(FIRST, 600.0, None), TimedMove(SECOND, None, 200.0)]
+    assert timed_moves(moves.run) == [TimedMove(FIRST, 600.0, None), TimedMove(SECOND, None, 200.0)]
 
 
 def test_each_move_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -263,5 +273,5 @@ def test_ranks_that_write_nothing_know_of_moves(tmp_path: Path) -> None:
     moves = Moves(run_in(tmp_path, is_shown=False))
     moves.run.steps.begin_pipeline()
     moves.move(FIRST)
-    assert [timed.move for timed in moves.timed()] == [FIRST]
+    assert [timed.move for timed in timed_moves(moves.run)] == [FIRST]
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,6 @@ from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.run_folder import OutputGuard
 from torchtitan.freezing.report.tensorboard import THROUGHPUT, RunTensorBoard, hyperparameters
 from torchtitan.freezing.report.tensorboard import layout as custom_scalars
 from torchtitan.freezing.report.times import PHASE_NUMBERS, BatchTimes
@@ -39,7 +38,7 @@ def events_of(folder: Path) -> EventAccumulator:
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     folder = tmp_path_factory.mktemp("run")
-    board = RunTensorBoard(str(folder), config(), OutputGuard(folder))
+    board = RunTensorBoard(str(folder), run_in(folder, config=config()))
     board.log({"throughput(tps)": 100.0, "mfu(%)": float("nan")}, 1)
     board.finish(make_summary(steps_done=90, tokens_per_second=250.0, kappa_over_p_eff=0.75))
     board.close()
@@ -82,7 +81,7 @@ def test_what_the_tab_cannot_draw_has_a_tag_that_it_can(events: EventAccumulator
 def test_a_run_on_pictures_counts_them_in_every_tag(tmp_path: Path) -> None:
     pictures = config()
     pictures.model.name = "vit"
-    board = RunTensorBoard(str(tmp_path), pictures, OutputGuard(tmp_path))
+    board = RunTensorBoard(str(tmp_path), run_in(tmp_path, config=pictures))
     logged = ("throughput(tps)", "freezing/emulation/virtual_tokens_per_second", "grad_norm")
     board.log(dict.fromkeys(logged, 100.0), 1)
     board.finish(make_summary(tokens_per_second=250.0))

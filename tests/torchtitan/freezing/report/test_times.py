@@ -54,11 +54,12 @@ def controller(
 ) -> Any:
     return SimpleNamespace(
         plan=plan,
-        failure=failure,
+        planner=SimpleNamespace(failure=failure),
         plans=plans,
-        switched_off=switched_off,
+        in_force=SimpleNamespace(
+            switched_off=switched_off, predicts_for="4 ranks that share 2 cores"
+        ),
         bounds=None if plan is None else SimpleNamespace(interval_factor=1.25),
-        predicts_for="4 ranks that share 2 cores",
     )
 
 
@@ -321,7 +322,7 @@ def test_the_largest_peak_of_memory_of_all_ranks_stays(monkeypatch: pytest.Monke
     peaks = iter([-1, 2 * 1024**3, 3 * 1024**3, 1024**3])
     stats = SimpleNamespace(memory_stats=lambda device: {"reserved_bytes.all.peak": next(peaks)})
     monkeypatch.setattr(titan_tools, "device_module", stats)
-    found = Memory(run_in(), torch.device("cpu"))
+    found = Memory(run_in(device=torch.device("cpu")))
     found.log_step(LoggedStep(1, 2.0, 1.0))
     want: dict[str, float | None] = {"peak_memory_gib": None}
     assert found.fields(START) == want, "a device that tells none has none"

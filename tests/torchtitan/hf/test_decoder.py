@@ -10,17 +10,20 @@ from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, join_examples
-from torchtitan.hf.document_attention import (
-    DocumentTransformer,
-    attention_error,
+from torchtitan.hf.decoder import (
+    Decoder,
+    as_decoder,
     document_mask,
+    for_packing,
     to_every_stage,
 )
 
 VOCABULARY = 31
 SEQ_LEN = 24
-ARGS = TransformerModelArgs(
-    dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=VOCABULARY, max_seq_len=SEQ_LEN
+ARGS = as_decoder(
+    TransformerModelArgs(
+        dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=VOCABULARY, max_seq_len=SEQ_LEN
+    )
 )
 LENGTHS = [[7, 9, 5], [11, 12], [24]]
 
@@ -87,7 +90,7 @@ def alone() -> tuple[list[float], dict[str, Tensor]]:
 
 
 def together(batches: list[slice], *, positions: bool = True) -> tuple[float, dict[str, Tensor]]:
-    model = make(DocumentTransformer)
+    model = make(Decoder)
     total = 0.0
     for pick in batches:
         ids, labels, places = packed_batch(pick)
@@ -115,7 +118,7 @@ def test_without_positions_they_would_not() -> None:
 
 
 def test_no_example_sees_another() -> None:
-    model = make(DocumentTransformer)
+    model = make(Decoder)
     ids, _, positions = packed_batch(slice(0, 1))
     before = model(ids, positions=positions)
     changed = ids.clone()
@@ -135,7 +138,7 @@ def test_a_mask_by_hand() -> None:
 
 
 def test_without_positions_it_is_upstreams_model_to_the_last_bit() -> None:
-    ours, theirs = make(DocumentTransformer), make(Transformer)
+    ours, theirs = make(Decoder), make(Transformer)
     theirs.load_state_dict(ours.state_dict())  # also: the same names
     ids, _, _ = packed_batch()
     assert torch.equal(ours(ids), theirs(ids))
@@ -144,7 +147,7 @@ def test_without_positions_it_is_upstreams_model_to_the_last_bit() -> None:
 def test_on_the_meta_device_weights_begin_as_upstreams() -> None:
     """As the trainer builds it; runs with and without packing start equal."""
     states = []
-    for model_cls in (DocumentTransformer, Transformer):
+    for model_cls in (Decoder, Transformer):
         torch.manual_seed(5)
         with torch.device("meta"):
             model = model_cls(copy.deepcopy(ARGS))
@@ -157,20 +160,19 @@ def test_on_the_meta_device_weights_begin_as_upstreams() -> None:
 
 
 def test_padding_gives_no_nan() -> None:
-    model = make(DocumentTransformer)
+    model = make(Decoder)
     padding = torch.arange(SEQ_LEN)[None]
     assert bool(model(torch.zeros_like(padding), positions=padding).isfinite().all())
 
 
 def test_models_that_cannot_read_packed_sequences() -> None:
-    assert attention_error(Transformer, "8B", ARGS) is None
-    error = attention_error(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
-    assert error is not None
-    for part in ("data.packing is true", "'8B_flex'", "'flex'", "use a flavor with 'sdpa'"):
-        assert part in error
-    other = attention_error(SimpleNamespace, "8B", ARGS)
-    assert other is not None
-    assert "model.name is not llama3" in other
+    assert for_packing(Transformer, "8B", ARGS) == ARGS
+    with pytest.raises(ValueError, match=r"data\.packing is true") as error:
+        for_packing(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
+    for part in ("'8B_flex'", "'flex'", "use a flavor with 'sdpa'"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match=r"model\.name is not llama3"):
+        for_packing(SimpleNamespace, "8B", ARGS)
 
 
 def test_positions_go_to_every_stage() -> None:

@@ -1,0 +1,187 @@
+"""A model as ``config.json`` describes it: upstream's llama3, and what it lacks for its relatives.
+
+In packed sequences the examples do not see one another. Upstream ends a document at every end
+token, which a conversation has after each of its answers, so a turn would not see the turns before
+it. And its masks go with kernels that train on GPUs alone (flex, varlen), while its positions run
+on through all documents. Here a document begins where ``positions`` is 0. That one tensor travels
+to every pipeline stage, split into microbatches like the batch; rotary embeddings take it as it is,
+and the mask follows from it.
+
+The mask is a plain tensor for torch's scaled dot product, so this works on the CPU and on any GPU.
+It costs the full square of the sequence where a causal kernel computes half of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchtitan.models.llama3.model.args import TransformerModelArgs
+from torchtitan.models.llama3.model.model import (
+    Attention,
+    Transformer,
+    apply_rotary_emb,
+    precompute_freqs_cis,
+)
+from torchtitan.models.utils import get_dense_model_nparams_and_flops
+
+from torchtitan.data.sequences import POSITIONS
+
+
+@dataclass
+class DecoderArgs(TransformerModelArgs):
+    """Upstream's description of a llama3 model, and what it does not know of one or its relatives.
+
+    ``output_bias`` is of the projection behind the attention, ``qk_norm`` head by head. A token
+    sees ``sliding_window`` tokens, itself included; None for all before it. That embeddings are
+    tied is true of the files alone.
+    """
+
+    model_type: str = "llama"
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        """Fill in the width of a head and the number of heads of keys."""
+        self.head_dim = self.head_dim or self.dim // self.n_heads
+        self.n_kv_heads = self.n_kv_heads or self.n_heads
+
+    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+        """Return the number of parameters, and of operations for each token."""
+        return get_dense_model_nparams_and_flops(self, model, 2 * self.head_dim, seq_len)
+
+
+def as_decoder(args: TransformerModelArgs) -> DecoderArgs:
+    """Return ``args`` of upstream in our words; our own are returned as they are."""
+    return args if isinstance(args, DecoderArgs) else DecoderArgs(**vars(args))
+
+
+def document_mask(positions: Tensor) -> Tensor:
+    """Return which tokens see which: those before them in the same document, and themselves.
+
+    ``positions``, int64 [B, T], count from 0 in each document. The mask is bool, [B, 1, T, T], True
+    where the query (third dimension) sees the key (last).
+    """
+    documents = (positions == 0).cumsum(dim=1)
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril().unsqueeze(1)
+
+
+class DecoderAttention(Attention):
+    """Upstream's attention, with the biases, norms and heads of ``args``, under a mask if any."""
+
+    def __init__(self, args: DecoderArgs) -> None:
+        super().__init__(args)
+        self.head_dim = args.head_dim
+        queries, keys = self.n_heads * args.head_dim, self.n_kv_heads * args.head_dim
+        self.wq = nn.Linear(args.dim, queries, bias=args.qkv_bias)
+        self.wk = nn.Linear(args.dim, keys, bias=args.qkv_bias)
+        self.wv = nn.Linear(args.dim, keys, bias=args.qkv_bias)
+        self.wo = nn.Linear(queries, args.dim, bias=args.output_bias)
+        self.q_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
+        self.k_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
+
+    def init_weights(self, init_std: float) -> None:
+        """Draw weights as upstream does; biases begin at 0 and norms at 1."""
+        super().init_weights(init_std)
+        for linear in (self.wq, self.wk, self.wv, self.wo):
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        freqs_cis: Tensor,
+        attention_masks: Tensor | None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Attend: from [B, T, dim] to the same shape, as upstream without masks."""
+        shape = (*x.shape[:2], -1, self.head_dim)
+        queries, keys, values = (
+            self.wq(x).view(shape),
+            self.wk(x).view(shape),
+            self.wv(x).view(shape),
+        )
+        if self.q_norm is not None:
+            # Under autocast weights of norms keep their type, and torch has no fused norm of two.
+            dtype = self.q_norm.weight.dtype
+            queries = self.q_norm(queries.to(dtype)).type_as(values)
+            keys = self.k_norm(keys.to(dtype)).type_as(values)
+        queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
+        if attention_masks is not None:
+            # Kernels that take a mask want as many heads of keys as of queries.
+            keys = keys.repeat_interleave(self.n_rep, dim=2)
+            values = values.repeat_interleave(self.n_rep, dim=2)
+        by_head = [part.transpose(1, 2) for part in (queries, keys, values)]  # [B, heads, T, d]
+        if attention_masks is None:
+            attended = self.inner_attention(*by_head, enable_gqa=self.enable_gqa)
+        else:
+            attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
+        return self.wo(attended.transpose(1, 2).flatten(2))
+
+
+class Decoder(Transformer):
+    """Upstream's llama3 for packed sequences; without ``positions`` it computes what that does."""
+
+    def __init__(self, model_args: DecoderArgs) -> None:
+        super().__init__(model_args)
+        for layer in self.layers.values():
+            layer.attention = DecoderAttention(model_args)
+
+    def forward(
+        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Compute logits of tokens, [B, T], or a stage's output; masked if packed."""
+        if positions is not None and attention_masks is None:
+            attention_masks = document_mask(positions)
+        return super().forward(tokens, attention_masks, positions)
+
+    def _precompute_freqs_cis(self) -> Tensor:
+        args = self.model_args
+        return precompute_freqs_cis(
+            args.head_dim, args.max_seq_len, args.rope_theta, args.rope_scaling_args
+        )
+
+
+def for_packing(model_cls: type, flavor: str, model_args: Any) -> DecoderArgs:
+    """Return the description of a model that reads packed sequences; ValueError if it cannot."""
+    if model_cls is not Transformer:
+        raise ValueError(
+            "data.packing is true, and model.name is not llama3, whose attention alone can be kept "
+            "within examples; set it to false"
+        )
+    if model_args.attn_type != "sdpa":
+        raise ValueError(
+            f"data.packing is true, and model.flavor {flavor!r} has attn_type "
+            f"{model_args.attn_type!r}, which ends an example at every end token, also within a "
+            "conversation; use a flavor with 'sdpa'"
+        )
+    return as_decoder(model_args)
+
+
+def require_turns(flavor: str, model_args: Any) -> None:
+    """Raise ValueError if a model cannot read conversations, an example to a sequence."""
+    if getattr(model_args, "attn_mask_type", "causal") == "block_causal":
+        raise ValueError(
+            f"training.dataset may have conversations, and model.flavor {flavor!r} (attn_type "
+            f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would "
+            "not see those before it; use a flavor with 'sdpa'"
+        )
+
+
+def to_every_stage(
+    extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
+    first = dict(extra_inputs)
+    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
+    return first, extra_kwargs | every
