@@ -149,7 +149,8 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             replan_every, replan_threshold, min_gain, score_memory, score_dtype,
         )  # fmt: skip
         order = read_order(schedule)
-        optimizers = _listed(optimizer)
+        each = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+        optimizers = [one for one in each if one is not None]
         errors = [
             *setting_errors(settings, plans=plans, n_stages=order.n_stages),
             *([] if optimizers else optimizer_errors(chosen)),
@@ -241,7 +242,10 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             )
         self._end_step()
         self._controller.begin_step(t)
-        self._name_batches(upcoming)
+        cache = self._controller.cache
+        if self._rows is not None and cache is not None:
+            cache.name_batches(self._rows.batches)
+            cache.read_ahead(lambda n: [[int(row) for row in batch] for batch in upcoming[:n]])
         self._step = t
         self._is_inside = self._is_open = self._is_fresh = True
         try:
@@ -250,12 +254,6 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             self._is_inside = False
         if self._rows is not None:
             self._rows.end_step()
-
-    def _name_batches(self, upcoming: Sequence[Sequence[int]]) -> None:
-        cache = self._controller.cache
-        if self._rows is not None and cache is not None:
-            cache.name_batches(self._rows.batches)
-            cache.read_ahead(lambda n: [[int(row) for row in batch] for batch in upcoming[:n]])
 
     @contextmanager
     def _one_batch(self) -> Iterator[None]:
@@ -368,11 +366,3 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     def __exit__(self, *error: object) -> None:
         """Close; ``with`` has given the freezer itself."""
         self.close()
-
-
-def _listed(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    return list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

@@ -12,6 +12,7 @@ from timelyfreeze.planning.background import (
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import (
     FreezePlan,
+    gain_of,
     plan_from_json,
     plan_from_ratios,
     plan_to_json,

@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -42,36 +42,7 @@ class BackgroundError(RuntimeError):
     """The process ended without an answer, or with one that cannot be read."""
 
 
-class _Process:
-    """A process that makes a pickled call."""
-
-    def __init__(self, question: bytes, niceness: int) -> None:
-        # Files, not pipes: a pipe that nobody reads stops its writer.
-        self._answer: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(question)
-            stdin.seek(0)
-            self._process = start_python(_START, str(niceness), stdin=stdin, stdout=self._answer)
-
-    @property
-    def exit_status(self) -> int | None:
-        return self._process.poll()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.exit_status is not None
-
-    def answer(self) -> Any:
-        self._answer.seek(0)
-        return pickle.load(self._answer)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._answer.close()
-
-
-class BackgroundCall(Generic[_T]):
+class BackgroundCall(AbstractContextManager["BackgroundCall[_T]"], Generic[_T]):
     """One call of a function, begun at once.
 
     Example:
@@ -86,19 +57,30 @@ class BackgroundCall(Generic[_T]):
     def __init__(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
         self._question = pickle.dumps((function, args, kwargs))
-        self._tries = [_Process(self._question, self.niceness)]
+        # Processes that make the call, and the files that they write the answer to.
+        self._tries: list[tuple[subprocess.Popen[bytes], BinaryIO]] = []
+        self._try(self.niceness)
+
+    def _try(self, niceness: int) -> None:
+        # Files, not pipes: a pipe that nobody reads stops its writer.
+        answer = tempfile.TemporaryFile()  # noqa: SIM115
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(self._question)
+            stdin.seek(0)
+            process = start_python(_START, str(niceness), stdin=stdin, stdout=answer)
+        self._tries.append((process, answer))
 
     @property
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
-        return any(each.has_ended for each in self._tries)
+        return any(process.poll() is not None for process, _ in self._tries)
 
     def hurry(self) -> None:
         """Make the call once more, at this process's own priority; the first answer counts.
 
         For a call that somebody has begun to wait for: a process cannot raise its priority again.
         """
-        self._tries.append(_Process(self._question, niceness=0))
+        self._try(niceness=0)
 
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
@@ -113,27 +95,26 @@ class BackgroundCall(Generic[_T]):
                     f"the process that called {self._name} gave no answer within {timeout_s:g} s"
                 )
             time.sleep(_POLL_S)
-        first = next(each for each in self._tries if each.has_ended)
+        first, answer = next(each for each in self._tries if each[0].poll() is not None)
+        answer.seek(0)
         try:
-            value, error = first.answer()
+            value, error = pickle.load(answer)
         except (EOFError, pickle.UnpicklingError) as problem:
             raise BackgroundError(
                 f"the process that called {self._name} ended with exit status "
-                f"{first.exit_status} and no answer; its last words are on standard error"
+                f"{first.returncode} and no answer; its last words are on standard error"
             ) from problem
         if error is not None:
             raise error
-        answer: _T = value
-        return answer
+        found: _T = value
+        return found
 
     def cancel(self) -> None:
         """End the process, if it still runs, and forget the answer."""
-        for each in self._tries:
-            each.kill()
-
-    def __enter__(self) -> BackgroundCall[_T]:
-        """Return itself."""
-        return self
+        for process, answer in self._tries:
+            process.kill()
+            process.wait()
+            answer.close()
 
     def __exit__(self, *error: object) -> None:
         """Cancel what still runs."""

@@ -11,14 +11,11 @@ are to the dual values of an optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows
-
-Floats = NDArray[np.float64]
+from timelyfreeze.planning.program import Floats, FreezeLp, LpError, PrecedenceRows
 
 # What all freezing together costs, relative to the batch without. The plan's batch is at most this
 # much longer than the shortest; none that is as short freezes less.
@@ -39,58 +36,37 @@ class CertifiedRatios:
     ratios: Floats  # shape [R]
     end: float  # P_d with these ratios, in the program's unit
     bound: float  # a P_d that no ratios can beat
-    n_steps: int  # steps of the solver
-    status: str  # the solver's word for how it ended
 
 
-def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
-    """Minimise P_d plus a small cost of freezing; return the R ratios.
+def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
+    """Minimise P_d plus a small cost of freezing, within all constraints.
 
     What the solver has by the time limit counts. If P_d is not within 0.1% of the optimum,
     certified, that is an LpError.
     """
-    found = solve_certified(lp, time_limit_s)
-    if not found.end <= found.bound * (1.0 + _MAX_ABOVE):
-        raise _stopped(lp, found.status)
-    return found.ratios
-
-
-def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
-    """Minimise P_d as :func:`solve_by_interior_point` does, as far as it gets by the time limit.
-
-    The ratios are within all constraints, and there is a lower bound on P_d.
-    """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
-    x, duals, answer = _minimise(lp, weighted_cost(lp, unfrozen), time_limit_s)
+    x, duals, status = _minimise(lp, unfrozen, time_limit_s)
     if not (np.isfinite(x).all() and np.isfinite(duals).all()):
-        raise _stopped(lp, str(answer.status))
+        raise _stopped(lp, status)
     ratios = _tidy(lp, rows, _within_budgets(lp, x[lp.n_actions + 1 :]))
-    return CertifiedRatios(
-        ratios=ratios,
-        end=_end(lp, rows, ratios),
-        bound=improved_lower_bound(lp, rows, duals, unfrozen),
-        n_steps=answer.iterations,
-        status=str(answer.status),
-    )
+    end, bound = _end(lp, rows, ratios), improved_lower_bound(lp, rows, duals, unfrozen)
+    if not end <= bound * (1.0 + _MAX_ABOVE):
+        raise _stopped(lp, status)
+    return CertifiedRatios(ratios, end, bound)
 
 
-def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
-    """Return the cost of each column: P_d, and a little for freezing.
+def _minimise(lp: FreezeLp, unfrozen: float, time_limit_s: float) -> tuple[Floats, Floats, str]:
+    """Return columns, dual values of the rows, and clarabel's word for how it ended.
 
     ``unfrozen`` is P_d without freezing.
     """
-    cost = np.zeros(len(lp.column_lower))
-    cost[lp.n_actions] = 1.0
-    cost[lp.n_actions + 1 :] = FREEZING_COST * unfrozen / max(float(lp.caps.sum()), 1.0)
-    return cost
-
-
-def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, Floats, Any]:
-    """Return columns, dual values of the rows, and clarabel's own answer."""
     import clarabel
     from scipy import sparse
 
+    cost = np.zeros(len(lp.column_lower))  # P_d, and a little for freezing
+    cost[lp.n_actions] = 1.0
+    cost[lp.n_actions + 1 :] = FREEZING_COST * unfrozen / max(float(lp.caps.sum()), 1.0)
     # clarabel wants G x <= h. Columns that cannot move go to the right side.
     free = np.flatnonzero(lp.column_lower < lp.column_upper)
     x = np.where(lp.column_lower < lp.column_upper, 0.0, lp.column_lower)
@@ -101,9 +77,7 @@ def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, 
     right = np.where(sign < 0.0, -lp.row_lower, lp.row_upper) - matrix @ x
     has_upper = np.isfinite(lp.column_upper[free])
     # What waits for another action starts at 0 or later in any case.
-    inside = slice(lp.row_start[lp.n_precedence])
-    waits = np.bincount(lp.columns[inside], lp.values[inside] == 1.0, shape[1]) > 0.0
-    has_lower = ~(waits & (np.arange(shape[1]) <= lp.n_actions))[free]
+    has_lower = ~np.isin(free, lp.after)
     unit = sparse.identity(len(free), format="csr")
     g = sparse.vstack([matrix[:, free], -unit[has_lower], unit[has_upper]], format="csc")
     h = np.concatenate([right, -lp.column_lower[free][has_lower], lp.column_upper[free][has_upper]])
@@ -124,18 +98,17 @@ def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, 
     except BaseException as error:  # clarabel has no narrower class, and a panic is no Exception
         raise _stopped(lp, f"Numerical difficulties: {error}") from error
     x[free] = answer.x
-    return x, -sign * np.array(answer.z)[: shape[0]], answer
+    return x, -sign * np.array(answer.z)[: shape[0]], str(answer.status)
 
 
 def _end(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> float:
     """Return the least P_d for these ratios."""
     end = float(rows.earliest(ratios)[-1])
-    for row in range(lp.n_precedence + lp.n_stages, len(lp.row_lower)):
-        inside = slice(lp.row_start[row], lp.row_start[row + 1])
-        coefficients = np.zeros(len(lp.column_lower))
-        coefficients[lp.columns[inside]] = lp.values[inside]
-        saved = coefficients[lp.n_actions + 1 :] @ ratios
-        end = max(end, (lp.row_lower[row] - saved) / coefficients[lp.n_actions])
+    if len(lp.row_lower) > lp.n_precedence + lp.n_stages:
+        # Ranks share processors: the last row has what each ratio saves of all work, and then P_d.
+        *_, begin, _ = lp.row_start
+        saved, n_processors = lp.values[begin:-1] @ ratios, lp.values[-1]
+        end = max(end, (lp.row_lower[-1] - saved) / n_processors)
     return end
 
 
@@ -176,12 +149,7 @@ def _budgets(lp: FreezeLp) -> list[NDArray[np.int64]]:
 
 def _stopped(lp: FreezeLp, status: str) -> LpError:
     status = "Time limit reached" if status == "MaxTime" else status
-    return LpError(
-        f"the freeze-ratio program (interior point) ended with status {status!r}, not within "
-        f"{_MAX_ABOVE:.1%} of the optimum; it has A={lp.n_actions} actions, E={lp.n_edges} edges, "
-        f"S={lp.n_stages} stages",
-        status=status,
-    )
+    return lp.stopped("interior point", status, f"not within {_MAX_ABOVE:.1%} of the optimum")
 
 
 def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:

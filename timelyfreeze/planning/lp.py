@@ -21,9 +21,8 @@ from timelyfreeze.planning.program import FreezeLp, LpError, PrecedenceRows, bui
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import DurationBounds, shared_processors
 
-__all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
-
 logger = logging.getLogger(__name__)
+_say_once = cache(logger.info)  # which keeps it from being said again
 
 # Ratios this near 0 or 1 are 0 or 1. The solver places a vertex within its tolerance divided by
 # the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
@@ -118,29 +117,19 @@ def solve_freeze_ratios(
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     """Return the R ratios: by HiGHS where that is quick, else by clarabel if it is there."""
-    if lp.n_actions <= MAX_ACTIONS_BY_SIMPLEX:
-        return _simplex(lp, time_limit_s)
-    deadline = time.monotonic() + time_limit_s
-    try:
-        return solve_by_interior_point(lp, time_limit_s)
-    except ImportError as error:
-        _recommend_clarabel(str(error))
-        return _simplex(lp, time_limit_s)
-    except LpError as error:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0.0:
-            raise
-        logger.warning("%s; the simplex method has %.0f s left", error, left_s)
-        return _simplex(lp, left_s)
-
-
-@cache
-def _recommend_clarabel(problem: str) -> None:
-    """Say once what is missing; the cache is what keeps it from being said again."""
-    logger.info("a large pipeline is solved faster with `pip install clarabel` (%s)", problem)
-
-
-def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
+    deadline, left_s = time.monotonic() + time_limit_s, time_limit_s
+    if lp.n_actions > MAX_ACTIONS_BY_SIMPLEX:
+        try:
+            return solve_by_interior_point(lp, time_limit_s).ratios
+        except ImportError as error:
+            _say_once(
+                "a large pipeline is solved faster with `pip install clarabel` (%s)", str(error)
+            )
+        except LpError as error:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0.0:
+                raise
+            logger.warning("%s; the simplex method has %.0f s left", error, left_s)
     try:
         from timelyfreeze.planning.simplex import solve_by_simplex
     except ImportError as error:  # training can go on without it, so it is imported no sooner
@@ -148,7 +137,7 @@ def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
             f"the solver highspy cannot be imported ({error}); scripts/setup.sh installs it",
             status="No solver",
         ) from error
-    return solve_by_simplex(lp, time_limit_s)
+    return solve_by_simplex(lp, left_s)
 
 
 def _decide(

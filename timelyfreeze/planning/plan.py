@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
+from itertools import count
 from typing import Annotated
 
 import numpy as np
@@ -25,7 +26,7 @@ from timelyfreeze.files import (
     to_plain,
 )
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.timing import DurationBounds, play_batch, receiving, validate_bounds
+from timelyfreeze.timing import DurationBounds, play_batch, validate_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class FreezePlan:
     @property
     def gain(self) -> float:
         """Throughput gained by this plan, as a fraction: 0.46 means 46% more batches per second."""
-        return _gain(self.unfrozen_batch_ms, self.batch_ms)
+        return gain_of(self.unfrozen_batch_ms, self.batch_ms)
 
     @property
     def time_to_loss(self) -> float | None:
@@ -97,7 +98,7 @@ class FreezePlan:
     @property
     def upper_bound_gain(self) -> float:
         """Throughput gained if everything were frozen: the most any plan can reach."""
-        return _gain(self.unfrozen_batch_ms, self.frozen_batch_ms)
+        return gain_of(self.unfrozen_batch_ms, self.frozen_batch_ms)
 
 
 def plan_from_ratios(
@@ -144,7 +145,7 @@ def plan_from_ratios(
     durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
     frozen = bounds.min_ms
     if skips_grads:
-        nothing_ms = idle_ms(dag, bounds)
+        nothing_ms = bounds.lead_ms(dag)  # what does nothing still waits for its message
         durations = np.where(skipped_actions(dag, skip_depths(dag, r)), nothing_ms, durations)
         everything = skip_depths(dag, dag.freezable & (span > 0.0))
         frozen = np.where(skipped_actions(dag, everything), nothing_ms, frozen)
@@ -211,8 +212,8 @@ def plan_from_json(text: str) -> FreezePlan:
     return FreezePlan(tuple(file.actions), ratios, durations_ms, start_ms, **head)
 
 
-def _gain(before_ms: float, after_ms: float) -> float:
-    """Relative gain in throughput; infinite if nothing is left to wait for."""
+def gain_of(before_ms: float, after_ms: float) -> float:
+    """Return the gain as a fraction; infinite if nothing is left to wait for."""
     return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf
 
 
@@ -222,13 +223,10 @@ def skip_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
     frozen = {
         (a.stage, a.microbatch) for a, is_whole in zip(dag.actions, whole, strict=True) if is_whole
     }
-    depths = {}
-    for microbatch in sorted({microbatch for stage, microbatch in frozen if stage == 0}):
-        depth = 1
-        while (depth, microbatch) in frozen:
-            depth += 1
-        depths[microbatch] = depth
-    return depths
+    return {
+        microbatch: next(depth for depth in count(1) if (depth, microbatch) not in frozen)
+        for microbatch in sorted(microbatch for stage, microbatch in frozen if stage == 0)
+    }
 
 
 def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool_]:
@@ -246,8 +244,3 @@ def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.b
         ],
         dtype=np.bool_,
     )
-
-
-def idle_ms(dag: PipelineDag, bounds: DurationBounds) -> NDArray[np.float64]:
-    """Return what an action takes that does nothing, shape [A]: it still waits for its message."""
-    return np.where(receiving(dag), np.float64(bounds.p2p_overhead_ms), 0.0)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.schedule import PipelineDag
-from timelyfreeze.settings import key
+from timelyfreeze.schedule import PipelineDag, topological_order
+from timelyfreeze.settings import key, ratio_errors
 from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
 
 
@@ -26,14 +24,10 @@ class LpError(RuntimeError):
         status: The solver's own word for why, for example ``Time limit reached``.
     """
 
-    def __init__(self, message: str, *, status: str) -> None:
+    def __init__(self, message: str, *, status: str = "") -> None:  # pickle has the message alone
         """Keep the status beside the message."""
         super().__init__(message)
         self.status = status
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the status."""
-        return partial(type(self), status=self.status), self.args, self.__dict__
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +48,12 @@ class FreezeLp:
     column_lower: NDArray[np.float64]  # shape [A + 1 + R]
     column_upper: NDArray[np.float64]  # shape [A + 1 + R]
     freezable: NDArray[np.int64]  # int64, shape [R]. Action index of each ratio column
+    # What is before and after in each of the first rows: actions, or A for the destination; and
+    # which ratio shortens the first one, -1 for none, by how much.
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+    ratio: NDArray[np.int64]
+    saved: NDArray[np.float64]
     # shape [S]. Upper bound of each stage's sum of ratios, the right side of [4]
     caps: NDArray[np.float64]
     n_actions: int  # A; also the column of P_d
@@ -61,6 +61,14 @@ class FreezeLp:
     n_precedence: int  # how many rows are of the first two kinds
     n_stages: int  # S
     scale_ms: float  # milliseconds per unit of time
+
+    def stopped(self, how: str, status: str, short_of: str) -> LpError:
+        """Return the error of a solver that ended with ``status``."""
+        return LpError(
+            f"the freeze-ratio program ({how}) ended with status {status!r}, {short_of}; it has "
+            f"A={self.n_actions} actions, E={self.n_edges} edges, S={self.n_stages} stages",
+            status=status,
+        )
 
 
 def build_lp(
@@ -84,7 +92,10 @@ def build_lp(
     rows, and one more if ranks share processors; A + 1 + R columns.
     """
     validate_bounds(dag, bounds)
-    caps = _check_caps(dag, max_freeze_ratio)
+    caps = np.asarray(max_freeze_ratio, dtype=np.float64)
+    if errors := list(ratio_errors(caps.tolist(), dag.n_stages)):
+        raise ValueError("; ".join(errors))
+    caps = np.broadcast_to(caps, (dag.n_stages,))
     scale = float(np.max(bounds.max_ms))
     if scale == 0.0:
         raise ValueError(
@@ -98,15 +109,20 @@ def build_lp(
     ratio_column = np.full(n_actions, -1, dtype=np.int64)
     ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
 
-    implied = _implied(dag)
-    before, after = _precedence(dag, implied)
+    # Edges within a rank that leap over actions follow from others.
+    before, after = dag.edges[:, 0], dag.edges[:, 1]
+    implied = (dag.ranks[before] == dag.ranks[after]) & (after - before != 1)
+    last = np.setdiff1d(np.arange(n_actions), before[~implied])
+    before = np.concatenate([before[~implied], last])
+    after = np.concatenate([after[~implied], np.full(len(last), n_actions)])
     n_precedence = len(before)
     row = np.arange(n_precedence)
-    shortened = np.flatnonzero(span[before] > 0.0)  # explicit zeros would only slow the solver
-    parts = [
+    saved = span[before]
+    shortened = np.flatnonzero(saved > 0.0)  # explicit zeros would only slow the solver
+    parts = [  # row, column and value of nonzeros
         (row, after, np.ones(n_precedence)),
         (row, before, -np.ones(n_precedence)),
-        (row[shortened], ratio_column[before[shortened]], span[before[shortened]]),
+        (row[shortened], ratio_column[before[shortened]], saved[shortened]),
         (n_precedence + dag.stages[freezable], ratio_column[freezable], np.ones(len(freezable))),
     ]
     n_rows = n_precedence + dag.n_stages
@@ -119,7 +135,9 @@ def build_lp(
         ]
         work = [float(longest.sum())]
         n_rows += 1
-    row_start, columns, values = _by_row(parts, n_rows)
+    rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+    by_row = np.argsort(rows, kind="stable")
+    row_start = np.cumsum([0, *np.bincount(rows, minlength=n_rows)], dtype=np.int32)
 
     earliest = longest[before]
     delays = bounds.delays_ms(dag)[~implied] / scale
@@ -128,8 +146,8 @@ def build_lp(
     n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
     return FreezeLp(
         row_start=row_start,
-        columns=columns,
-        values=values,
+        columns=columns[by_row].astype(np.int32),
+        values=values[by_row],
         row_lower=np.concatenate([earliest, -infinite[: dag.n_stages], work]),
         row_upper=np.concatenate(
             [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
@@ -139,6 +157,10 @@ def build_lp(
             [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, 1.0, 0.0)]
         ),
         freezable=freezable,
+        before=before,
+        after=after,
+        ratio=np.where(saved > 0.0, ratio_column[before] - n_actions - 1, -1),
+        saved=saved,
         caps=caps * n_freezable,
         n_actions=n_actions,
         n_edges=n_edges,
@@ -146,50 +168,6 @@ def build_lp(
         n_stages=dag.n_stages,
         scale_ms=scale,
     )
-
-
-def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> NDArray[np.float64]:
-    caps = np.asarray(max_freeze_ratio, dtype=np.float64)
-    if caps.shape not in ((), (dag.n_stages,)):
-        raise ValueError(
-            f"{key('max_freeze_ratio')} has shape {caps.shape}; it must be one number, or one for "
-            f"each of the {dag.n_stages} stages"
-        )
-    outside = caps[~((caps >= 0.0) & (caps <= 1.0))]
-    if outside.size:
-        raise ValueError(f"{key('max_freeze_ratio')} is {float(outside[0])}; it must lie in [0, 1]")
-    return np.broadcast_to(caps, (dag.n_stages,))
-
-
-def _precedence(
-    dag: PipelineDag, implied: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what is before and after in each row [1], the edges and then from last actions.
-
-    These are before the destination, whose column is the number of actions.
-    """
-    edges, n_actions = dag.edges[~implied], len(dag.actions)
-    last = np.setdiff1d(np.arange(n_actions), edges[:, 0])
-    before = np.concatenate([edges[:, 0], last])
-    return before, np.concatenate([edges[:, 1], np.full(len(last), n_actions)])
-
-
-def _by_row(
-    parts: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], n_rows: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """Return row starts, columns and values of nonzeros that are given as row, column, value."""
-    rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.argsort(rows, kind="stable")
-    row_start = np.zeros(n_rows + 1, dtype=np.int32)
-    np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
-    return row_start, columns[order].astype(np.int32), values[order]
-
-
-def _implied(dag: PipelineDag) -> NDArray[np.bool_]:
-    """Return which edges follow from others: those within a rank that leap over actions."""
-    before, after = dag.edges[:, 0], dag.edges[:, 1]
-    leaps: NDArray[np.bool_] = (dag.ranks[before] == dag.ranks[after]) & (after - before != 1)
-    return leaps
 
 
 Floats = NDArray[np.float64]
@@ -203,34 +181,14 @@ class PrecedenceRows:
     """The rows [1] of a program: P_after - P_before + saved * r >= least."""
 
     def __init__(self, lp: FreezeLp) -> None:
-        n_rows = lp.n_precedence
-        row = np.repeat(np.arange(n_rows), np.diff(lp.row_start[: n_rows + 1]))
-        columns, values = lp.columns[: len(row)], lp.values[: len(row)]
-        is_ratio = columns > lp.n_actions
-        after, before = ~is_ratio & (values > 0.0), ~is_ratio & (values < 0.0)
-        for kind in (after, before):
-            assert (row[kind] == np.arange(n_rows)).all()  # build_lp writes one into each row
         self._n_nodes = lp.n_actions + 1
-        self._least = lp.row_lower[:n_rows]
-        self._after = columns[after].tolist()
-        self._ratio = np.full(n_rows, -1)
-        self._ratio[row[is_ratio]] = columns[is_ratio] - self._n_nodes
-        self._saved = np.zeros(n_rows)
-        self._saved[row[is_ratio]] = values[is_ratio]
+        self._least, self._saved, self._ratio = lp.row_lower[: len(lp.before)], lp.saved, lp.ratio
+        self._after = lp.after.tolist()
         self._rows_from: list[list[int]] = [[] for _ in range(self._n_nodes)]
-        for e, node in enumerate(columns[before].tolist()):
+        for e, node in enumerate(lp.before.tolist()):
             self._rows_from[node].append(e)
-        self._order = self._sort()
-
-    def _sort(self) -> list[int]:
-        waiting = np.bincount(self._after, minlength=self._n_nodes).tolist()
-        order = [node for node, count in enumerate(waiting) if count == 0]
-        for node in order:  # grows while it is walked
-            for e in self._rows_from[node]:
-                waiting[self._after[e]] -= 1
-                if waiting[self._after[e]] == 0:
-                    order.append(self._after[e])
-        return order
+        pairs = zip(lp.before.tolist(), self._after, strict=True)
+        self._order, _ = topological_order(self._n_nodes, pairs)
 
     def _lengths(self, ratios: Floats) -> list[float]:
         # Rows without a ratio have -1 in its place.

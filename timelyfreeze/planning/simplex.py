@@ -75,9 +75,4 @@ def minimise(solver: highspy.Highs, lp: FreezeLp, cost: NDArray[np.float64], goa
     model_status = solver.getModelStatus()
     if model_status != highspy.HighsModelStatus.kOptimal:
         status = str(solver.modelStatusToString(model_status))
-        raise LpError(
-            f"the freeze-ratio program ({goal}) ended with status {status!r} instead of an "
-            f"optimum; it has A={lp.n_actions} actions, E={lp.n_edges} edges, S={lp.n_stages} "
-            "stages",
-            status=status,
-        )
+        raise lp.stopped(goal, status, "short of an optimum")

@@ -23,7 +23,6 @@ from timelyfreeze.settings import AUTO, Phase, key
 from timelyfreeze.timing import (
     UNFROZEN,
     DurationBounds,
-    Pattern,
     PatternTimes,
     RankBatches,
     batch_times,
@@ -35,7 +34,6 @@ from timelyfreeze.timing import (
     interval_factor,
     message_time,
     play_batch,
-    receiving,
     slowest,
     slowest_replica,
     with_messages,
@@ -54,7 +52,7 @@ _GIVEN_UP = 0.25
 
 @dataclass(frozen=True)
 class SolverChoices:
-    """What a plan is solved under; most as for ``solve_freeze_ratios``."""
+    """What a plan is solved under: arguments of ``solve_freeze_ratios``, and ``AUTO``."""
 
     # cap r_max, one number or one per stage; or ``settings.AUTO``
     max_freeze_ratio: float | tuple[float, ...] | str
@@ -72,13 +70,14 @@ def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices
     Where no freezing pays, the plan's ``time_to_loss`` says so.
     """
     if choices.max_freeze_ratio != AUTO:
-        return _plan(dag, bounds, choices, choices.max_freeze_ratio)
+        return _plan(dag, bounds, choices)
     caps = _CAPS if len(dag.actions) <= MAX_ACTIONS_BY_SIMPLEX else _FEW_CAPS
     if bounds.captured > 0.0:  # nothing is frozen to no purpose, so all of it may be
         caps = (*caps, 1.0)
     # The limit is one on all of them: whoever waits for the plan waits no longer.
-    each = replace(choices, time_limit_s=choices.time_limit_s / len(caps))
-    plans = [_plan(dag, bounds, each, cap) for cap in caps]
+    limit_s = choices.time_limit_s / len(caps)
+    each = [replace(choices, max_freeze_ratio=cap, time_limit_s=limit_s) for cap in caps]
+    plans = [_plan(dag, bounds, chosen) for chosen in each]
     gains = [1.0 - (plan.time_to_loss or 0.0) for plan in plans]
     best = max(gains)
     kept = 1.0 - _GIVEN_UP * (1.0 - bounds.captured)
@@ -86,21 +85,8 @@ def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices
     return next(plan for plan, gain in zip(plans, gains, strict=True) if gain >= enough)
 
 
-def _plan(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    choices: SolverChoices,
-    cap: float | tuple[float, ...] | str,
-) -> FreezePlan:
-    plan = solve_freeze_ratios(
-        dag,
-        bounds,
-        max_freeze_ratio=cap,  # type: ignore[arg-type]
-        whole_stages=choices.whole_stages,
-        n_processors=choices.n_processors,
-        time_limit_s=choices.time_limit_s,
-        skips_grads=choices.skips_grads,
-    )
+def _plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices) -> FreezePlan:
+    plan = solve_freeze_ratios(dag, bounds, **vars(choices))
     factor = steps_factor(dag, plan.ratios, bounds.captured, bounds.captured_mean)
     return replace(plan, steps_factor=factor)
 
@@ -146,11 +132,7 @@ def solve_from_times(
 
     Replicas may repeat actions. If something else ran than was ``declared``, that counts.
     """
-    order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
-    outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
-    captured, captured_mean = _captured([each.energies for each in ranks])
-    bounds = replace(bounds, outside_ms=outside_ms, captured=captured, captured_mean=captured_mean)
-    return solve_from_bounds(order, bounds, choices)
+    return solve_from_bounds(*bounds_from_times(ranks, declared, choices.n_processors), choices)
 
 
 def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -222,7 +204,7 @@ def bounds_from_times(
     declared: ScheduleOrder,
     n_processors: float | None = None,
 ) -> tuple[ScheduleOrder, DurationBounds]:
-    """Return the order that ran, and its bounds with what messages take.
+    """Return the order that ran, and its bounds with all that was measured beside.
 
     Arguments as for :func:`solve_from_times`.
     """
@@ -252,7 +234,16 @@ def bounds_from_times(
     factor = interval_factor(monitored.missed_by(bounds))
     if factor is not None:
         factor *= monitored.with_doubled_messages(bounds)
-    return order, replace(bounds, interval_factor=factor)
+    captured, captured_mean = _captured([each.energies for each in ranks])
+    return order, replace(
+        bounds,
+        outside_ms=min(
+            (float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0
+        ),
+        interval_factor=factor,
+        captured=captured,
+        captured_mean=captured_mean,
+    )
 
 
 @dataclass(frozen=True)
@@ -282,7 +273,7 @@ class _Monitored:
         The overhead was fitted to batches in which ranks wait for each other, and waiting hides
         messages that are late. A plan takes that waiting away: what they cost then, no batch told.
         """
-        lead_ms = bounds.p2p_overhead_ms * receiving(self.dag)
+        lead_ms = bounds.lead_ms(self.dag)
         longer = (
             self._play_ms(bounds, each + lead_ms) / self._play_ms(bounds, each)
             for each, _ in self._patterns(bounds)
@@ -308,8 +299,12 @@ class _Monitored:
     ) -> Iterator[tuple[NDArray[np.float64], tuple[float, ...]]]:
         """Yield what actions take by the bounds, and the timed batches, of each pattern; ms."""
         for pattern in dict.fromkeys(each.pattern for rank in self.ranks for each in rank.patterns):
-            batches_ms = self._batches([_of_pattern(rank, pattern) for rank in self.ranks], bounds)
-            if batches_ms:
+            none = PatternTimes(pattern, {})
+            found = [
+                next((each for each in rank.patterns if each.pattern == pattern), none)
+                for rank in self.ranks
+            ]
+            if batches_ms := self._batches(found, bounds):
                 is_frozen = [pattern.freezes(action) for action in self.dag.actions]
                 yield np.where(is_frozen, bounds.min_ms, bounds.max_ms), batches_ms
 
@@ -323,9 +318,3 @@ class _Monitored:
             for rank in ranks
         ]
         return batch_times(self.dag, batches, bounds.delays_ms(self.dag)).get(Phase.STABLE, ())
-
-
-def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
-    return next(
-        (entry for entry in rank.patterns if entry.pattern == pattern), PatternTimes(pattern, {})
-    )

@@ -12,6 +12,7 @@ from timelyfreeze.schedule.dag import (
     edge_delays,
     makespan,
     start_times,
+    topological_order,
 )
 from timelyfreeze.schedule.order import (
     Action,

@@ -6,7 +6,7 @@ Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -50,12 +50,24 @@ class PipelineDag:
         return {action: i for i, action in enumerate(self.actions)}
 
     @cached_property
-    def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the actions each action waits for, shape [A] of tuples."""
-        lists: list[list[int]] = [[] for _ in self.actions]
-        for i, j in self.edges.tolist():
-            lists[j].append(i)
+    def incoming(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Indices of the actions each action waits for, each with that of the edge, shape [A]."""
+        lists: list[list[tuple[int, int]]] = [[] for _ in self.actions]
+        for edge, (i, j) in enumerate(self.edges.tolist()):
+            lists[j].append((i, edge))
         return tuple(map(tuple, lists))
+
+    @cached_property
+    def receiving(self) -> NDArray[np.bool_]:
+        """Which actions work on what another rank has sent, bool, shape [A]."""
+        rank_of = dict(zip(self.stages.tolist(), self.ranks.tolist(), strict=True))
+        # A weight backward works on what its own stage has kept.
+        towards = {ActionKind.FORWARD: -1, ActionKind.WEIGHT_BACKWARD: 0}
+        senders = [
+            rank_of.get(action.stage + towards.get(action.kind, 1), rank)
+            for action, rank in zip(self.actions, self.ranks.tolist(), strict=True)
+        ]
+        return _read_only(np.array(senders, dtype=np.int64) != self.ranks)
 
 
 def build_dag(order: ScheduleOrder) -> PipelineDag:
@@ -121,7 +133,7 @@ def connect(
     return PipelineDag(
         actions=actions,
         edges=_read_only(edges),
-        topological=_read_only(_topological_order(actions, edges)),
+        topological=_read_only(_topological(actions, edges)),
         stages=_read_only(np.array([a.stage for a in actions], dtype=np.int64)),
         ranks=_read_only(np.repeat(np.arange(len(ranks)), [len(row) for row in ranks])),
         freezable=_read_only(np.array([a.kind.freezable for a in actions], dtype=np.bool_)),
@@ -149,14 +161,14 @@ def start_times(
     durations = check_durations(dag, durations_ms)
     # Plain floats and tuples: one numpy call per node would cost more than the whole sweep.
     duration = durations.tolist()
-    delays = _delays_before(dag, delays_ms)
+    delays = check_delays(dag, delays_ms).tolist()
     start = [0.0] * len(duration)
     finish = [0.0] * len(duration)
     for j in dag.topological.tolist():
         begin = 0.0
-        for i, delay in zip(dag.predecessors[j], delays[j], strict=True):
-            if finish[i] + delay > begin:
-                begin = finish[i] + delay
+        for i, edge in dag.incoming[j]:
+            if finish[i] + delays[edge] > begin:
+                begin = finish[i] + delays[edge]
         start[j] = begin
         finish[j] = begin + duration[j]
     return np.array(start, dtype=np.float64)
@@ -191,10 +203,10 @@ def critical_positions(
     when actions ended, shape [A], and not at how long they take, so it holds for measured batches
     and for ranks that share processors.
     """
-    end, delays = np.asarray(end_ms, np.float64), _delays_before(dag, delays_ms)
+    end, delays = np.asarray(end_ms, np.float64), check_delays(dag, delays_ms)
     chain = [int(np.argmax(end))]
-    while before := dag.predecessors[chain[-1]]:
-        chain.append(before[int(np.argmax(end[list(before)] + delays[chain[-1]]))])
+    while before := dag.incoming[chain[-1]]:
+        chain.append(max(before, key=lambda pair: end[pair[0]] + delays[pair[1]])[0])
     return tuple(reversed(chain))
 
 
@@ -205,19 +217,11 @@ def check_durations(
 
     The error's text calls them ``name``.
     """
-    durations = np.asarray(durations_ms, dtype=np.float64)
-    if durations.shape != (len(dag.actions),):
-        raise ValueError(
-            f"{name} has shape {durations.shape}; it needs one number for each of the "
-            f"{len(dag.actions)} actions"
-        )
-    bad = np.flatnonzero(~(np.isfinite(durations) & (durations >= 0.0)))
-    if bad.size:
-        raise ValueError(
-            f"{name} of action {dag.actions[bad[0]]} is {durations[bad[0]]} ms; a duration must "
-            "be finite and not negative"
-        )
-    return durations
+
+    def title(action: int) -> str:
+        return f"{name} of action {dag.actions[action]}"
+
+    return _checked(durations_ms, name, len(dag.actions), "actions", title)
 
 
 def edge_delays(
@@ -235,34 +239,32 @@ def edge_delays(
     )
 
 
-def check_delays(dag: PipelineDag, delays_ms: ArrayLike) -> NDArray[np.float64]:
-    """Return ``delays_ms`` as a float64 array after checking it against ``dag``."""
-    delays = np.asarray(delays_ms, dtype=np.float64)
-    if delays.shape != (len(dag.edges),):
-        raise ValueError(
-            f"delays_ms has shape {delays.shape}; it needs one number for each of the "
-            f"{len(dag.edges)} edges"
-        )
-    bad = np.flatnonzero(~(np.isfinite(delays) & (delays >= 0.0)))
-    if bad.size:
-        before, after = dag.edges[bad[0]]
-        raise ValueError(
-            f"the delay from {dag.actions[before]} to {dag.actions[after]} is "
-            f"{delays[bad[0]]} ms; it must be finite and not negative"
-        )
-    return delays
-
-
-def _delays_before(dag: PipelineDag, delays_ms: ArrayLike | None) -> list[list[float]]:
-    """Return the delay from each predecessor, in the order of ``dag.predecessors``."""
+def check_delays(dag: PipelineDag, delays_ms: ArrayLike | None) -> NDArray[np.float64]:
+    """Return ``delays_ms``, 0 for None, as a float64 array after checking it against ``dag``."""
     if delays_ms is None:
-        return [[0.0] * len(before) for before in dag.predecessors]
-    lists: list[list[float]] = [[] for _ in dag.actions]
-    for (_, j), delay in zip(
-        dag.edges.tolist(), check_delays(dag, delays_ms).tolist(), strict=True
-    ):
-        lists[j].append(delay)
-    return lists
+        return np.zeros(len(dag.edges))
+
+    def title(edge: int) -> str:
+        before, after = dag.edges[edge]
+        return f"the delay from {dag.actions[before]} to {dag.actions[after]}"
+
+    return _checked(delays_ms, "delays_ms", len(dag.edges), "edges", title)
+
+
+def _checked(
+    times_ms: ArrayLike, name: str, n: int, things: str, title: Callable[[int], str]
+) -> NDArray[np.float64]:
+    times = np.asarray(times_ms, dtype=np.float64)
+    if times.shape != (n,):
+        raise ValueError(
+            f"{name} has shape {times.shape}; it needs one number for each of the {n} {things}"
+        )
+    bad = np.flatnonzero(~(np.isfinite(times) & (times >= 0.0)))
+    if bad.size:
+        raise ValueError(
+            f"{title(bad[0])} is {times[bad[0]]} ms; it must be finite and not negative"
+        )
+    return times
 
 
 def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
@@ -270,11 +272,16 @@ def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     return array
 
 
-def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Kahn's algorithm; a node left over lies on or behind a circle."""
-    successors: list[list[int]] = [[] for _ in actions]
-    waiting = [0] * len(actions)
-    for i, j in edges.tolist():
+def topological_order(
+    n_nodes: int, edges: Iterable[tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """Sort nodes by Kahn's algorithm; return them, and how many edges lead to each of the others.
+
+    A node that is left over lies on or behind a circle.
+    """
+    successors: list[list[int]] = [[] for _ in range(n_nodes)]
+    waiting = [0] * n_nodes
+    for i, j in edges:
         successors[i].append(j)
         waiting[j] += 1
     order = [i for i, count in enumerate(waiting) if count == 0]
@@ -283,6 +290,11 @@ def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) ->
             waiting[j] -= 1
             if waiting[j] == 0:
                 order.append(j)
+    return order, waiting
+
+
+def _topological(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    order, waiting = topological_order(len(actions), edges.tolist())
     if len(order) < len(actions):
         circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
         circle = textwrap.shorten(circle, 500, placeholder=" ...")

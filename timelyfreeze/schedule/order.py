@@ -54,34 +54,31 @@ class Action:
 
     @staticmethod
     def parse(text: str) -> Action:
-        """Read an action as files have it; as ``parse_action``."""
-        return parse_action(text)
+        """Read an action from its text; the inverse of ``str(action)``.
+
+        Args:
+            text: Stage, one of the letters F, B, I, W, microbatch; for example ``3B5``.
+
+        Raises:
+            ValueError: If ``text`` has another form.
+
+        Example:
+            >>> Action.parse("3B5").stage, str(Action.parse("3B5"))
+            (3, '3B5')
+        """
+        match = _ACTION_TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{shown(text)} is not an action; expected <stage><F|B|I|W><microbatch>, for "
+                "example 3B5"
+            )
+        return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
 # No pipeline has a billion stages; longer numbers are not worth reading.
 _ACTION_TEXT = re.compile(r"(0|[1-9][0-9]{0,8})([FBIW])(0|[1-9][0-9]{0,8})")
 
-
-def parse_action(text: str) -> Action:
-    """Read an action from its text; the inverse of ``str(action)``.
-
-    Args:
-        text: Stage, one of the letters F, B, I, W, microbatch; for example ``3B5``.
-
-    Raises:
-        ValueError: If ``text`` has another form.
-
-    Example:
-        >>> parse_action("3B5").stage, str(parse_action("3B5"))
-        (3, '3B5')
-    """
-    match = _ACTION_TEXT.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"{shown(text)} is not an action; expected <stage><F|B|I|W><microbatch>, for example "
-            "3B5"
-        )
-    return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
+parse_action = Action.parse
 
 
 # Of an order, in a message: rows, and actions of each.
@@ -145,7 +142,6 @@ def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
         if not row:
             raise _error(f"rank {rank} has no actions; every rank must hold a stage", order)
     position = _positions(order)
-    _check_stages(order)
     for stage in range(order.n_stages):
         for microbatch in range(order.n_microbatches):
             _check_microbatch(order, position, stage, microbatch)
@@ -170,10 +166,7 @@ def parse_order(rows: Sequence[str]) -> ScheduleOrder:
 
 def order_to_csv(order: ScheduleOrder) -> str:
     """Write an order as CSV, one row per rank; undone by ``order_from_csv``."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([str(action) for action in row] for row in order.ranks)
-    return buffer.getvalue()
+    return "".join(",".join(map(str, row)) + "\n" for row in order.ranks)
 
 
 def order_from_csv(text: str) -> ScheduleOrder:
@@ -232,38 +225,23 @@ def _error(message: str, order: ScheduleOrder) -> ScheduleError:
 
 
 def _positions(order: ScheduleOrder) -> dict[Action, tuple[int, int]]:
-    """Map each action to (rank, position in its row), refusing repetitions."""
+    """Map each action to (rank, position in its row), refusing what cannot stand there."""
     found: dict[Action, tuple[int, int]] = {}
-    for rank, row in enumerate(order.ranks):
-        for position, action in enumerate(row):
-            if action.stage < 0 or action.microbatch < 0:
-                raise _error(
-                    f"rank {rank}, position {position}: action {action} has a negative stage or "
-                    "microbatch; both count from 0",
-                    order,
-                )
-            if action in found:
-                first_rank, first_position = found[action]
-                raise _error(
-                    f"rank {rank}, position {position}: action {action} was already run by rank "
-                    f"{first_rank}, position {first_position}; each action runs once",
-                    order,
-                )
-            found[action] = (rank, position)
-    return found
-
-
-def _check_stages(order: ScheduleOrder) -> None:
     holder: dict[int, int] = {}
     for rank, row in enumerate(order.ranks):
         for position, action in enumerate(row):
-            if holder.setdefault(action.stage, rank) != rank:
-                raise _error(
-                    f"rank {rank}, position {position}: action {action} belongs to stage "
-                    f"{action.stage}, which rank {holder[action.stage]} holds; a stage lives on "
-                    "one rank",
-                    order,
-                )
+            wrong = None
+            if action.stage < 0 or action.microbatch < 0:
+                wrong = "has a negative stage or microbatch; both count from 0"
+            elif action in found:
+                before = "was already run by rank {}, position {}".format(*found[action])
+                wrong = f"{before}; each action runs once"
+            elif (held := holder.setdefault(action.stage, rank)) != rank:
+                stage = f"belongs to stage {action.stage}, which rank {held} holds"
+                wrong = f"{stage}; a stage lives on one rank"
+            if wrong is not None:
+                raise _error(f"rank {rank}, position {position}: action {action} {wrong}", order)
+            found[action] = (rank, position)
     # Not by a range up to the highest: a mistyped stage may be in the millions.
     missing = next((stage for stage, known in enumerate(sorted(holder)) if stage != known), None)
     if missing is not None:
@@ -272,6 +250,7 @@ def _check_stages(order: ScheduleOrder) -> None:
             "0, 1, 2, ... without a gap",
             order,
         )
+    return found
 
 
 def _check_microbatch(

@@ -41,7 +41,6 @@ from timelyfreeze.timing.processors import (
     message_time,
     play_actions,
     play_batch,
-    receiving,
     shared_cores,
     shared_processors,
     usable_cores,

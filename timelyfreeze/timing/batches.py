@@ -31,11 +31,9 @@ class RankBatches:
 
 def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
     """Return what a clock cannot have shown in a batch of a rank; None if all of it can be."""
-    for action, time_ms in durations_ms.items():
+    for what, time_ms in (*durations_ms.items(), ("a batch", span_ms)):
         if not (math.isfinite(time_ms) and time_ms >= 0.0):
-            return f"{action} took {time_ms:g} ms"
-    if not (math.isfinite(span_ms) and span_ms >= 0.0):
-        return f"a batch took {span_ms:g} ms"
+            return f"{what} took {time_ms:g} ms"
     return None
 
 
@@ -83,17 +81,12 @@ def batch_times(
         durations_ms[dag.index[action]] = duration_ms
     starts_ms = start_times(dag, durations_ms, delays_ms)
     times: dict[Phase, list[float]] = {}
-    n_batches = min((len(rank.batches) for rank in ranks), default=0)
     offsets_ms = [
         min((starts_ms[dag.index[a]] for a in rank.durations_ms), default=0.0) for rank in ranks
     ]
-    for i in range(n_batches):
-        phase = Phase(ranks[0].batches[i][0])
-        batch_ms = max(
-            offset_ms + rank.batches[i][1]
-            for offset_ms, rank in zip(offsets_ms, ranks, strict=True)
-        )
-        times.setdefault(phase, []).append(batch_ms)
+    for batch in zip(*(rank.batches for rank in ranks), strict=False):
+        ends_ms = (offset + span for offset, (_, span) in zip(offsets_ms, batch, strict=True))
+        times.setdefault(Phase(batch[0][0]), []).append(max(ends_ms))
     return {phase: tuple(values) for phase, values in times.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Annotated, Any, NamedTuple
 
@@ -75,9 +75,18 @@ class DurationBounds:
     captured: float = 0.0
     captured_mean: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Keep both arrays from being written to."""
+        self.min_ms.setflags(write=False)
+        self.max_ms.setflags(write=False)
+
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""
         return edge_delays(dag, self.p2p_latency_ms)
+
+    def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
+        """Return the part of each action that is the overhead of its message, shape [A]."""
+        return np.float64(self.p2p_overhead_ms) * dag.receiving
 
 
 def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
@@ -131,22 +140,18 @@ def bounds_from_samples(
     groups: dict[tuple[int, ActionKind], list[Action]] = {}
     for action in dag.actions:
         groups.setdefault((action.stage, action.kind), []).append(action)
-    slow: dict[Action, float] = {}
-    fast: dict[Action, float] = {}
+    fast, slow = np.empty(len(dag.actions)), np.empty(len(dag.actions))
     for (_, kind), alike in groups.items():
+        places = [dag.index[action] for action in alike]
         if kind.freezable:
-            slow |= _medians(alike, [unfrozen[action] for action in alike])
-            fast |= _medians(alike, [frozen[action] for action in alike])
+            slow[places] = less_noisy_medians([unfrozen[action] for action in alike])
+            fast[places] = less_noisy_medians([frozen[action] for action in alike])
         else:
-            slow |= _medians(alike, [[*unfrozen[action], *frozen[action]] for action in alike])
-    pinned = tuple(a for a in dag.actions if a in fast and fast[a] >= slow[a])
-    fast |= {action: slow[action] for action in pinned}
-    low = [fast.get(action, slow[action]) for action in dag.actions]
-    return make_bounds(low, [slow[action] for action in dag.actions], pinned)
-
-
-def _medians(actions: Sequence[Action], samples: Sequence[Sequence[float]]) -> dict[Action, float]:
-    return dict(zip(actions, less_noisy_medians(samples).tolist(), strict=True))
+            pooled = [[*unfrozen[action], *frozen[action]] for action in alike]
+            fast[places] = slow[places] = less_noisy_medians(pooled)
+    pinned = np.flatnonzero(dag.freezable & (fast >= slow))
+    fast[pinned] = slow[pinned]
+    return DurationBounds(fast, slow, tuple(dag.actions[i] for i in pinned))
 
 
 def uniform_bounds(
@@ -176,26 +181,14 @@ def uniform_bounds(
         ActionKind.INPUT_BACKWARD: None if input_ms is None else (input_ms, input_ms),
         ActionKind.WEIGHT_BACKWARD: weight_ms,
     }
-    pairs: list[tuple[float, float]] = []
+    given = {kind: pair for kind, pair in by_kind.items() if pair is not None}
     for action in dag.actions:
-        pair = by_kind[action.kind]
-        if pair is None:
+        if action.kind not in given:
             raise ValueError(f"action {action} exists but no duration is given for {action.kind}")
-        pairs.append(pair)
-    bounds = make_bounds([low for low, _ in pairs], [high for _, high in pairs])
+    pairs = np.array([given[action.kind] for action in dag.actions], dtype=np.float64)
+    bounds = DurationBounds(*pairs.T.copy())
     validate_bounds(dag, bounds)
     return bounds
-
-
-def make_bounds(
-    low: Sequence[float], high: Sequence[float], pinned: tuple[Action, ...] = ()
-) -> DurationBounds:
-    """Return bounds of arrays that cannot be written to, shape [A], milliseconds."""
-    min_ms = np.array(low, dtype=np.float64)
-    max_ms = np.array(high, dtype=np.float64)
-    min_ms.setflags(write=False)
-    max_ms.setflags(write=False)
-    return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
 
 
 def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequence[float]]) -> None:
@@ -331,8 +324,8 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
             f"the bounds and the schedule do not have the same actions: {odd[0]} is in only one "
             f"of them ({len(odd)} such actions); measure the bounds with this schedule"
         )
-    low, high = zip(*(table.bounds[action] for action in dag.actions), strict=True)
+    pairs = np.array([table.bounds[action] for action in dag.actions], dtype=np.float64)
     kept = {name: getattr(table, name) for name in ("p2p_latency_ms", *_KEPT)}
-    bounds = replace(make_bounds(low, high), **kept)
+    bounds = DurationBounds(*pairs.T.copy(), **kept)
     validate_bounds(dag, bounds)
     return bounds

@@ -34,7 +34,7 @@ def min_distances(
             f"{len(missing)} of {len(dag.actions)} actions of the batch were seen by no process, "
             f"such as {missing[0]}"
         )
-    delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
+    delays = check_delays(dag, delays_ms)
     distances = np.full((len(clocks), len(clocks)), -np.inf)
     for (i, j), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
         before, after = dag.actions[i], dag.actions[j]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from timelyfreeze.schedule import Action, ScheduleOrder, build_order
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 
 Times = Mapping[Action, Sequence[float]]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,7 @@ def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
 
     Replicas meet at every gradient reduction, so the slowest one decides when a step ends.
     """
-    merged: dict[Action, Sequence[float]] = {}
-    for times in ranks:
-        for action, values in times.items():
-            if action not in merged or np.median(values) > np.median(merged[action]):
-                merged[action] = values
-    return merged
+    return {action: max(each, key=np.median) for action, each in _by_action(ranks).items()}
 
 
 def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleOrder:
@@ -88,8 +84,7 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
         held: dict[int, list[Action]] = {}  # of several ranks where a pipeline is emulated
         for action in times:
             held.setdefault(declared.stage_to_rank[action.stage], []).append(action)
-        for rank, actions in held.items():
-            by_rank.setdefault(rank, actions)
+        by_rank = held | by_rank
     return build_order([by_rank.get(rank, []) for rank in range(declared.n_ranks)])
 
 
@@ -98,11 +93,11 @@ def median_of_each(batches: Sequence[Mapping[Action, float]]) -> dict[Action, fl
     return {action: float(np.median(values)) for action, values in _by_action(batches).items()}
 
 
-def _by_action(batches: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:
-    together: dict[Action, list[float]] = {}
-    for times_ms in batches:
-        for action, time_ms in times_ms.items():
-            together.setdefault(action, []).append(time_ms)
+def _by_action(several: Sequence[Mapping[Action, _Value]]) -> dict[Action, list[_Value]]:
+    together: dict[Action, list[_Value]] = {}
+    for each in several:
+        for action, value in each.items():
+            together.setdefault(action, []).append(value)
     return together
 
 
@@ -159,28 +154,21 @@ def discard_errors(discard_batches: int, phases: PhaseSchedule) -> Iterator[str]
         )
 
 
-def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
-    """Return the patterns that mixed monitoring goes through, a pattern and its opposite in turn.
-
-    Each has live and frozen microbatches in every stage, so that every tensor learns in every step.
-    A single microbatch cannot be both; it is live in every other stage.
-    """
-    blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
-    return tuple(pattern for pattern in MIXED_PATTERNS if pattern.block in blocks)
-
-
 def pattern_of(
     phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
     """Return what a batch freezes while monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
-    same batch of two steps. Steps count from 1, the batches of a step from 0.
+    same batch of two steps. Each has live and frozen microbatches in every stage, so that every
+    tensor learns in every step; a single microbatch cannot be both, and is live in every other
+    stage. Steps count from 1, the batches of a step from 0.
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:
         number = step - phases.last_warmup_step - 1 + batch_index
-        patterns = mixed_patterns(n_microbatches)
+        blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
+        patterns = [pattern for pattern in MIXED_PATTERNS if pattern.block in blocks]
         return patterns[number % len(patterns)]
     return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(phase)
 
@@ -227,8 +215,7 @@ class Monitoring:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the times as plain data for a checkpoint, by the name of the pattern."""
-        plain: dict[str, Any] = to_plain(self._samples)
-        return plain
+        return dict(to_plain(self._samples))
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
         """Restore what :meth:`to_plain` returned; unknown names are left to others."""

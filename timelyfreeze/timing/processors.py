@@ -22,14 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule import (
-    Action,
-    ActionKind,
-    PipelineDag,
-    check_delays,
-    check_durations,
-    start_times,
-)
+from timelyfreeze.schedule import PipelineDag, check_delays, check_durations, start_times
 from timelyfreeze.timing.bounds import DurationBounds
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -90,8 +83,8 @@ def play_actions(
         durations = check_durations(dag, durations_ms)
         start = start_times(dag, durations, delays_ms)
         return start, start + durations
-    delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
-    return _play_shared(dag, check_durations(dag, durations_ms), shared, delays)
+    durations = check_durations(dag, durations_ms)
+    return _play_shared(dag, durations, shared, check_delays(dag, delays_ms))
 
 
 def _play_shared(
@@ -101,7 +94,7 @@ def _play_shared(
     delays: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     queues = [np.flatnonzero(dag.ranks == rank).tolist() for rank in range(dag.ranks.max() + 1)]
-    waiting_for = [len(before) for before in dag.predecessors]
+    waiting_for = [len(before) for before in dag.incoming]
     successors: list[list[tuple[int, float]]] = [[] for _ in dag.actions]
     for (before, after), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
         successors[before].append((after, delay))
@@ -177,12 +170,6 @@ def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
 _BISECTIONS = 40
 
 
-def receiving(dag: PipelineDag) -> NDArray[np.bool_]:
-    """Return which actions work on what another rank has sent, shape [A]."""
-    rank_of_stage = {int(s): int(r) for s, r in zip(dag.stages, dag.ranks, strict=True)}
-    return np.array([_receives(rank_of_stage, action) for action in dag.actions], dtype=np.bool_)
-
-
 def message_time(
     dag: PipelineDag,
     durations_ms: ArrayLike,
@@ -198,13 +185,12 @@ def message_time(
     if not np.isfinite(measured_ms):
         raise ValueError(f"the measured batch time is {measured_ms}; it must be finite")
     durations = np.asarray(durations_ms, dtype=np.float64)
-    receives = receiving(dag).astype(np.float64)
 
     def batch_ms(lead_ms: float) -> float:
-        return play_batch(dag, durations + lead_ms * receives, n_processors, delays_ms)[1]
+        return play_batch(dag, durations + lead_ms * dag.receiving, n_processors, delays_ms)[1]
 
     missing_ms = measured_ms - batch_ms(0.0)
-    if missing_ms <= 0.0 or not receives.any():
+    if missing_ms <= 0.0 or not dag.receiving.any():
         return 0.0
     # A batch waits for one message or more, so one cannot cost more than all that is missing.
     low, high = 0.0, missing_ms
@@ -221,18 +207,10 @@ def with_messages(
 
     Freezing shortens no message: both bounds grow by the same.
     """
-    lead_ms = p2p_overhead_ms * receiving(dag)
+    lead_ms = p2p_overhead_ms * dag.receiving
     return replace(
         bounds,
         min_ms=bounds.min_ms + lead_ms,
         max_ms=bounds.max_ms + lead_ms,
         p2p_overhead_ms=bounds.p2p_overhead_ms + p2p_overhead_ms,
     )
-
-
-def _receives(rank_of_stage: dict[int, int], action: Action) -> bool:
-    if action.kind is ActionKind.WEIGHT_BACKWARD:
-        return False
-    neighbour = action.stage - 1 if action.kind is ActionKind.FORWARD else action.stage + 1
-    sender = rank_of_stage.get(neighbour)
-    return sender is not None and sender != rank_of_stage[action.stage]

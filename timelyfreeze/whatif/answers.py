@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +35,17 @@ from timelyfreeze.whatif.grid import (
     Split,
     T,
     default_split,
-    fewest_layers,
     render_cap,
     render_split,
 )
-from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
-from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
+from timelyfreeze.whatif.times import Links, bounds_from_times
 
-_NOTES: Mapping[str, str] = tomllib.loads(
-    resources.files(__package__).joinpath("notes.toml").read_text()
+# Legend and columns of the two tables, and notes.
+TOLD: Mapping[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("report.toml").read_text()
 )
+_NOTES: Mapping[str, str] = TOLD["notes"]
 
 
 @dataclass(frozen=True)
@@ -52,49 +55,40 @@ class ScheduleCases:
     file: BoundsFile  # what was measured
     grid: Grid  # what is asked
     schedule: str  # name of the schedule
-    n_microbatches: int  # microbatches of a batch
     order: ScheduleOrder  # its order
     dag: PipelineDag  # the graph of that
-    stages: tuple[StageTimes, ...]  # times of the measured stages
     # Overheads at which layers move; None where they are not known.
     model: LayerModel | BlockTimes | None
 
     def cases(self) -> Iterator[Case | str]:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
-        best_unfrozen, why_none = None, "layers cannot be moved"
-        try:
-            best_unfrozen = self.best_unfrozen()
-        except ValueError as error:
-            why_none = first_line(error)
         for name in self.grid.splits:
             title = name if isinstance(name, str) else render_split(name)
             try:
-                if name == BEST_SPLIT and best_unfrozen is None:
-                    raise ValueError(why_none)
-                split = self.split_of(name, best_unfrozen)
+                split = self.split_of(name)
                 bounds = self._bounds(split)
             except ValueError as error:
                 yield self.left_out(title, error)
                 continue
-            if split is not None and self.model is not None:
+            if split is not None and isinstance(self.model, LayerModel):
                 for stage in self.model.pinned(split):
                     yield _NOTES["pinned"].format(split=render_split(split), stage=stage)
             for cap in self.grid.caps:
                 try:
-                    yield self._case(title, split, bounds, cap, best_unfrozen)
+                    yield self._case(title, split, bounds, cap)
                 except (LpError, ValueError) as error:
                     yield self.left_out(f"{title}, r_max {render_cap(cap)}", error)
 
     def left_out(self, split: str, error: Exception) -> str:
         """Return the note on a case that cannot be."""
-        where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"
+        where = f"{self.schedule}, {self.order.n_microbatches} microbatches, split {split}"
         return f"left out {where}: {first_line(error)}"
 
-    def split_of(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
+    def split_of(self, name: str | Split) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
-        model, n_stages, n_measured = self.model, self.dag.n_stages, len(self.stages)
+        model, n_stages, n_measured = self.model, self.dag.n_stages, self.file.n_stages
         if name == BEST_SPLIT:
-            return best_unfrozen
+            return self.best_unfrozen
         if name == DEFAULT_SPLIT and n_stages == n_measured:
             return None if model is None else model.layers
         if model is None:
@@ -104,10 +98,7 @@ class ScheduleCases:
         if name == DEFAULT_SPLIT:
             return default_split(model.n_layers, n_stages)
         if isinstance(name, str):
-            is_by_time = name == partition.TIME
-            least = model.least_layers(n_stages) if is_by_time else fewest_layers(n_stages)
-            load, ranks = self._load(name, model), self.order.stage_to_rank
-            return partition.min_max_split(model.n_layers, ranks, load, least)
+            return partition.min_max_split(model.n_layers, self._load(name, model))
         if len(name) != n_stages:
             raise ValueError(f"it has {len(name)} stages, the schedule {n_stages}")
         return name
@@ -132,10 +123,11 @@ class ScheduleCases:
             "`timelyfreeze profile CONFIG.toml` does"
         )
 
-    def best_unfrozen(self) -> Split | None:
-        """Return the split that is fastest with nothing frozen; None where layers are not known."""
+    @cached_property
+    def best_unfrozen(self) -> Split:
+        """The split that is fastest with nothing frozen; a ValueError where none is known."""
         if self.model is None:
-            return None
+            raise ValueError("layers cannot be moved")
         starts = [self.model.layers]
         with suppress(ValueError):
             default = default_split(self.model.n_layers, self.dag.n_stages)
@@ -144,6 +136,16 @@ class ScheduleCases:
         also = [split for split in starts if len(split) == self.dag.n_stages]
         return partition.best_split(self.model, self.dag, self.grid.n_processors, also, self.links)
 
+    @cached_property
+    def _best(self) -> tuple[Split | None, float | None]:
+        """The same split and its step; None where that is not known."""
+        with suppress(ValueError):
+            bounds = self._bounds(self.best_unfrozen)
+            delays_ms = bounds.delays_ms(self.dag)
+            played = play_batch(self.dag, bounds.max_ms, self.grid.n_processors, delays_ms)
+            return self.best_unfrozen, self.grid.step_ms(played[1])
+        return None, None
+
     def _bounds(self, split: Split | None) -> DurationBounds:
         dag, file = self.dag, self.file
         measured = None if self.model is None else self.model.layers
@@ -151,13 +153,10 @@ class ScheduleCases:
             # As the run plans: which backwards are frozen, and skipped, hangs on each microbatch.
             bounds = with_messages(dag, file.measured(dag), self.grid.p2p_overhead_ms)
         else:
-            times = self.stages
+            times = file.stage_times()
             if split is not None and self.model is not None:
                 times = self.model.times(split)
-            links, bounds = self.links, bounds_from_times(dag, times)
-            bounds = replace(
-                with_messages(dag, bounds, links.p2p_overhead_ms), p2p_latency_ms=links.over(dag)
-            )
+            bounds = bounds_from_times(dag, times, self.links)
         kept = {name: getattr(file.table, name) for name in ("captured", "captured_mean")}
         return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches, **kept)
 
@@ -170,12 +169,7 @@ class ScheduleCases:
         return replace(measured, p2p_overhead_ms=overhead_ms + self.grid.p2p_overhead_ms)
 
     def _case(
-        self,
-        title: str,
-        split: Split | None,
-        bounds: DurationBounds,
-        cap: float | str,
-        best_unfrozen: Split | None,
+        self, title: str, split: Split | None, bounds: DurationBounds, cap: float | str
     ) -> Case:
         grid, dag = self.grid, self.dag
         choices = SolverChoices(
@@ -186,19 +180,15 @@ class ScheduleCases:
             skips_grads=skips_input_grads(grid.first_stage, grid.skip_input_grads),
         )
         plan = chosen_plan(dag, bounds, choices)
-        best_unfrozen_ms, tokens_per_second = None, None
-        if best_unfrozen is not None:
-            best = self._bounds(best_unfrozen)
-            played = play_batch(dag, best.max_ms, grid.n_processors, best.delays_ms(dag))
-            best_unfrozen_ms = grid.step_ms(played[1])
-        frozen_step_ms = grid.step_ms(plan.batch_ms)
-        tokens = self.file.notes.tokens_per_microbatch
+        frozen_step_ms, n_microbatches = grid.step_ms(plan.batch_ms), self.order.n_microbatches
+        tokens, tokens_per_second = self.file.notes.tokens_per_microbatch, None
         if tokens is not None:
-            n_tokens = tokens * self.n_microbatches * grid.batches
+            n_tokens = tokens * n_microbatches * grid.batches
             tokens_per_second = 1e3 * n_tokens / frozen_step_ms / grid.n_ranks
+        best_unfrozen, best_unfrozen_ms = self._best
         return Case(
             schedule=self.schedule,
-            n_microbatches=self.n_microbatches,
+            n_microbatches=n_microbatches,
             batches=grid.batches,
             max_freeze_ratio=cap,
             split=title,
@@ -255,49 +245,42 @@ def schedules_of(
     file: BoundsFile, grid: Grid, layers: Split | None
 ) -> tuple[list[ScheduleCases], list[str]]:
     """Return the schedules of a grid, each with each number of microbatches, and notes."""
-    stages, known = file.stage_times(), file.notes.layers
-    if layers is not None and len(layers) != len(stages):
+    known = file.notes.layers
+    if layers is not None and len(layers) != file.n_stages:
         raise ValueError(
             f"--layers has {len(layers)} stages ({render_split(layers)}); times are those of "
-            f"{len(stages)}"
+            f"{file.n_stages}"
         )
     if layers is not None and known not in (None, layers):
         raise ValueError(
             f"--layers is {render_split(layers)}; {file.path.name} says that stages have "
             f"{render_split(known or ())} layers"
         )
-    model, notes = _model(file, stages, layers or known)
-    notes = [*_basis(file), *_messages(file, grid), *notes]
+    model, notes = _model(file, layers or known)
+    notes = [*_premises(file, grid), *notes]
     tables: list[ScheduleCases] = []
     for schedule, n_microbatches in itertools.product(grid.schedules, grid.microbatches):
         try:
-            order = order_of(schedule, grid.n_ranks, len(stages), n_microbatches)
-            dag = build_dag(order)
+            order = order_of(schedule, grid.n_ranks, file.n_stages, n_microbatches)
+            tables.append(ScheduleCases(file, grid, schedule, order, build_dag(order), model))
         except ValueError as error:
             notes.append(f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}")
-            continue
-        tables.append(
-            ScheduleCases(file, grid, schedule, n_microbatches, order, dag, stages, model)
-        )
     return tables, notes
 
 
 def _model(
-    file: BoundsFile, stages: Sequence[StageTimes], layers: Split | None
+    file: BoundsFile, layers: Split | None
 ) -> tuple[LayerModel | BlockTimes | None, list[str]]:
     """Return the overheads at which layers move, or None and why they are not known."""
     if layers is None:
         return None, [_NOTES["no_layers"].format(file=file.path.name)]
-    sizes = file.notes.parameters
-    if sizes is not None and not sizes.are_alike:
-        return block_times(stages, layers), []
     try:
-        return layer_model(stages, layers, file.notes.layer, file.notes.fixed), []
+        return file.model(layers, file.notes.parameters), []
     except ValueError as error:
         return None, [f"only the measured split is planned for: {error}"]
 
 
-def _basis(file: BoundsFile) -> Iterator[str]:
+def _premises(file: BoundsFile, grid: Grid) -> Iterator[str]:
     if file.derived_kinds:
         yield _NOTES["derived"].format(kinds=file.derived_kinds)
     sizes = file.notes.parameters
@@ -305,9 +288,6 @@ def _basis(file: BoundsFile) -> Iterator[str]:
         yield _NOTES["unlike"]
     elif file.notes.layer is None:
         yield _NOTES["middle"]
-
-
-def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
     overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
     told_ms, times_ms = grid.p2p_overhead_ms, links.values()
     if not links and overhead_ms + told_ms == 0.0:

@@ -7,7 +7,6 @@ The bounds file may have one more entry, ``pipeline``: sizes, overheads and how 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from timelyfreeze.files import Number, OneOf, Within, parse_json, read_dataclass, to_plain
+from timelyfreeze.files import Number, OneOf, Within, read_dataclass, read_object, to_plain
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -25,10 +24,12 @@ from timelyfreeze.schedule import (
     order_from_csv,
 )
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
-from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch, receiving
+from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch
 from timelyfreeze.timing.bounds import BoundsTable
+from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
 from timelyfreeze.whatif.partition import PartParameters
-from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes
+from timelyfreeze.whatif.rank_memory import ModelBytes
 from timelyfreeze.whatif.times import (
     Links,
     Pair,
@@ -62,15 +63,18 @@ class PipelineNotes:
     fixed: StageTimes | None = None  # overhead of a stage without layers
     parameters: PartParameters | None = None  # parameters of the model's parts
     # Bytes of the model's parts, with the microbatches and types that were measured.
-    memory: ModelBytes | BlockBytes | None = None
+    memory: ModelBytes | None = None
 
 
-def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
-    """Check notes that were read from JSON."""
-    notes = read_dataclass(PipelineNotes, plain, where)
+PIPELINE = "pipeline"
+ORDER_FILE = "schedule.csv"
+
+
+def _parse_notes(plain: Any, n_stages: int) -> PipelineNotes:
+    notes = read_dataclass(PipelineNotes, plain, PIPELINE)
     for i, times in enumerate(notes.stages or ()):
         if errors := times.errors():
-            raise ValueError(f"{where}.stages[{i}]: {'; '.join(errors)}")
+            raise ValueError(f"{PIPELINE}.stages[{i}]: {'; '.join(errors)}")
     n_layers = None if notes.layers is None else sum(notes.layers)
     lengths: list[tuple[str, Sequence[Any] | None, int, str]] = [
         ("layers", notes.layers, n_stages, "stage"),
@@ -79,19 +83,15 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
     if notes.parameters is not None:
         each: Sequence[Any] = notes.parameters.layers
         lengths.append(("parameters.layers", each, n_layers or len(each) or 1, "layer"))
-    if isinstance(notes.memory, BlockBytes):
+    if notes.memory is not None and (notes.memory.blocks or notes.memory.outputs):
         each, outputs = notes.memory.blocks, notes.memory.outputs
         n_blocks = len(each) if n_layers is None else n_layers
         lengths.append(("memory.blocks", each, n_blocks, "layer"))
         lengths.append(("memory.outputs", outputs, n_blocks + 1, "layer and the embedding"))
     for key, items, length, of in lengths:
         if items is not None and len(items) != length:
-            raise ValueError(f"{where}.{key} must be a list of {length}, one for each {of}")
+            raise ValueError(f"{PIPELINE}.{key} must be a list of {length}, one for each {of}")
     return notes
-
-
-PIPELINE = "pipeline"
-ORDER_FILE = "schedule.csv"
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,16 @@ class BoundsFile:
             for stage in range(self.n_stages)
         )
 
+    def model(self, layers: Split, parameters: PartParameters | None) -> LayerModel | BlockTimes:
+        """Return what stages take of which layers are moved; ``parameters`` tell if they differ.
+
+        ``layers`` are those of the measured stages.
+        """
+        stages = self.stage_times()
+        if parameters is not None and not parameters.are_alike:
+            return block_times(stages, layers)
+        return layer_model(stages, layers, self.notes.layer, self.notes.fixed)
+
     def measured(self, dag: PipelineDag) -> DurationBounds:
         """Return the bounds as the run had them, whose pipeline ``dag`` is."""
         pairs = np.array([self.table.bounds[action] for action in dag.actions])
@@ -154,29 +164,24 @@ def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNo
 
 def read_bounds_file(path: Path) -> BoundsFile:
     """Read a bounds file, its notes, and the order beside it if there is one."""
-    text = _read(path)
     try:
-        data = parse_json(text)
-    except ValueError as error:
-        told: object = error
-        if isinstance(error, json.JSONDecodeError):
-            told = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise ValueError(f"{path}: {told}; a bounds file is JSON") from error
-    if not isinstance(data, dict) or not isinstance(data.get("bounds"), dict):
-        raise ValueError(
-            f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
-        )
-    try:
+        data = read_object(path)
+        if not isinstance(data.get("bounds"), dict):
+            raise ValueError(
+                'no bounds file, for it has no object "bounds"; a run saves one as bounds.json'
+            )
         table = parse_bounds(data)
+        bounds = table.bounds
+        if not bounds:
+            raise ValueError("bounds is empty")
+        n_stages = 1 + max(action.stage for action in bounds)
+        n_microbatches = 1 + max(action.microbatch for action in bounds)
+        _check_bounds(bounds, n_stages, n_microbatches)
+        notes = _parse_notes(data.get(PIPELINE, {}), n_stages)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    bounds = table.bounds
-    if not bounds:
-        raise ValueError(f"{path}: bounds is empty")
-    n_stages = 1 + max(action.stage for action in bounds)
-    n_microbatches = 1 + max(action.microbatch for action in bounds)
-    _check_bounds(path, bounds, n_stages, n_microbatches)
-    notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
     order = _order_beside(path, bounds)
     file = BoundsFile(path, table, notes, order, n_stages, n_microbatches)
     if not file.keeps_overhead:
@@ -191,7 +196,7 @@ def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
     if file.order is None or overhead_ms == 0.0:
         return found
     dag = build_dag(file.order)
-    for i in np.flatnonzero(receiving(dag)).tolist():
+    for i in np.flatnonzero(dag.receiving).tolist():
         action = dag.actions[i]
         low, high = found[action]
         if low < overhead_ms * (1.0 - 1e-9):
@@ -203,34 +208,21 @@ def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
     return found
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ValueError(f"{path} cannot be read: {reason}") from error
-
-
-def _check_bounds(
-    path: Path, bounds: Mapping[Action, Pair], n_stages: int, n_microbatches: int
-) -> None:
+def _check_bounds(bounds: Mapping[Action, Pair], n_stages: int, n_microbatches: int) -> None:
     for action, (low, high) in bounds.items():
-        where = f"{path}: bounds.{action}"
         if low > high:
-            raise ValueError(f"{where}: min_ms {low} is above max_ms {high}")
+            raise ValueError(f"bounds.{action}: min_ms {low} is above max_ms {high}")
         if low < high and not action.kind.freezable:
             raise ValueError(
-                f"{where}: min_ms {low} and max_ms {high} differ; {action.kind.value} computes no "
-                "weight gradient, so both must be equal"
+                f"bounds.{action}: min_ms {low} and max_ms {high} differ; {action.kind.value} "
+                "computes no weight gradient, so both must be equal"
             )
     for stage, microbatch in itertools.product(range(n_stages), range(n_microbatches)):
         forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
         if forward not in bounds:
-            raise ValueError(f"{path}: bounds has no {forward}")
+            raise ValueError(f"bounds has no {forward}")
         if (inputs in bounds) != (weights in bounds) or (full in bounds) == (inputs in bounds):
-            raise ValueError(
-                f"{path}: bounds must have either {full} or both {inputs} and {weights}"
-            )
+            raise ValueError(f"bounds must have either {full} or both {inputs} and {weights}")
 
 
 def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | None:
@@ -238,8 +230,8 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
     if not beside.is_file():
         return None
     try:
-        order = order_from_csv(_read(beside))
-    except ValueError as error:
+        order = order_from_csv(beside.read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{beside}: {error}") from error
     odd = sorted(map(str, {action for row in order.ranks for action in row} ^ set(bounds)))
     if odd:
@@ -255,6 +247,6 @@ def recall(file: BoundsFile) -> tuple[float, float] | None:
     if file.order is None:
         return None
     dag = build_dag(file.order)
-    longest, n_processors = file.measured(dag).max_ms, file.notes.processors
-    _, batch_ms = play_batch(dag, longest, n_processors, file.links.delays_ms(dag))
+    bounds, n_processors = file.measured(dag), file.notes.processors
+    _, batch_ms = play_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))
     return batch_ms, unfrozen_batch_ms(dag, file.stage_times(), n_processors, file.links)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,23 +30,21 @@ from timelyfreeze.whatif.answers import (
     sorted_out,
 )
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.grid import BEST_SPLIT, Answer, Grid, Split, render_split
-from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.grid import Answer, Grid, Split, layers_of_split, render_split
+from timelyfreeze.whatif.layer_model import LayerModel, check_possible
 from timelyfreeze.whatif.partition import (
-    Load,
-    loads_of_ranks,
     memory_load,
     parameter_load,
     shortest_split,
 )
-from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, parts_of, rank_memory
+from timelyfreeze.whatif.rank_memory import cut_memory
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_batch_ms
 
 
 def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
     """Return how many stages are frozen whole; never the last, for it has the head."""
-    ends = list(itertools.accumulate(split[:-1]))
-    return sum(end <= n_frozen for end in ends) if n_frozen else 0
+    before = layers_of_split(split[:-1])
+    return sum(layers.stop <= n_frozen for layers in before) if n_frozen else 0
 
 
 def front_times(
@@ -72,12 +71,7 @@ def front_times(
     forward_ms = live.forward_ms if cached else there.forward_ms
     # As in a first stage: nobody waits for an input gradient, so W does all of it.
     times += [StageTimes(forward_ms, live.backward_ms, weight_ms=live.backward_ms), *behind]
-    for stage, found in enumerate(times):
-        if errors := found.errors():
-            raise ValueError(
-                f"{n_frozen} frozen layers of the split {render_split(split)} are out of the "
-                f"measurements' reach: stage {stage}: {'; '.join(errors)}"
-            )
+    check_possible(times, f"{n_frozen} frozen layers of the split {render_split(split)} are")
     return tuple(times)
 
 
@@ -114,20 +108,6 @@ def _live_part(model: LayerModel, stage: int, n_stages: int, n_live: int) -> Sta
 _GRADIENT_BYTES, _BYTES_PER_MS = 4, 1e6
 
 
-@dataclass(frozen=True)
-class Shrunk:
-    """A pipeline shrunk to what is live."""
-
-    partition: str  # what was balanced: ``PARAMETERS`` or ``TIME``
-    plan: ElasticPlan  # ranks, layers of each, replicas and their microbatches
-    # A batch of as many microbatches as before, without what replicas send each other.
-    batch_ms: float
-    # What they send: float32 gradients of the live layers of the rank that has most of them, by
-    # ``communication_ms`` with a bucket for each layer. None where the bandwidth or the parameters
-    # are not told.
-    exchange_ms: float | None
-
-
 # Up to so many actions in all, every split is played.
 _MAX_ACTIONS_OF_ALL = 100_000
 
@@ -148,7 +128,18 @@ class FrontCase:
     resplit_ms: float  # frozen, with that split
     # Frozen, with stages wholly in front one batch ahead; None where there is no such stage.
     run_ahead_ms: float | None
-    shrunk: Shrunk | None  # on fewer ranks, with more replicas; None where that is left out
+    # The pipeline shrunk to what is live; None where that is left out.
+    shrunk_partition: str | None = None  # what was balanced: ``PARAMETERS`` or ``TIME``
+    shrunk_ranks: int | None = None  # ranks of a replica
+    shrunk_replicas: int | None = None  # number of replicas
+    shrunk_microbatches: int | None = None  # microbatches of each
+    shrunk_layers: Split | None = None  # layers of each rank
+    # A batch of as many microbatches as before, without what replicas send each other.
+    shrunk_ms: float | None = None
+    # What they send: float32 gradients of the live layers of the rank that has most of them, by
+    # ``communication_ms`` with a bucket for each layer. None where the bandwidth or the parameters
+    # are not told.
+    exchange_ms: float | None = None
 
 
 def answer_fronts(
@@ -170,7 +161,7 @@ def answer_fronts(
         for table, name in itertools.product(tables, grid.splits):
             title = name if isinstance(name, str) else render_split(name)
             try:
-                split = table.split_of(name, table.best_unfrozen() if name == BEST_SPLIT else None)
+                split = table.split_of(name)
                 yield from _cases(table, split, title, frozen, partition)
             except ValueError as error:
                 yield table.left_out(title, error)
@@ -189,7 +180,7 @@ def _cases(
         raise ValueError("layers differ; a front is worked out for layers that are alike")
     for n_frozen in frozen:
         front = _Front(table, table.model, split, n_frozen)
-        shrunk = None
+        shrunk: Mapping[str, Any] = {}
         try:
             shrunk = front.shrunk(partition)
         except ValueError as error:
@@ -209,7 +200,7 @@ class _Front:
     split: Split
     n_frozen: int
 
-    def case(self, title: str, shrunk: Shrunk | None) -> FrontCase:
+    def case(self, title: str, shrunk: Mapping[str, Any]) -> FrontCase:
         table, n_frozen = self.table, self.n_frozen
         times = front_times(self.model, self.split, n_frozen)
         cached = front_times(self.model, self.split, n_frozen, cached=True)
@@ -217,7 +208,7 @@ class _Front:
         resplit, resplit_ms = self._resplit()
         return FrontCase(
             schedule=table.schedule,
-            n_microbatches=table.n_microbatches,
+            n_microbatches=table.order.n_microbatches,
             split=title,
             layers=self.split,
             n_frozen=n_frozen,
@@ -227,7 +218,7 @@ class _Front:
             resplit_layers=resplit,
             resplit_ms=resplit_ms,
             run_ahead_ms=self._run_ahead_ms(times, n_front) if n_front else None,
-            shrunk=shrunk,
+            **shrunk,
         )
 
     def _batch_ms(self, times: Sequence[StageTimes], dag: PipelineDag | None = None) -> float:
@@ -235,14 +226,10 @@ class _Front:
         return unfrozen_batch_ms(dag or table.dag, times, table.grid.n_processors, table.links)
 
     def _run_ahead_ms(self, times: Sequence[StageTimes], n_front: int) -> float:
-        links = self.table.links
         batches = run_ahead(self.table.order, n_front)
-        dag = batches.dag
-        return batches.batch_ms(
-            bounds_from_times(dag, times).max_ms + links.lead_ms(dag),
-            self.table.grid.n_processors,
-            np.where(batches.within_batch, links.delays_ms(dag), 0.0),
-        )
+        bounds = bounds_from_times(batches.dag, times, self.table.links)
+        delays_ms = np.where(batches.within_batch, bounds.delays_ms(batches.dag), 0.0)
+        return batches.batch_ms(bounds.max_ms, self.table.grid.n_processors, delays_ms)
 
     def _resplit(self) -> tuple[Split, float]:
         """Return the split with the shortest batch, and that batch."""
@@ -267,8 +254,8 @@ class _Front:
         best = shortest_split(starts, min_layers, batch_ms, n_actions=len(dag.actions))
         return best, batch_ms(best)
 
-    def shrunk(self, partition: str | None) -> Shrunk:
-        """Return the pipeline left for the live layers; by parameters, if told, else by time."""
+    def shrunk(self, partition: str | None) -> dict[str, Any]:
+        """Return what a case has of the shrunk pipeline; by parameters, if told, else by time."""
         order, grid, notes = self.table.order, self.table.grid, self.table.file.notes
         if order.n_stages != order.n_ranks:
             raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
@@ -282,7 +269,15 @@ class _Front:
             processors,
             self.table.links,
         )
-        return Shrunk(partition, plan, batch_ms, self._exchange_ms(plan))
+        return {
+            "shrunk_partition": partition,
+            "shrunk_ranks": plan.n_ranks,
+            "shrunk_replicas": plan.n_replicas,
+            "shrunk_microbatches": plan.n_microbatches,
+            "shrunk_layers": plan.split,
+            "shrunk_ms": batch_ms,
+            "exchange_ms": self._exchange_ms(plan),
+        }
 
     def _exchange_ms(self, plan: ElasticPlan) -> float | None:
         grid, parameters = self.table.grid, self.table.file.notes.parameters
@@ -293,24 +288,23 @@ class _Front:
             communication_ms(1, _GRADIENT_BYTES * n, plan.n_replicas, speed, grid.p2p_overhead_ms)
             for n in parameters.units[self.n_frozen :]
         ]
-        ends = itertools.accumulate(plan.split, initial=0)
-        return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
+        ranks = layers_of_split(plan.split)
+        return max(sum(layers_ms[i] for i in layers) for layers in ranks)
 
     def _plan(self, partition: str) -> ElasticPlan:
         table, order, notes = self.table, self.table.order, self.table.file.notes
         memory, fits = notes.memory, None
-
-        def largest_at_start(load: Load) -> int:
-            return max(loads_of_ranks(load, self.split, order.stage_to_rank))
-
         if partition == TIME:
             loads: Sequence[float] = layer_times(self.model, self.n_frozen)
             largest = max(t.forward_ms + t.backward_ms for t in self.model.times(self.split))
             if memory is not None:
-                limit = largest_at_start(memory_load(memory, order))
+                limit = max(memory_load(memory, order).of_split(self.split))
 
                 def fits(n_ranks: int, rank: int, start: int, stop: int) -> bool:
-                    return self._bytes(memory, n_ranks, rank, start, stop) <= limit
+                    n = order.n_microbatches
+                    shorter = self._order(n_ranks, n // replicas_of(order.n_ranks, n_ranks, n))
+                    found = cut_memory(memory, shorter, rank, start, stop, self.n_frozen)
+                    return found.total <= limit
 
         elif notes.parameters is None:
             raise ValueError(
@@ -319,26 +313,12 @@ class _Front:
             )
         else:
             loads = notes.parameters.units
-            largest = largest_at_start(parameter_load(notes.parameters, order.stage_to_rank))
+            load = parameter_load(notes.parameters, order.stage_to_rank)
+            largest = max(load.of_split(self.split))
         return elastic_plan(
             loads, self.n_frozen, order.n_ranks, largest_at_start=largest,
-            n_microbatches=table.n_microbatches, partition=partition, fits=fits,
+            n_microbatches=table.order.n_microbatches, partition=partition, fits=fits,
         )  # fmt: skip
-
-    def _bytes(self, model: ModelBytes, n_ranks: int, rank: int, start: int, stop: int) -> int:
-        """Return what a rank holds at its fullest that has layers ``start`` to ``stop`` - 1."""
-        n_microbatches = self.table.n_microbatches
-        n_microbatches //= replicas_of(self.table.order.n_ranks, n_ranks, n_microbatches)
-        parts = parts_of(rank, n_ranks, stop - start)
-        live, frozen = frozen_parts(parts, min(max(self.n_frozen - start, 0), parts[LAYER]))
-        return rank_memory(
-            model,
-            {rank: live},
-            self._order(n_ranks, n_microbatches).ranks[rank],
-            n_stages=n_ranks,
-            n_microbatches=n_microbatches,
-            frozen=frozen,
-        ).total
 
     def _order(self, n_ranks: int, n_microbatches: int) -> ScheduleOrder:
         if n_ranks == 1:
@@ -349,8 +329,5 @@ class _Front:
 
 def _all(min_layers: Split, n_free: int) -> Iterator[Split]:
     """Yield every way to hand out ``n_free`` layers on top of the fewest ones."""
-    n = len(min_layers)
-    for bars in itertools.combinations(range(n_free + n - 1), n - 1):
-        ends = [-1, *bars, n_free + n - 1]
-        more = [b - a - 1 for a, b in itertools.pairwise(ends)]
-        yield tuple(least + extra for least, extra in zip(min_layers, more, strict=True))
+    for takers in itertools.combinations_with_replacement(range(len(min_layers)), n_free):
+        yield tuple(least + takers.count(stage) for stage, least in enumerate(min_layers))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Generic, TypeVar
 
+from timelyfreeze.planning import gain_of
 from timelyfreeze.records.convergence import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 
@@ -20,6 +21,11 @@ BEST_SPLIT = "balanced"
 def render_split(split: Sequence[int]) -> str:
     """Return a split as text, such as "9,8,8,7"."""
     return ",".join(map(str, split))
+
+
+def layers_of_split(split: Sequence[int]) -> list[range]:
+    """Return the layers of each stage, given how many each has."""
+    return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
 
 
 def render_cap(cap: float | str) -> str:
@@ -104,56 +110,43 @@ class Case:
     # Under the plan, per device; None where the file does not tell the tokens of a microbatch.
     tokens_per_second: float | None
 
-    @property
-    def gain(self) -> float:
-        """Throughput gained over no freezing, as a fraction."""
-        return _gain(self.step_ms, self.frozen_step_ms)
+    # -- what follows from these
+    gain: float = field(init=False)  # throughput gained over no freezing, as a fraction
+    time_to_loss: float | None = field(init=False)  # over that without freezing, estimated
+    # Step under the plan over that without freezing (Eq. 12); None for a step of 0 ms.
+    kappa: float | None = field(init=False)
+    # The same as Eq. 50 estimates it from the cap alone; None where the cap is chosen.
+    kappa_of_cap: float | None = field(init=False)
+    upper_bound_gain: float = field(init=False)  # throughput gained if everything were frozen
+    gain_over_best_unfrozen: float | None = field(init=False)  # over the best split's
+    # Step under the plan over its microbatches, to compare numbers of those.
+    frozen_microbatch_ms: float = field(init=False)
+    tokens_per_second_unfrozen: float | None = field(init=False)  # of a device without freezing
 
-    @property
-    def time_to_loss(self) -> float | None:
-        """Time to a loss over that without freezing, estimated."""
-        if self.steps_factor is None or self.step_ms == 0.0:
-            return None
-        return self.frozen_step_ms / self.step_ms * self.steps_factor
-
-    @property
-    def kappa(self) -> float | None:
-        """Step under the plan over that without freezing (Eq. 12); None for a step of 0 ms."""
-        return self.frozen_step_ms / self.step_ms if self.step_ms > 0.0 else None
-
-    @property
-    def kappa_of_cap(self) -> float | None:
-        """The same as Eq. 50 estimates it from the cap alone; None where the cap is chosen."""
-        if isinstance(self.max_freeze_ratio, str) or self.step_ms == 0.0:
-            return None
-        return kappa_of_cap(self.max_freeze_ratio, self.all_frozen_step_ms, self.step_ms)
-
-    @property
-    def upper_bound_gain(self) -> float:
-        """Throughput gained if everything were frozen."""
-        return _gain(self.step_ms, self.all_frozen_step_ms)
-
-    @property
-    def gain_over_best_unfrozen(self) -> float | None:
-        """Throughput gained over the best split without freezing."""
-        best_ms = self.best_unfrozen_step_ms
-        return None if best_ms is None else _gain(best_ms, self.frozen_step_ms)
-
-    @property
-    def frozen_microbatch_ms(self) -> float:
-        """Time of a step under the plan over its microbatches, to compare numbers of those."""
-        return self.per_microbatch(self.frozen_step_ms)
+    def __post_init__(self) -> None:
+        """Work out what follows."""
+        step_ms, frozen_ms, best_ms = self.step_ms, self.frozen_step_ms, self.best_unfrozen_step_ms
+        cap, factor, rate = self.max_freeze_ratio, self.steps_factor, self.tokens_per_second
+        kappa = frozen_ms / step_ms if step_ms > 0.0 else None
+        by_cap = None
+        if kappa is not None and not isinstance(cap, str):
+            by_cap = kappa_of_cap(cap, self.all_frozen_step_ms, step_ms)
+        found = {
+            "gain": gain_of(step_ms, frozen_ms),
+            "time_to_loss": None if kappa is None or factor is None else kappa * factor,
+            "kappa": kappa,
+            "kappa_of_cap": by_cap,
+            "upper_bound_gain": gain_of(step_ms, self.all_frozen_step_ms),
+            "gain_over_best_unfrozen": None if best_ms is None else gain_of(best_ms, frozen_ms),
+            "frozen_microbatch_ms": self.per_microbatch(frozen_ms),
+            "tokens_per_second_unfrozen": None if rate is None else rate * frozen_ms / step_ms,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     def per_microbatch(self, step_ms: float) -> float:
         """Return the time of a step over its microbatches."""
         return step_ms / (self.batches * self.n_microbatches)
-
-    @property
-    def tokens_per_second_unfrozen(self) -> float | None:
-        """Throughput of a device without freezing."""
-        if self.tokens_per_second is None:
-            return None
-        return self.tokens_per_second * self.frozen_step_ms / self.step_ms
 
 
 T = TypeVar("T")
@@ -165,7 +158,3 @@ class Answer(Generic[T]):
 
     cases: tuple[T, ...]  # in the order of the grid
     notes: tuple[str, ...]  # what was left out and why, and what the metrics rest on
-
-
-def _gain(before_ms: float, after_ms: float) -> float:
-    return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf

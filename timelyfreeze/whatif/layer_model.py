@@ -20,7 +20,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from timelyfreeze.whatif.grid import Split, fewest_layers, render_split
+from timelyfreeze.whatif.grid import Split, layers_of_split, render_split
 from timelyfreeze.whatif.times import StageTimes
 
 # What a measurement may be off by, as a fraction of a stage's forward and backward.
@@ -90,13 +90,17 @@ class LayerModel:
         """Return what each stage of a split would take."""
         check_split(split, self.n_layers)
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
-        for index, times in enumerate(stages):
-            if errors := times.errors():
-                raise ValueError(
-                    f"the split {render_split(split)} is out of the measurements' reach: "
-                    f"stage {index}: {'; '.join(errors)}"
-                )
+        check_possible(stages, f"the split {render_split(split)} is")
         return stages
+
+
+def check_possible(stages: Sequence[StageTimes], what: str) -> None:
+    """Refuse times of stages that measurements did not tell; ``what`` begins the message."""
+    for index, times in enumerate(stages):
+        if errors := times.errors():
+            raise ValueError(
+                f"{what} out of the measurements' reach: stage {index}: {'; '.join(errors)}"
+            )
 
 
 def check_split(split: Sequence[int], n_layers: int) -> None:
@@ -191,9 +195,7 @@ class BlockTimes:
 
     def stage(self, index: int, n_stages: int, start: int, stop: int) -> StageTimes:
         """Return what stage ``index`` of ``n_stages`` would take with ``start`` to ``stop`` - 1."""
-        times = _NOTHING
-        for block in self.blocks[start:stop]:
-            times = times.plus(block)
+        times = functools.reduce(StageTimes.plus, self.blocks[start:stop], _NOTHING)
         if index == n_stages - 1 and self.layers[-1] == 0:
             times = times.plus(self.stages[-1])
         if index > 0:
@@ -203,23 +205,14 @@ class BlockTimes:
         times = replace(times, input_ms=0.0, weight_ms=times.backward_ms)
         return _frozen_as(self.stages[0], times)
 
-    def least_layers(self, n_stages: int) -> Split:
-        """Return the smallest number of layers of each stage."""
-        return fewest_layers(n_stages)
-
-    def pinned(self, split: Sequence[int]) -> list[int]:
-        """Return no stage: a sum of measured times is no faster unfrozen than they are."""
-        return []
-
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
         """Return what each stage of a split would take; errors as ``check_split``."""
         check_split(split, self.n_layers)
         if tuple(split) == self.layers:
             return self.stages
-        ends = [sum(split[: stage + 1]) for stage in range(len(split))]
         return tuple(
-            self.stage(index, len(split), end - n, end)
-            for index, (n, end) in enumerate(zip(split, ends, strict=True))
+            self.stage(index, len(split), layers.start, layers.stop)
+            for index, layers in enumerate(layers_of_split(split))
         )
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from timelyfreeze.files import Count
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
-from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.grid import Split, fewest_layers, layers_of_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
-from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, parts_of, rank_memory
+from timelyfreeze.whatif.rank_memory import ModelBytes, parts_of, rank_memory
 from timelyfreeze.whatif.times import FREE, Links, StageTimes, unfrozen_batch_ms
 
 # What shares are compared by.
@@ -41,11 +41,21 @@ class Load:
     # Their sum is the load of the rank. None may fall when a stage gets a layer. Whole numbers, so
     # that what is equal compares as equal.
     of_rank: Callable[[int, Sequence[Span]], Sequence[int]]
+    ranks: Sequence[Sequence[int]]  # the stages of each rank, front to back
+    least: Split  # the fewest layers of each stage
     are_alike: bool = True  # whether all layers weigh the same, wherever they are
 
     def of_alike(self, rank: int, layers: Split) -> Sequence[int]:
         """Return ``of_rank`` for so many layers of each stage, whichever they are."""
         return self.of_rank(rank, [(0, n) for n in layers])
+
+    def of_split(self, split: Sequence[int]) -> list[int]:
+        """Return the load of each rank under a split."""
+        spans = [(layers.start, layers.stop) for layers in layers_of_split(split)]
+        return [
+            sum(self.of_rank(rank, [spans[stage] for stage in stages]))
+            for rank, stages in enumerate(self.ranks)
+        ]
 
 
 # Every way to hand a rank's layers to its stages is tried; with more stages these are millions.
@@ -71,24 +81,21 @@ def stages_of_ranks(stage_to_rank: Sequence[int]) -> list[list[int]]:
     return [[stage for stage, r in enumerate(stage_to_rank) if r == rank] for rank in ranks]
 
 
-def min_max_split(
-    n_layers: int, stage_to_rank: Sequence[int], load: Load, least: Sequence[int]
-) -> Split:
+def min_max_split(n_layers: int, load: Load) -> Split:
     """Find the split whose largest load of a rank is as small as can be.
 
     Of several the one whose loads are most even: ranks first, then the parts of ranks, then layers,
     each by the sum of their squares. What is left over goes to the front.
     """
-    ranks = stages_of_ranks(stage_to_rank)
+    ranks, least = load.ranks, load.least
     if sum(least) > n_layers:
-        raise ValueError(f"{n_layers} layers are too few for {len(stage_to_rank)} stages")
+        raise ValueError(f"{n_layers} layers are too few for {len(least)} stages")
     if (most := max(map(len, ranks))) > _MAX_STAGES_OF_A_RANK:
         raise ValueError(
             f"a rank has {most} stages; a split is searched for up to {_MAX_STAGES_OF_A_RANK}"
         )
     if load.are_alike:
-        greedy = greedy_split(n_layers, stage_to_rank, load, least)
-        limit = max(loads_of_ranks(load, greedy, stage_to_rank))
+        limit = max(load.of_split(greedy_split(n_layers, load)))
         options = [
             _alike(partial(load.of_alike, rank), tuple(least[s] for s in stages), n_layers, limit)
             for rank, stages in enumerate(ranks)
@@ -109,21 +116,20 @@ def min_max_split(
     even: tuple[float, int, int] = (0, 0, 0)  # whole numbers are exact, however large
     _, layers = _least(n_layers, options, even, unevenness)
     split = dict(zip(itertools.chain(*ranks), itertools.chain(*layers), strict=True))
-    return tuple(split[stage] for stage in range(len(stage_to_rank)))
+    return tuple(split[stage] for stage in sorted(split))
 
 
-def greedy_split(
-    n_layers: int, stage_to_rank: Sequence[int], load: Load, least: Sequence[int]
-) -> Split:
+def greedy_split(n_layers: int, load: Load) -> Split:
     """Return a good split of layers that are alike: each to the rank, and stage, with least."""
-    ranks, split = stages_of_ranks(stage_to_rank), list(least)
+    split = list(load.least)
+    rank_of = {stage: rank for rank, stages in enumerate(load.ranks) for stage in stages}
 
     def with_one_more(stage: int) -> tuple[int, int]:
-        rank = stage_to_rank[stage]
-        layers = tuple(split[s] + (s == stage) for s in ranks[rank])
+        rank = rank_of[stage]
+        layers = tuple(split[s] + (s == stage) for s in load.ranks[rank])
         return sum(load.of_alike(rank, layers)), split[stage]
 
-    for _ in range(n_layers - sum(least)):
+    for _ in range(n_layers - sum(split)):
         split[min(range(len(split)), key=with_one_more)] += 1
     return tuple(split)
 
@@ -235,17 +241,17 @@ class PartParameters:
 
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage, nanoseconds: forward and full backward of a microbatch."""
-    n_stages = len(stage_to_rank)
+    n_stages, ranks = len(stage_to_rank), stages_of_ranks(stage_to_rank)
     if isinstance(model, BlockTimes):
-        stage_of = model.stage
+        stage_of, least = model.stage, fewest_layers(n_stages)
         return _sum_of_stages(
-            lambda stage, *span: _work_ns(stage_of(stage, n_stages, *span)), stage_to_rank, False
+            lambda stage, *span: _work_ns(stage_of(stage, n_stages, *span)), ranks, least, False
         )
     # Not rounded for each number of layers: equal work shall be equal wherever its layers are.
     none = [_work_ns(model.stage(stage, n_stages, 0)) for stage in range(n_stages)]
-    layer = _work_ns(model.layer)
+    layer, least = _work_ns(model.layer), model.least_layers(n_stages)
     return _sum_of_stages(
-        lambda stage, start, stop: none[stage] + (stop - start) * layer, stage_to_rank, True
+        lambda stage, start, stop: none[stage] + (stop - start) * layer, ranks, least, True
     )
 
 
@@ -255,25 +261,28 @@ def _work_ns(times: StageTimes) -> int:
 
 def parameter_load(sizes: PartParameters, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage: its parameters."""
-    last, before = len(stage_to_rank) - 1, [0, *accumulate(sizes.layers)]
+    n_stages, before = len(stage_to_rank), [0, *accumulate(sizes.layers)]
 
     def of_stage(stage: int, start: int, stop: int) -> int:
-        ends = sizes.first * (stage == 0) + sizes.last * (stage == last)
+        ends = sizes.first * (stage == 0) + sizes.last * (stage == n_stages - 1)
         return ends + before[stop] - before[start]
 
-    return _sum_of_stages(of_stage, stage_to_rank, sizes.are_alike)
+    ranks, least = stages_of_ranks(stage_to_rank), fewest_layers(n_stages)
+    return _sum_of_stages(of_stage, ranks, least, sizes.are_alike)
 
 
 def _sum_of_stages(
-    of_stage: Callable[[int, int, int], int], stage_to_rank: Sequence[int], are_alike: bool
+    of_stage: Callable[[int, int, int], int],
+    ranks: Sequence[Sequence[int]],
+    least: Split,
+    are_alike: bool,
 ) -> Load:
     """Return a load whose parts are those of a rank's stages, given the layers of each."""
-    ranks = stages_of_ranks(stage_to_rank)
 
     def of_rank(rank: int, spans: Sequence[Span]) -> list[int]:
         return [of_stage(stage, *span) for stage, span in zip(ranks[rank], spans, strict=True)]
 
-    return Load(of_rank, are_alike)
+    return Load(of_rank, ranks, least, are_alike)
 
 
 def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
@@ -288,25 +297,9 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
             }
             for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
         }
-        memory = rank_memory(
-            model,
-            stages,
-            order.ranks[rank],
-            n_stages=order.n_stages,
-            n_microbatches=order.n_microbatches,
-        )
-        return [memory.total]
+        return [rank_memory(model, stages, order.ranks[rank], order).total]
 
-    return Load(of_rank, are_alike=not isinstance(model, BlockBytes) or model.are_alike)
-
-
-def loads_of_ranks(load: Load, split: Sequence[int], stage_to_rank: Sequence[int]) -> list[int]:
-    """Return the load of each rank under a split."""
-    ends = list(accumulate(split))
-    return [
-        sum(load.of_rank(rank, [(ends[stage] - split[stage], ends[stage]) for stage in stages]))
-        for rank, stages in enumerate(stages_of_ranks(stage_to_rank))
-    ]
+    return Load(of_rank, ranks, fewest_layers(order.n_stages), model.are_alike)
 
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
@@ -327,14 +320,12 @@ def best_split(
     is faster, and moves one layer at a time, always the one that helps most. The result is no
     slower than any of these; that no other split is faster is not proved.
     """
-    min_layers = model.least_layers(dag.n_stages)
     rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
-    stage_to_rank = [rank_of[stage] for stage in range(dag.n_stages)]
-    load = time_load(model, stage_to_rank)
+    load = time_load(model, [rank_of[stage] for stage in range(dag.n_stages)])
     split = greedy_split if load.are_alike else min_max_split
     return shortest_split(
-        [split(model.n_layers, stage_to_rank, load, min_layers), *also],
-        min_layers,
+        [split(model.n_layers, load), *also],
+        load.least,
         lambda split: unfrozen_batch_ms(dag, model.times(split), n_processors, links),
         n_actions=len(dag.actions),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from timelyfreeze.files import Count
-from timelyfreeze.schedule import Action, ActionKind
+from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
 
 # Adam and AdamW, the optimizers that upstream has, keep two running means.
 _N_OPTIMIZER_STATES = 2
@@ -33,23 +33,12 @@ class PartBytes:
     kept: Count  # what a forward leaves until its backward or weight backward is done
     kept_between_halves: Count  # what an input backward adds until then
     largest_weight: Count  # the largest weight that is trained
+    trained: Count | None = None  # weights that are not frozen for good; None: all of them
 
     @property
     def gradients(self) -> int:
         """What gradients take; each of the optimizer's states takes as much."""
-        return self.weights
-
-
-@dataclass(frozen=True)
-class PartlyTrained(PartBytes):
-    """Bytes of a part some of whose weights are frozen for good."""
-
-    trained: Count  # the others
-
-    @property
-    def gradients(self) -> int:
-        """What gradients of the weights that are trained take."""
-        return self.trained
+        return self.weights if self.trained is None else self.trained
 
 
 @dataclass(frozen=True)
@@ -66,57 +55,40 @@ class ModelBytes:
     # Copies of a stage's weights that its optimizer's update takes: 1 if it updates all of them at
     # once, 0 if one after the other.
     update_copies: Count
+    # Where layers differ, each is a part of its own, called by its number; ``layer`` is the first.
+    blocks: tuple[PartBytes, ...] = ()
+    # What the embedding then puts out, and each layer; ``message`` is the first.
+    outputs: tuple[Count, ...] = ()
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all layers take as much, and send on as much as they get."""
+        return len(set(self.blocks)) <= 1 and len(set(self.outputs)) <= 1
 
     def total(self, parts: Parts, name: str) -> int:
         """Return the sum of a field of ``PartBytes`` over parts."""
         return sum(n * int(getattr(self.part(part), name)) for part, n in parts.items())
 
     def part(self, name: str) -> PartBytes:
-        """Return the bytes of the part ``EMBEDDING``, ``LAYER``, ``NORM`` or ``HEAD``."""
-        part: PartBytes = getattr(self, name)
+        """Return the bytes of ``EMBEDDING``, ``LAYER``, ``NORM``, ``HEAD`` or a layer's number."""
+        part: PartBytes = self.blocks[int(name)] if name.isdigit() else getattr(self, name)
         return part
 
-    def layer_name(self, _: int) -> str:
-        """Return the part that a layer is, given its number."""
-        return LAYER
-
-    def received(self, _: Parts) -> int:
-        """Return the bytes of a message that a stage with these parts gets."""
-        return self.message
-
-    def sent(self, _: Parts) -> int:
-        """Return the bytes of a message that it sends."""
-        return self.message
-
-
-@dataclass(frozen=True)
-class BlockBytes(ModelBytes):
-    """Bytes of a model whose layers differ; each is a part of its own, called by its number."""
-
-    blocks: tuple[PartBytes, ...]  # each layer; ``layer`` is the first
-    # What the embedding puts out, and each layer; ``message`` is the first.
-    outputs: tuple[Count, ...]
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether all layers take as much, and send on as much as they get."""
-        return len(set(self.blocks)) == len(set(self.outputs)) == 1
-
-    def part(self, name: str) -> PartBytes:
-        """Return the bytes of a layer, by its number, or of another part."""
-        return self.blocks[int(name)] if name.isdigit() else super().part(name)
-
     def layer_name(self, index: int) -> str:
-        """Return the part that a layer is."""
-        return str(index)
+        """Return the part that a layer is, given its number."""
+        return str(index) if self.blocks else LAYER
 
     def received(self, parts: Parts) -> int:
-        """Return what the layer before the first one here puts out."""
-        return self.outputs[min(_numbers(parts), default=len(self.blocks))]
+        """Return the bytes of a message that a stage with these parts gets."""
+        return self._output(min(_numbers(parts), default=len(self.blocks)))
 
     def sent(self, parts: Parts) -> int:
-        """Return what the last layer here puts out; a first stage may have none."""
-        return self.outputs[max(_numbers(parts), default=-1) + 1]
+        """Return the bytes of a message that it sends; a first stage may have no layers."""
+        return self._output(max(_numbers(parts), default=-1) + 1)
+
+    def _output(self, layer: int) -> int:
+        """Return what goes into a layer."""
+        return self.outputs[layer] if self.outputs else self.message
 
 
 def _numbers(parts: Parts) -> list[int]:
@@ -155,32 +127,20 @@ def parts_of(stage: int, n_stages: int, n_layers: int) -> dict[str, int]:
     return {**first, LAYER: n_layers, **last}
 
 
-def frozen_parts(parts: Parts, n_frozen: int) -> tuple[Parts, Parts]:
-    """Return the parts of a stage that are live, and its frozen layers and what is before them."""
-    frozen = {part: n for part, n in parts.items() if part == EMBEDDING and n_frozen}
-    if n_frozen:
-        frozen[LAYER] = n_frozen
-    live = {part: n - frozen.get(part, 0) for part, n in parts.items()}
-    return {part: n for part, n in live.items() if n}, frozen
-
-
 def rank_memory(
     model: ModelBytes,
     stages: Mapping[int, Parts],
     actions: Sequence[Action],
-    *,
-    n_stages: int,
-    n_microbatches: int,
+    order: ScheduleOrder,
     frozen: Parts = _NO_PARTS,
 ) -> RankMemory:
-    """Return what a device holds that runs ``actions`` one after the other.
+    """Return what a device holds that runs ``actions`` of an order one after the other.
 
     Of ``frozen`` parts, that is the weights, what the optimizer had of them, and a forward of one
     layer, which is passing. ``stages`` have the others; one without any keeps nothing for a
     backward.
     """
-    last = n_stages - 1
-
+    last = order.n_stages - 1
     kept = {
         stage: model.total(parts, "kept") + (model.sent(parts) if stage < last and parts else 0)
         for stage, parts in stages.items()
@@ -199,13 +159,29 @@ def rank_memory(
         optimizer=_N_OPTIMIZER_STATES * (sum(gradients) + model.total(frozen, "gradients")),
         casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
-        messages=n_microbatches * sum(messages) if last else 0,
+        messages=order.n_microbatches * sum(messages) if last else 0,
         # The last: each stage has an optimizer of its own.
         scratch=max((model.part(part).largest_weight for part in present), default=0)
         + (2 * model.logits if last in stages else 0)
         + (max(model.recomputed, model.layer.kept) if frozen.get(LAYER) else model.recomputed)
         + model.update_copies * max(gradients),
     )
+
+
+def cut_memory(
+    model: ModelBytes, order: ScheduleOrder, rank: int, start: int, stop: int, n_frozen: int = 0
+) -> RankMemory:
+    """Return what a rank holds whose one stage has layers ``start`` to before ``stop``.
+
+    Of the model's front ``n_frozen`` layers are frozen, the embedding with them.
+    """
+    n_front = min(max(n_frozen - start, 0), stop - start)
+    parts = parts_of(rank, order.n_stages, stop - start - n_front)
+    frozen = {LAYER: n_front}
+    if n_front and rank == 0:
+        frozen[EMBEDDING] = parts.pop(EMBEDDING)
+    live = {part: n for part, n in parts.items() if n}
+    return rank_memory(model, {rank: live}, order.ranks[rank], order, frozen)
 
 
 def peak_bytes(

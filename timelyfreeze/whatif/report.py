@@ -5,34 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from string import Formatter
 from typing import Any
 
 from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.policies import LORA, NONE, PLANNED
 from timelyfreeze.timing import holds_for, within
+from timelyfreeze.whatif.answers import TOLD
 from timelyfreeze.whatif.bounds_file import BoundsFile, recall
 from timelyfreeze.whatif.fronts import FrontCase
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap, render_split
 from timelyfreeze.whatif.partition import PARTITIONS
 
-# Legend and columns of the two tables.
-_TOLD: Mapping[str, Any] = tomllib.loads(
-    resources.files(__package__).joinpath("report.toml").read_text()
-)
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
 # What a grid asks for, which each case has.
 _OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
-# What follows from the other values of a case.
-_DERIVED = (
-    "gain", "time_to_loss", "kappa", "kappa_of_cap", "upper_bound_gain", "gain_over_best_unfrozen",
-    "frozen_microbatch_ms", "tokens_per_second_unfrozen",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,8 +78,8 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
             "unit": file.notes.unit,
         },
         [cells_of(case, file.notes.unit or "tokens") for case in answer.cases],
-        [_row(case) for case in answer.cases],
-        [_TOLD["plan"]["legend"], *best_of(answer.cases)],
+        [asdict(case) for case in answer.cases],
+        [TOLD["plan"]["legend"], *best_of(answer.cases)],
         answer.notes,
     )
 
@@ -153,13 +143,9 @@ def _where(case: Case) -> str:
     return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
-def _row(case: Case) -> dict[str, Any]:
-    return asdict(case) | {name: getattr(case, name) for name in _DERIVED}
-
-
 def cells_of(case: Case, unit: str) -> dict[str, str]:
     """Return what the table has of a case; throughput counts ``unit``."""
-    row = _row(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
+    row = asdict(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
     values = {k: _Stages(v) if isinstance(v, tuple) else v for k, v in row.items()}
     return {title.format(unit=unit): cell for title, cell in _cells("plan", values).items()}
 
@@ -178,19 +164,19 @@ def _cells(table: str, values: Mapping[str, Any]) -> dict[str, str]:
         names = [name for _, name, *_ in Formatter().parse(form) if name]
         return "" if any(values[name] is None for name in names) else form.format_map(values)
 
-    return {title: cell(form) for title, form in _TOLD[table]["columns"].items()}
+    return {title: cell(form) for title, form in TOLD[table]["columns"].items()}
 
 
 def front_report(answer: Answer[FrontCase], file: BoundsFile, grid: Grid) -> Report:
     """Return the report on frozen fronts."""
-    rows = [_plain(case) for case in answer.cases]
+    rows = [asdict(case) for case in answer.cases]
     asked = ("n_ranks", "n_processors", "p2p_overhead_ms", "link_gb_per_s")
     return Report(
         title_of(file, grid, recall(file)),
         {"bounds": str(file.path), **{key: getattr(grid, key) for key in asked}},
         [_front_cells(row) for row in rows],
         rows,
-        [_TOLD["front"]["legend"]],
+        [TOLD["front"]["legend"]],
         answer.notes,
     )
 
@@ -206,19 +192,3 @@ def _front_cells(row: Mapping[str, Any]) -> dict[str, str]:
         return f"{value:.1f}" + (f" {value / unfrozen_ms:.2f}" if unfrozen_ms > 0.0 else "")
 
     return _cells("front", {key: shown(key, value) for key, value in row.items()})
-
-
-def _plain(case: FrontCase) -> dict[str, Any]:
-    """Return a case as plain data; None stands for what is not known."""
-    plain = {key: value for key, value in asdict(case).items() if key != "shrunk"}
-    shrunk = case.shrunk
-    plan = None if shrunk is None else shrunk.plan
-    return plain | {
-        "shrunk_partition": shrunk and shrunk.partition,
-        "shrunk_ranks": plan and plan.n_ranks,
-        "shrunk_replicas": plan and plan.n_replicas,
-        "shrunk_microbatches": plan and plan.n_microbatches,
-        "shrunk_layers": plan and plan.split,
-        "shrunk_ms": shrunk and shrunk.batch_ms,
-        "exchange_ms": shrunk and shrunk.exchange_ms,
-    }

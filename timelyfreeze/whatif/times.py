@@ -18,11 +18,10 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from timelyfreeze.files import MOST, WRITTEN, Within
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
-from timelyfreeze.timing import DurationBounds, play_batch, receiving
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
+from timelyfreeze.timing import DurationBounds, play_batch, with_messages
 
 Pair = tuple[float, float]
 Overhead = Annotated[float, Within(-MOST, MOST), WRITTEN]  # may be below 0: a difference of times
@@ -120,15 +119,6 @@ def median_pairs(bounds: Mapping[Action, Pair], stage: int) -> dict[ActionKind, 
     }
 
 
-def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> DurationBounds:
-    """Give every action of a schedule the times of its stage."""
-    pairs = np.array(
-        [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
-    )
-    pairs.setflags(write=False)
-    return DurationBounds(min_ms=pairs[:, 0], max_ms=pairs[:, 1])
-
-
 @dataclass(frozen=True)
 class Links:
     """Overhead and latency of messages."""
@@ -138,14 +128,6 @@ class Links:
     # By sending and receiving rank, as measured. A link that was not measured has the median of
     # those that were.
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
-
-    def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
-        """Return the part of each action that is the overhead of its message, shape [A]."""
-        return np.where(receiving(dag), np.float64(self.p2p_overhead_ms), 0.0)
-
-    def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
-        """Return the latency of the message along each edge, shape [E]."""
-        return edge_delays(dag, self.over(dag))
 
     def over(self, dag: PipelineDag) -> dict[tuple[int, int], float]:
         """Return what the links of a pipeline take, by sending and receiving rank."""
@@ -159,6 +141,17 @@ class Links:
 FREE = Links()
 
 
+def bounds_from_times(
+    dag: PipelineDag, stages: Sequence[StageTimes], links: Links = FREE
+) -> DurationBounds:
+    """Give every action of a schedule the times of its stage, and messages what links take."""
+    pairs = np.array(
+        [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
+    )
+    bounds = DurationBounds(pairs[:, 0], pairs[:, 1], p2p_latency_ms=links.over(dag))
+    return with_messages(dag, bounds, links.p2p_overhead_ms)
+
+
 def unfrozen_batch_ms(
     dag: PipelineDag,
     stages: Sequence[StageTimes],
@@ -166,5 +159,5 @@ def unfrozen_batch_ms(
     links: Links = FREE,
 ) -> float:
     """Return the time of a batch whose actions take what their stages take unfrozen."""
-    longest = bounds_from_times(dag, stages).max_ms + links.lead_ms(dag)
-    return play_batch(dag, longest, n_processors, links.delays_ms(dag))[1]
+    bounds = bounds_from_times(dag, stages, links)
+    return play_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))[1]

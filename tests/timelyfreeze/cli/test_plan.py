@@ -188,7 +188,7 @@ def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_text('{"actions": {}}')
     assert main([str(path)]) == 2
     captured = capsys.readouterr()
-    assert f"error: {path} is no bounds file" in captured.err
+    assert f"error: {path}: no bounds file" in captured.err
     assert captured.out == ""
 
 

@@ -157,7 +157,7 @@ def test_a_failure_is_told_when_the_plan_is_due(caplog: pytest.LogCaptureFixture
 def test_the_solver_ends_with_the_run() -> None:
     ranks = Ranks(ORDER, solver_delay_steps=3)
     ranks.run(1, LAST)
-    process = ranks.controllers[0].planner._call._background._tries[0]._process
+    process = ranks.controllers[0].planner._call._background._tries[0][0]
     ranks.on_all(lambda rank: ranks.controllers[rank].close())
     assert process.poll() is not None
     Ranks(ORDER).controllers[0].close()  # nothing runs

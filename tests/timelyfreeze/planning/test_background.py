@@ -148,8 +148,8 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_stop_takes_no_answer_away(number: signal.Signals) -> None:
     with BackgroundCall(time.sleep, 0.3) as call:
-        (process,) = call._tries
-        os.kill(process._process.pid, number)
+        ((process, _),) = call._tries
+        os.kill(process.pid, number)
         assert call.result() is None
     assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "this process hears it"
 
@@ -157,7 +157,7 @@ def test_a_signal_to_stop_takes_no_answer_away(number: signal.Signals) -> None:
 def test_it_ends_with_a_caller_that_is_killed() -> None:
     code = (
         "import os, signal, time; from timelyfreeze.planning.background import BackgroundCall; "
-        "call = BackgroundCall(time.sleep, 600.0); print(call._tries[0]._process.pid, flush=True); "
+        "call = BackgroundCall(time.sleep, 600.0); print(call._tries[0][0].pid, flush=True); "
         "time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

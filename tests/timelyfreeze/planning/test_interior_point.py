@@ -22,8 +22,8 @@ from tests.timelyfreeze.helpers.programs import (
 )
 from timelyfreeze.planning.interior_point import (
     FREEZING_COST,
+    CertifiedRatios,
     solve_by_interior_point,
-    solve_certified,
 )
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
@@ -49,7 +49,8 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
     """Every constraint kept; as short as the exact optimum but for the cost of freezing, which is
     at most 0.01% of the unfrozen batch; and freezing as little, to 0.1%.
     """
-    found = solve_by_interior_point(lp, 60.0)
+    certified = solve_by_interior_point(lp, 60.0)
+    found = certified.ratios
     exact = solve_by_simplex(lp, 60.0)
     ratio = slice(lp.n_actions + 1, None)
     assert (found >= lp.column_lower[ratio]).all()
@@ -60,7 +61,6 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
     unfrozen_ms = batch(dag, bounds, lp, np.zeros(len(found)))
     assert batch(dag, bounds, lp, found) <= best_ms * (1.0 + 1e-5) + FREEZING_COST * unfrozen_ms
     # The certificate is true, and good enough for the plan to be handed on.
-    certified = solve_certified(lp, 60.0)
     assert certified.bound * lp.scale_ms <= best_ms * (1.0 + 1e-9)
     assert certified.end <= certified.bound * 1.001
     # The cost of freezing may buy less of it for time, and never more.
@@ -138,7 +138,7 @@ def test_ranks_that_share_processors(n_processors: float) -> None:
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 2)
     lp = build_lp(dag, bounds, 0.7, n_processors)
-    found, exact = solve_by_interior_point(lp, 60.0), solve_by_simplex(lp, 60.0)
+    found, exact = solve_by_interior_point(lp, 60.0).ratios, solve_by_simplex(lp, 60.0)
 
     def end(ratios: np.ndarray) -> float:
         saved = ratios * (bounds.max_ms - bounds.min_ms)[lp.freezable]
@@ -154,7 +154,7 @@ def test_durations_over_many_decades() -> None:
     high = rng.lognormal(0.0, 3.0, len(dag.actions))
     bounds = DurationBounds(np.where(dag.freezable, high * rng.random(len(high)), high), high)
     lp = build_lp(dag, bounds, 0.8)
-    found, exact = solve_by_interior_point(lp, 60.0), solve_by_simplex(lp, 60.0)
+    found, exact = solve_by_interior_point(lp, 60.0).ratios, solve_by_simplex(lp, 60.0)
     assert batch(dag, bounds, lp, found) == pytest.approx(batch(dag, bounds, lp, exact), rel=1e-4)
 
 
@@ -171,7 +171,7 @@ def test_many_actions_are_solved_from_the_inside(monkeypatch: pytest.MonkeyPatch
     bounds = noisy_bounds(dag, 0)
     asked = []
 
-    def noted(lp: FreezeLp, time_limit_s: float) -> np.ndarray:
+    def noted(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
         asked.append(lp.n_actions)
         return solve_by_interior_point(lp, time_limit_s)
 
@@ -259,7 +259,7 @@ def test_without_clarabel_simplex_solves_and_it_is_said_once(
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setitem(sys.modules, missing, None)
-    timelyfreeze.planning.lp._recommend_clarabel.cache_clear()
+    timelyfreeze.planning.lp._say_once.cache_clear()
     with caplog.at_level(logging.INFO, "timelyfreeze.planning.lp"):
         for _ in range(2):
             again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)

@@ -310,8 +310,8 @@ def test_matrix_is_sparse_and_of_the_stated_shape() -> None:
         (-0.1, "max_freeze_ratio is -0.1"),
         (float("nan"), "max_freeze_ratio is nan"),
         ([0.5, 1.5], "max_freeze_ratio is 1.5"),
-        ([0.5] * 3, r"max_freeze_ratio has shape \(3,\).*each of the 2 stages"),
-        ([0.5], r"max_freeze_ratio has shape \(1,\)"),
+        ([0.5] * 3, "max_freeze_ratio has 3 values; .*each of the 2 stages"),
+        ([0.5], "max_freeze_ratio has 1 values"),
     ],
 )
 def test_refuses_a_cap(cap: float, message: str) -> None:

@@ -10,7 +10,6 @@ from tests.timelyfreeze.helpers.programs import noisy_bounds, scheduled
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.plan import (
     FreezePlan,
-    idle_ms,
     plan_from_ratios,
     skip_depths,
     skipped_actions,
@@ -57,9 +56,9 @@ def test_halves_of_a_split_backward_are_idle_together() -> None:
 def test_an_idle_action_still_waits_for_its_message() -> None:
     dag = build_dag(gpipe_order(2, 1))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
-    assert not idle_ms(dag, bounds).any()
+    assert not bounds.lead_ms(dag).any()
     with_overhead = with_messages(dag, bounds, 0.25)
-    waits = {str(a): ms for a, ms in zip(dag.actions, idle_ms(dag, with_overhead), strict=True)}
+    waits = {str(a): ms for a, ms in zip(dag.actions, with_overhead.lead_ms(dag), strict=True)}
     assert waits == {"0F0": 0.0, "0B0": 0.25, "1F0": 0.25, "1B0": 0.0}
 
 

@@ -28,7 +28,6 @@ from timelyfreeze.timing.monitoring import (
     halves,
     pattern_of,
 )
-from timelyfreeze.timing.processors import receiving
 
 ORDER = one_f_one_b_order(2, 4)
 # Warm-up 1-2, mixed monitoring 3-8, ramp 9-12, then stable.
@@ -203,7 +202,7 @@ def mixed_rank_times(
         order,
         SolverChoices(0.5),
     )
-    late = dict(zip(solution.dag.actions, receiving(solution.dag), strict=True))
+    late = dict(zip(solution.dag.actions, solution.dag.receiving, strict=True))
     ranks: list[list[PatternTimes]] = [[] for _ in order.ranks]
     for p in MIXED_PATTERNS:
         own = {a: duration_ms(a, p.freezes(a)) for row in order.ranks for a in row}

@@ -15,7 +15,6 @@ from timelyfreeze.timing.bounds import uniform_bounds
 from timelyfreeze.timing.processors import (
     message_time,
     play_batch,
-    receiving,
     shared_cores,
     shared_processors,
     usable_cores,
@@ -160,14 +159,14 @@ def test_cores_are_shared_by_more_ranks_than_cores_with_one_thread_each(
 
 def test_actions_that_work_on_what_another_rank_sent_are_told_by_hand() -> None:
     dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]))
-    names = [str(a) for a, r in zip(dag.actions, receiving(dag), strict=True) if r]
+    names = [str(a) for a, r in zip(dag.actions, dag.receiving, strict=True) if r]
     assert names == ["0B0", "0B1", "1F0", "1F1"]
 
 
 def test_stages_of_one_rank_send_each_other_nothing_and_weight_passes_receive_nothing() -> None:
     # Folded: stages 1 and 2 lie on rank 1, stages 0 and 3 on rank 0.
     dag = build_dag(parse_order(["0F0 3F0 3I0 3W0 0I0 0W0", "1F0 2F0 2I0 1I0 2W0 1W0"]))
-    names = {str(a) for a, r in zip(dag.actions, receiving(dag), strict=True) if r}
+    names = {str(a) for a, r in zip(dag.actions, dag.receiving, strict=True) if r}
     assert names == {"1F0", "3F0", "2I0", "0I0"}
 
 
@@ -204,9 +203,9 @@ def test_a_batch_time_that_is_no_number_is_refused() -> None:
 def test_the_cost_that_made_a_batch_is_found_again(order, n_processors, true_ms, seed) -> None:
     dag = build_dag(order)
     durations = np.random.default_rng(seed).uniform(1.0, 3.0, len(dag.actions))
-    _, batch_ms = play_batch(dag, durations + true_ms * receiving(dag), n_processors)
+    _, batch_ms = play_batch(dag, durations + true_ms * dag.receiving, n_processors)
     found_ms = message_time(dag, durations, batch_ms, n_processors)
-    _, again_ms = play_batch(dag, durations + found_ms * receiving(dag), n_processors)
+    _, again_ms = play_batch(dag, durations + found_ms * dag.receiving, n_processors)
     assert again_ms == pytest.approx(batch_ms, rel=1e-6)
     if n_processors is None:  # the longest path grows strictly with what a message costs
         assert found_ms == pytest.approx(true_ms, rel=1e-4)
@@ -216,7 +215,7 @@ def test_messages_lengthen_both_bounds_alike_and_keep_what_freezing_saves() -> N
     dag = build_dag(one_f_one_b_order(2, 4))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     longer = with_messages(dag, bounds, 0.5)
-    receives = receiving(dag)
+    receives = dag.receiving
     assert np.array_equal(longer.max_ms - bounds.max_ms, 0.5 * receives)
     assert np.array_equal(longer.max_ms - longer.min_ms, bounds.max_ms - bounds.min_ms)
     assert makespan(dag, longer.max_ms) > makespan(dag, bounds.max_ms)

@@ -13,7 +13,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.layer_model import BlockTimes, block_times
-from timelyfreeze.whatif.partition import PartParameters, loads_of_ranks, min_max_split, time_load
+from timelyfreeze.whatif.partition import PartParameters, min_max_split, time_load
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 # One layer, two, three and one; the first stage has no input gradient.
@@ -71,9 +71,9 @@ def test_no_split_has_a_shorter_longest_rank(seed: int) -> None:
         return max(sum(works[end - n : end]) for n, end in zip(split, ends, strict=True))
 
     load = time_load(model, range(4))
-    found = min_max_split(9, range(4), load, model.least_layers(4))
+    found = min_max_split(9, load)
     assert longest(found) == pytest.approx(min(map(longest, all_splits(9, (0, 1, 1, 0)))))
-    assert max(loads_of_ranks(load, found, range(4))) == pytest.approx(1e6 * longest(found))
+    assert max(load.of_split(found)) == pytest.approx(1e6 * longest(found))
 
 
 def test_a_stage_without_layers_is_told() -> None:

@@ -15,7 +15,7 @@ from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, bounds_to_json, uniform_bounds
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.partition import PartParameters
-from timelyfreeze.whatif.rank_memory import BlockBytes, PartBytes
+from timelyfreeze.whatif.rank_memory import ModelBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
@@ -74,10 +74,10 @@ def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
     assert file.derived_kinds == ""
 
 
-def unlike(n_layers: int) -> BlockBytes:
+def unlike(n_layers: int) -> ModelBytes:
     """Layers of which each takes twice as much as the one before."""
     blocks = tuple(PartBytes(2**i, i, 3, 4, 5) for i in range(n_layers))
-    return BlockBytes(**vars(MODEL_BYTES), blocks=blocks, outputs=tuple(range(n_layers + 1)))
+    return replace(MODEL_BYTES, blocks=blocks, outputs=tuple(range(n_layers + 1)))
 
 
 def test_bytes_of_layers_that_differ_come_back(tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_no_file_and_no_text(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in message(tmp_path / "bounds.json")
     path = tmp_path / "bounds.json"
     path.write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read: it is not text" in message(path)
+    assert "bounds.json is not JSON" in message(path)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"bounds": {\n  oops', "line 2, column 3"),
-        ("[]", 'has no object "bounds"'),
+        ('{"bounds": {\n  oops', "line 2 column 3"),
+        ("[]", "it must be an object"),
         ('{"actions": {}}', 'has no object "bounds"'),
         ('{"bounds": []}', 'has no object "bounds"'),
         ('{"bounds": {}}', "bounds is empty"),

@@ -163,7 +163,7 @@ def test_split_backwards_have_no_input_half_at_the_end_of_the_front(even: Bounds
 
     ends = simulate(order, duration_ms)
     assert case.frozen_ms == pytest.approx(max(end for _, end in ends.values()))
-    assert case.shrunk is None
+    assert case.shrunk_ranks is None
     notes = answer_fronts(
         even, grid(schedules=("ZBVZeroBubble",), splits=((1,) * 8,)), (3, 4)
     ).notes
@@ -201,9 +201,10 @@ def test_ranks_that_share_processors(even: BoundsFile) -> None:
     assert case.cached_ms == pytest.approx(M * 2 * (F + B))
     assert case.run_ahead_ms == pytest.approx(M * (S * F + 2 * B))
     # Two pipelines of two share it as well.
-    assert case.shrunk is not None
-    assert case.shrunk.plan.n_ranks * case.shrunk.plan.n_replicas == S
-    assert case.shrunk.batch_ms == pytest.approx(M * (S * F + 2 * B))
+    assert case.shrunk_ranks is not None
+    assert case.shrunk_replicas is not None
+    assert case.shrunk_ranks * case.shrunk_replicas == S
+    assert case.shrunk_ms == pytest.approx(M * (S * F + 2 * B))
 
 
 class TestShrinking:
@@ -213,26 +214,26 @@ class TestShrinking:
     def shrunk(file: BoundsFile, n_frozen: int, **changes: Any) -> Any:
         (case,) = cases(file, n_frozen, **changes)
         assert isinstance(case, FrontCase)
-        assert case.shrunk is not None
-        return case.shrunk
+        assert case.shrunk_ranks is not None
+        return case
 
     def test_by_time_without_sizes(self, even: BoundsFile) -> None:
         # 6 frozen layers take 6 ms, 2 live ones 6: one rank would have 12, as much as two had.
         found = self.shrunk(even, 6)
-        assert found.partition == "time"
-        assert (found.plan.n_ranks, found.plan.split, found.plan.n_replicas) == (2, (6, 2), 2)
+        assert found.shrunk_partition == "time"
+        assert (found.shrunk_ranks, found.shrunk_layers, found.shrunk_replicas) == (2, (6, 2), 2)
         # 4 microbatches for each of two: 4 F of 6, then F and B of 2 + 4 at the end of GPipe.
-        assert found.plan.n_microbatches == 4
-        assert found.batch_ms == pytest.approx(4 * 6.0 + 2.0 + 4 * 4.0)
+        assert found.shrunk_microbatches == 4
+        assert found.shrunk_ms == pytest.approx(4 * 6.0 + 2.0 + 4 * 4.0)
 
     def test_by_parameters_if_they_are_told(self, tmp_path: Path) -> None:
         sizes = PartParameters(0, (6_000_000,) * 8, 0)
         file = saved(tmp_path, [LAYER.plus(LAYER)] * S, layers=(2,) * S, parameters=sizes)
         found = self.shrunk(file, 6)
-        assert found.partition == "parameters"
+        assert found.shrunk_partition == "parameters"
         # M0 is 12 million. 36 / 6 frozen and 12 live: for K = 1 18, too many; for K = 2 rank 0
         # has 6 and no live layer, as 12 is not below 6, and rank 1 the two: 12.
-        assert (found.plan.n_ranks, found.plan.split) == (2, (6, 2))
+        assert (found.shrunk_ranks, found.shrunk_layers) == (2, (6, 2))
         assert found.exchange_ms is None
         # At 10 GB/s two replicas of two live layers: a layer's 24 million bytes go half there and
         # half back, twice, which takes 2.4 ms, and 0.1 for its message.
@@ -240,9 +241,9 @@ class TestShrinking:
         assert told.exchange_ms == pytest.approx(2 * (2.4 + 0.1))
         # One pipeline has nobody to send to.
         alone = self.shrunk(file, 1, link_gb_per_s=10.0)
-        assert (alone.plan.n_replicas, alone.exchange_ms) == (1, 0.0)
+        assert (alone.shrunk_replicas, alone.exchange_ms) == (1, 0.0)
         # By time too, where that is asked for.
-        assert self.shrunk(file, 6, partition="time").partition == "time"
+        assert self.shrunk(file, 6, partition="time").shrunk_partition == "time"
 
     def test_one_rank_needs_no_pipeline(self, tmp_path: Path) -> None:
         stages = [LAYER.plus(LAYER)] * S
@@ -250,12 +251,12 @@ class TestShrinking:
         file = saved(tmp_path, stages, layers=(2,) * S, parameters=sizes)
         # The first rank had an embedding of 30 million, 42 in all: (30 + 36) / 6 + 12 = 23.
         found = self.shrunk(file, 6, schedules=("1F1B",))
-        assert (found.plan.n_ranks, found.plan.n_replicas, found.plan.split) == (1, 4, (8,))
-        assert found.plan.n_microbatches == 2
-        assert found.batch_ms == pytest.approx(2 * (8 * 1.0 + 2 * 2.0))
+        assert (found.shrunk_ranks, found.shrunk_replicas, found.shrunk_layers) == (1, 4, (8,))
+        assert found.shrunk_microbatches == 2
+        assert found.shrunk_ms == pytest.approx(2 * (8 * 1.0 + 2 * 2.0))
         # Without it M0 is 12 million, and 42 / 6 + 6 is one too much.
         light = replace(file.notes, parameters=PartParameters(0, (6_000_000,) * 8, 0))
-        assert self.shrunk(replace(file, notes=light), 7).plan.n_ranks == 2
+        assert self.shrunk(replace(file, notes=light), 7).shrunk_ranks == 2
 
     def test_the_memory_that_was_there_is_the_limit_by_time(self, tmp_path: Path) -> None:
         stages = [LAYER.plus(LAYER)] * S
@@ -263,15 +264,15 @@ class TestShrinking:
         # At the start under GPipe: 2 layers of 8 microbatches, and 4 x 2 for weights: 24 each.
         # Two ranks, 4 microbatches: l live ones take 4 l + 4 l; k frozen ones k, Adam's 2 k, and 1
         # while one of them runs.
-        assert self.shrunk(file, 3).plan.n_ranks == 4  # 2 of 5 live ones beside 3 frozen: 26
+        assert self.shrunk(file, 3).shrunk_ranks == 4  # 2 of 5 live ones beside 3 frozen: 26
         found = self.shrunk(file, 4)
-        assert (found.plan.n_ranks, found.plan.split) == (2, (5, 3))  # 21 and 24
+        assert (found.shrunk_ranks, found.shrunk_layers) == (2, (5, 3))  # 21 and 24
         # One rank, 2 microbatches: 6 l + 3 k + 1 <= 24.
-        assert self.shrunk(file, 7).plan.n_ranks == 2  # 6 + 21 + 1
+        assert self.shrunk(file, 7).shrunk_ranks == 2  # 6 + 21 + 1
 
     def test_parameters_that_are_not_told_cannot_be_asked_for(self, even: BoundsFile) -> None:
         found = answer_fronts(even, grid(), (2,), partition="parameters")
-        assert found.cases[0].shrunk is None
+        assert found.cases[0].shrunk_ranks is None
         assert any("does not tell how many parameters" in note for note in found.notes)
 
 

@@ -23,7 +23,7 @@ from timelyfreeze.whatif.bounds_file import (
     recall,
 )
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid
-from timelyfreeze.whatif.times import Links
+from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 # F takes 2 ms, B 4 or 2; a message costs 0.5 ms and is 0.25 or 0.75 ms on its way.
 OVERHEAD_MS = 0.5
@@ -84,8 +84,9 @@ def test_links_that_were_not_timed_are_as_those_in_the_middle() -> None:
     # The median of 0.25, 0.25, 0.75, 0.75 and 9; ranks 0 and 2 send each other nothing.
     assert links.over(dag) == {**TRANSFERS, (2, 3): 0.75, (3, 2): 0.75}
     assert Links(1.0).over(dag) == {}
-    assert Links().delays_ms(dag).sum() == 0.0
-    assert links.lead_ms(dag).sum() == 2 * 3 + 2 * 3
+    stages = [StageTimes()] * 4
+    assert bounds_from_times(dag, stages).delays_ms(dag).sum() == 0.0
+    assert bounds_from_times(dag, stages, links).max_ms.sum() == 2 * 3 + 2 * 3
 
 
 def test_the_overhead_is_no_part_of_a_stage(file: BoundsFile) -> None:
@@ -114,11 +115,11 @@ def test_more_microbatches_send_more_and_more_ranks_have_more_links(file: Bounds
 
 
 def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
-    one_way = Links(OVERHEAD_MS, TRANSFERS)
     dag = build_dag(one_f_one_b_order(3, 4))
-    longest = plain_bounds(dag).max_ms + one_way.lead_ms(dag)
+    bounds = replace(with_messages(dag, plain_bounds(dag), OVERHEAD_MS), p2p_latency_ms=TRANSFERS)
     (case,) = answer(file, grid(schedules=("1F1B",))).cases
-    assert case.step_ms == pytest.approx(play_batch(dag, longest, None, one_way.delays_ms(dag))[1])
+    played = play_batch(dag, bounds.max_ms, None, bounds.delays_ms(dag))
+    assert case.step_ms == pytest.approx(played[1])
     assert case.best_unfrozen_step_ms is not None
     assert case.best_unfrozen_step_ms <= case.step_ms
 
@@ -132,10 +133,11 @@ def test_stages_on_one_rank_send_nothing(tmp_path: Path) -> None:
     order = parse_order(["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"])
     dag = build_dag(order)
     links = Links(0.5, {(0, 1): 1.0, (1, 0): 1.0})
-    assert {str(a) for a, ms in zip(dag.actions, links.lead_ms(dag), strict=True) if ms} == {
+    bounds = bounds_from_times(dag, [StageTimes()] * 4, links)
+    assert {str(a) for a, ms in zip(dag.actions, bounds.max_ms, strict=True) if ms} == {
         "1F0", "3F0", "2B0", "0B0",
     }  # fmt: skip
-    assert links.delays_ms(dag).sum() == 4.0
+    assert bounds.delays_ms(dag).sum() == 4.0
 
 
 # --- what is said of it ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,6 @@ from timelyfreeze.whatif.partition import (
     Load,
     PartParameters,
     Span,
-    loads_of_ranks,
     memory_load,
     min_max_split,
     parameter_load,
@@ -34,6 +34,12 @@ def all_splits(n_layers: int, least: Sequence[int]) -> Iterator[Split]:
     for split in itertools.product(range(n_layers + 1), repeat=len(least)):
         if sum(split) == n_layers and all(n >= m for n, m in zip(split, least, strict=True)):
             yield split
+
+
+def split_of(
+    n_layers: int, stage_to_rank: Sequence[int], load: Any, least: Split, *, are_alike: bool = True
+) -> Split:
+    return min_max_split(n_layers, Load(load, stages_of_ranks(stage_to_rank), least, are_alike))
 
 
 class Loads:
@@ -97,7 +103,7 @@ def test_no_split_is_better(
     seed: int, kind: type[Loads], stage_to_rank: Split, n_layers: int, least: Split
 ) -> None:
     load = kind(seed, stage_to_rank, n_layers)
-    found = min_max_split(n_layers, stage_to_rank, Load(load), least)
+    found = split_of(n_layers, stage_to_rank, load, least)
     assert sum(found) == n_layers
     assert all(n >= m for n, m in zip(found, least, strict=True))
     assert load.order(found) == min(map(load.order, all_splits(n_layers, least)))
@@ -122,7 +128,7 @@ class UnlikeLoads(Loads):
 )
 def test_no_split_of_layers_that_differ_is_better(seed: int, n_layers: int, least: Split) -> None:
     load = UnlikeLoads(seed, range(len(least)), n_layers)
-    found = min_max_split(n_layers, range(len(least)), Load(load, are_alike=False), least)
+    found = split_of(n_layers, range(len(least)), load, least, are_alike=False)
     # Of equals the one with more layers in front.
     every = list(all_splits(n_layers, least))
     assert found == min(every, key=lambda split: (load.order(split), [-n for n in split]))
@@ -134,9 +140,9 @@ def weigh_alike(_: int, spans: Sequence[Span]) -> list[int]:
 
 def test_what_is_left_over_goes_to_the_front() -> None:
     for are_alike in (True, False):
-        load = Load(weigh_alike, are_alike)
-        assert min_max_split(10, (0, 1, 2, 3), load, (0, 1, 1, 0)) == (3, 3, 2, 2)
-    assert min_max_split(10, LOOPED, Load(weigh_alike), (0, 1, 1, 0)) == (3, 3, 2, 2)
+        found = split_of(10, (0, 1, 2, 3), weigh_alike, (0, 1, 1, 0), are_alike=are_alike)
+        assert found == (3, 3, 2, 2)
+    assert split_of(10, LOOPED, weigh_alike, (0, 1, 1, 0)) == (3, 3, 2, 2)
 
 
 def test_of_the_same_largest_load_the_most_even_split_is_taken() -> None:
@@ -145,7 +151,7 @@ def test_of_the_same_largest_load_the_most_even_split_is_taken() -> None:
     def heavy_end(rank: int, spans: Sequence[Span]) -> list[int]:
         return [*weigh_alike(rank, spans), 9 if rank == 3 else 0]
 
-    assert min_max_split(12, (0, 1, 2, 3), Load(heavy_end), (0, 1, 1, 0)) == (4, 4, 4, 0)
+    assert split_of(12, (0, 1, 2, 3), heavy_end, (0, 1, 1, 0)) == (4, 4, 4, 0)
 
 
 def test_a_rank_has_its_stages_front_to_back() -> None:
@@ -154,11 +160,11 @@ def test_a_rank_has_its_stages_front_to_back() -> None:
 
 def test_what_cannot_be_split_is_said() -> None:
     with pytest.raises(ValueError, match="3 layers are too few for 5 stages"):
-        min_max_split(3, range(5), Load(weigh_alike), (0, 2, 1, 1, 0))
+        split_of(3, range(5), weigh_alike, (0, 2, 1, 1, 0))
     with pytest.raises(ValueError, match=r"a rank has 5 stages; .* for up to 4"):
-        min_max_split(9, (0,) * 5, Load(weigh_alike), (0,) * 5)
+        split_of(9, (0,) * 5, weigh_alike, (0,) * 5)
     with pytest.raises(ValueError, match="a rank has 2 stages, and the layers of the model differ"):
-        min_max_split(9, LOOPED, Load(weigh_alike, are_alike=False), (0, 1, 1, 0))
+        split_of(9, LOOPED, weigh_alike, (0, 1, 1, 0), are_alike=False)
 
 
 def test_large_pipelines_take_a_moment() -> None:
@@ -167,7 +173,7 @@ def test_large_pipelines_take_a_moment() -> None:
     def load(rank: int, spans: Sequence[Span]) -> list[int]:
         return [*weigh_alike(rank, spans), 3 * (rank in (0, 63))]
 
-    split = min_max_split(126, range(64), Load(load), (0, *[1] * 62, 0))
+    split = split_of(126, range(64), load, (0, *[1] * 62, 0))
     assert max(split) == 3
     assert split[-1] == 0
 
@@ -178,33 +184,33 @@ MS = 1_000_000
 
 def test_a_stage_works_forward_and_backward() -> None:
     # By hand: 6 ms a layer, 2 ms of the embedding, 18 ms of head and loss.
-    assert loads_of_ranks(time_load(TIMES, EACH), (3, 3, 3, 3), EACH) == [
+    assert time_load(TIMES, EACH).of_split((3, 3, 3, 3)) == [
         20 * MS, 18 * MS, 18 * MS, 36 * MS,
     ]  # fmt: skip
-    assert min_max_split(12, EACH, time_load(TIMES, EACH), (0, 1, 1, 0)) == (3, 4, 4, 1)
+    assert min_max_split(12, time_load(TIMES, EACH)) == (3, 4, 4, 1)
 
 
 def test_a_rank_works_on_all_its_stages() -> None:
     looped = (0, 1, 0, 1)
     load = time_load(TIMES, looped)
     assert load.of_rank(0, [(0, 3), (6, 10)]) == [20 * MS, 24 * MS]
-    assert loads_of_ranks(load, (3, 3, 4, 2), looped) == [44 * MS, 48 * MS]
+    assert load.of_split((3, 3, 4, 2)) == [44 * MS, 48 * MS]
     # 2 + 6 n against 18 + 6 n: even with 7 and 5 layers, the last stage with as few as it can.
-    split = min_max_split(12, looped, load, (0, 1, 1, 0))
+    split = min_max_split(12, load)
     assert (split[0] + split[2], split[1] + split[3]) == (7, 5)
 
 
 def test_parameters_are_those_of_layers_and_ends() -> None:
     load = parameter_load(PartParameters(first=50, layers=(10,) * 16, last=50), EACH)
-    assert loads_of_ranks(load, (2, 6, 6, 2), EACH) == [70, 60, 60, 70]
-    assert min_max_split(16, EACH, load, (0, 1, 1, 0)) == (2, 6, 6, 2)
+    assert load.of_split((2, 6, 6, 2)) == [70, 60, 60, 70]
+    assert min_max_split(16, load) == (2, 6, 6, 2)
 
 
 def test_parameters_of_layers_that_differ_count_where_they_are() -> None:
     load = parameter_load(PartParameters(first=5, layers=(1, 1, 8, 8, 64), last=6), (0, 1, 2))
-    assert loads_of_ranks(load, (2, 2, 1), (0, 1, 2)) == [7, 16, 70]
+    assert load.of_split((2, 2, 1)) == [7, 16, 70]
     # Nothing is less than the last layer, so it is alone and the head behind it.
-    assert min_max_split(5, (0, 1, 2), load, (0, 1, 0)) == (4, 1, 0)
+    assert min_max_split(5, load) == (4, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +231,12 @@ def test_the_fullest_rank_holds_as_little_as_can_be(order: ScheduleOrder) -> Non
                 BYTES,
                 {a.stage: parts_of(a.stage, len(split), split[a.stage]) for a in row},
                 row,
-                n_stages=order.n_stages,
-                n_microbatches=order.n_microbatches,
+                order,
             ).total
             for row in order.ranks
         )
 
     load = memory_load(BYTES, order)
-    split = min_max_split(9, order.stage_to_rank, load, least)
+    split = min_max_split(9, load)
     assert fullest(split) == min(map(fullest, all_splits(9, least)))
-    assert max(loads_of_ranks(load, split, order.stage_to_rank)) == fullest(split)
+    assert max(load.of_split(split)) == fullest(split)

@@ -8,7 +8,7 @@ from timelyfreeze.whatif.rank_memory import (
     ModelBytes,
     PartBytes,
     RankMemory,
-    frozen_parts,
+    cut_memory,
     parts_of,
     peak_bytes,
     rank_memory,
@@ -54,8 +54,7 @@ def test_parts_of_stages() -> None:
 def test_the_ranks_of_a_pipeline_by_hand() -> None:
     order = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
     first, last = (
-        rank_memory(MODEL, {s: parts_of(s, 2, 2)}, order.ranks[s], n_stages=2, n_microbatches=2)
-        for s in (0, 1)
+        rank_memory(MODEL, {s: parts_of(s, 2, 2)}, order.ranks[s], order) for s in (0, 1)
     )
     # 160 of weights; two forwards of 1 + 2 * 7 and the message; a neighbour, two microbatches.
     assert first == RankMemory(160, 160, 320, 30, 2 * (15 + 5), 10, 100 + 4)
@@ -66,7 +65,7 @@ def test_the_ranks_of_a_pipeline_by_hand() -> None:
 def test_a_rank_with_two_stages_has_both() -> None:
     order = parse_order(["0F0 1F0 1I0 1W0 0I0 0W0"])
     stages = {0: parts_of(0, 2, 1), 1: parts_of(1, 2, 0)}
-    found = rank_memory(MODEL, stages, order.ranks[0], n_stages=2, n_microbatches=1)
+    found = rank_memory(MODEL, stages, order.ranks[0], order)
     # Fullest after 1I0: 1 + 7 + 5 of stage 0, 50 and 20 of the head.
     assert found.activations == 83
     assert (found.parameters, found.messages, found.scratch) == (212, 10, 100 + 22 + 4)
@@ -78,32 +77,25 @@ def test_an_update_of_all_weights_at_once_copies_the_larger_stage() -> None:
 
     def scratch(copies: int) -> int:
         model = ModelBytes(**{**vars(MODEL), "update_copies": copies})
-        return rank_memory(
-            model, stages, order.ranks[0], n_stages=2, n_microbatches=1
-        ).scratch  # fmt: skip
+        return rank_memory(model, stages, order.ranks[0], order).scratch
 
     assert scratch(1) - scratch(0) == 130
 
 
 def test_of_frozen_parts_there_are_the_weights_and_their_moments() -> None:
-    assert frozen_parts({"embedding": 1, "layer": 3}, 2) == (
-        {"layer": 1}, {"embedding": 1, "layer": 2},
-    )  # fmt: skip
-    assert frozen_parts({"embedding": 1, "layer": 3}, 0) == ({"embedding": 1, "layer": 3}, {})
     order = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
 
     def memory(n_frozen: int) -> RankMemory:
-        live, frozen = frozen_parts(parts_of(0, 2, 2), n_frozen)
-        actions = order.ranks[0]
-        return rank_memory(
-            MODEL, {0: live}, actions, n_stages=2, n_microbatches=2, frozen=frozen
-        )  # fmt: skip
+        return cut_memory(MODEL, order, 0, 0, 2, n_frozen)
 
+    assert memory(0) == rank_memory(MODEL, {0: parts_of(0, 2, 2)}, order.ranks[0], order)
     # 130 of 160 frozen: gradients of 30, two forwards of 7 and the message. While a frozen layer
     # runs it has its 7, more than the 4 of one that runs again.
     assert memory(1) == RankMemory(160, 30, 320, 30, 2 * (7 + 5), 10, 12 + 7)
     # Frozen whole, it keeps nothing for a backward, not its message either.
     assert memory(2) == RankMemory(160, 0, 320, 30, 0, 10, 7)
+    # Layers 2 and 3 are on the other rank.
+    assert memory(4) == memory(2)
 
 
 def test_a_reserve_is_kept_back() -> None:

@@ -26,7 +26,6 @@ from timelyfreeze.timing import (
     batch_times,
     play_batch,
     rank_batches,
-    receiving,
     slowest_durations,
 )
 
@@ -49,7 +48,7 @@ def drifts(
     planned time: 1 where nothing has moved. Left out are stages and kinds of which nothing that
     takes time was seen.
     """
-    lead_ms = bounds.p2p_overhead_ms * receiving(dag)
+    lead_ms = bounds.lead_ms(dag)
     planned = np.asarray(planned_ms, dtype=np.float64) - lead_ms
     least = _LEAST_SHARE * (bounds.max_ms - lead_ms)
     found: dict[Group, list[tuple[float, float]]] = {}
@@ -93,7 +92,7 @@ def moved_bounds(
     factors = np.array(
         [drift.get((a.stage, a.kind), by_stage.get(a.stage, 1.0)) for a in dag.actions]
     )
-    lead_ms = bounds.p2p_overhead_ms * receiving(dag)
+    lead_ms = bounds.lead_ms(dag)
     return replace(
         bounds,
         min_ms=(bounds.min_ms - lead_ms) * factors + lead_ms,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.settings import first_stage_mode
 from timelyfreeze.whatif.bounds_file import PipelineNotes
+from timelyfreeze.whatif.grid import layers_of_split
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -130,11 +130,6 @@ def pipeline_notes(
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
     )
-
-
-def layers_of_split(split: Sequence[int]) -> list[range]:
-    """Return the layers of each stage, given how many each has."""
-    return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
 
 
 def modules_of_split(split: Sequence[int]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,15 +28,11 @@ from timelyfreeze.schedule import Action
 from timelyfreeze.whatif.rank_memory import (
     EMBEDDING,
     HEAD,
-    LAYER,
     NORM,
-    BlockBytes,
     ModelBytes,
     PartBytes,
-    PartlyTrained,
     RankMemory,
-    frozen_parts,
-    parts_of,
+    cut_memory,
     rank_memory,
 )
 from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
@@ -70,9 +66,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
 
     def memory(actions: Sequence[Action]) -> RankMemory:
         parts = {action.stage: Counter(map(part_of, stages[action.stage])) for action in actions}
-        return rank_memory(
-            model, parts, actions, n_stages=order.n_stages, n_microbatches=order.n_microbatches
-        )
+        return rank_memory(model, parts, actions, order)
 
     rows = (merge_ranks(order),) if job_config.emulation.enable else order.ranks
     return [memory(actions) for actions in rows]
@@ -113,25 +107,9 @@ class CutMemory:
     """Tells what ranks need, wherever a model with one stage on each rank is cut."""
 
     def __init__(self, job_config: JobConfig, n_layers: int) -> None:
-        self._model = model_bytes(job_config)
-        self._order = pipeline_order(job_config, n_layers)
-
-    def of_rank(self, rank: int, start: int, stop: int, n_frozen: int = 0) -> RankMemory:
-        """Return what a rank with layers ``start`` to before ``stop`` holds at its fullest.
-
-        Of the model's front ``n_frozen`` layers are frozen, the embedding with them.
-        """
-        order = self._order
-        parts = parts_of(rank, order.n_stages, stop - start)
-        live, frozen = frozen_parts(parts, min(max(n_frozen - start, 0), parts[LAYER]))
-        return rank_memory(
-            self._model,
-            {rank: live},
-            order.ranks[rank],
-            n_stages=order.n_stages,
-            n_microbatches=order.n_microbatches,
-            frozen=frozen,
-        )
+        order = pipeline_order(job_config, n_layers)
+        # What a rank holds at its fullest; further arguments as ``cut_memory`` has them.
+        self.of_rank = partial(cut_memory, model_bytes(job_config), order)
 
     def of_fullest(self, split: tuple[int, ...], n_frozen: int = 0) -> int:
         """Return the bytes of the rank that holds most, of a cut given by layers of each rank."""
@@ -177,7 +155,7 @@ def decoder_bytes(
         head = nn.Sequential(model.norm, model.output)
         loss = partial(cross_entropy_loss, labels=labels)
         counted = _count(model, how, embedding, x, head, loss, frequencies, None)
-    return ModelBytes(**{field.name: getattr(counted, field.name) for field in fields(ModelBytes)})
+    return replace(counted, blocks=(), outputs=())
 
 
 class _Head(nn.Module):
@@ -192,7 +170,7 @@ class _Head(nn.Module):
         return self.output(self.norm(self.pool(hidden)))
 
 
-def block_bytes(args: VisionArgs, *, how: How) -> BlockBytes:
+def block_bytes(args: VisionArgs, *, how: How) -> ModelBytes:
     """Count what the parts of an image classifier take, and keep in one microbatch."""
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
         model = VisionModel(args)  # the library looks at values meanwhile, which fake tensors lack
@@ -215,24 +193,24 @@ def _count(
     head: nn.Module,
     loss: Callable[[Tensor], Tensor],
     *shared: Any,
-) -> BlockBytes:
+) -> ModelBytes:
     """Count a model's parts; blocks get what the embedding puts out, and what all batches share."""
     blocks, outputs, recomputed = [], [hidden.nbytes], 0
     for block in model.layers.values():
         enters = torch.empty_like(hidden, requires_grad=True)
-        between = _OutputBytes(block)
+        between = _output_bytes(block)
         kept, hidden = kept_bytes(block, how.casting(), enters, *shared)
         if how.recompute:
             recomputed, kept = max(recomputed, kept), enters.nbytes
-        blocks.append(_part(block, how, kept, between.total))
+        blocks.append(_part(block, how, kept, sum(between.values())))
         outputs.append(hidden.nbytes)
-    enters, between = torch.empty_like(hidden, requires_grad=True), _OutputBytes(head)
+    enters, between = torch.empty_like(hidden, requires_grad=True), _output_bytes(head)
     kept, logits = kept_bytes(head, how.casting(), enters, loss=loss)
-    return BlockBytes(
+    return ModelBytes(
         embedding=embedding,
         layer=blocks[0],
         norm=_part(model.norm, how),
-        head=_part(model.output, how, kept, between.total),
+        head=_part(model.output, how, kept, sum(between.values())),
         message=outputs[0],
         logits=4 * logits.numel(),
         recomputed=recomputed,
@@ -246,28 +224,24 @@ def _count(
 _CAST = (nn.Linear, nn.Conv2d)
 
 
-class _OutputBytes:
-    """Bytes that linear layers and convolutions that learn put out in a module's last forward."""
+def _output_bytes(module: nn.Module) -> dict[nn.Module, int]:
+    """Return what will hold the bytes that layers of ``_CAST`` that learn put out in a forward."""
+    found: dict[nn.Module, int] = {}
 
-    def __init__(self, module: nn.Module) -> None:
-        self._of: dict[nn.Module, int] = {}
-        for child in module.modules():
-            if isinstance(child, _CAST) and child.weight.requires_grad:
-                child.register_forward_hook(self._note)
+    def note(child: nn.Module, _: object, output: Tensor) -> None:
+        found[child] = output.nbytes
 
-    def _note(self, child: nn.Module, _: object, output: Tensor) -> None:
-        self._of[child] = output.nbytes
-
-    @property
-    def total(self) -> int:
-        return sum(self._of.values())
+    for child in module.modules():
+        if isinstance(child, _CAST) and child.weight.requires_grad:
+            child.register_forward_hook(note)
+    return found
 
 
 def _part(module: nn.Module, how: How, kept: int = 0, kept_between_halves: int = 0) -> PartBytes:
     every = [*module.parameters()]
     trained = [p.nbytes for p in every if p.requires_grad]
     cast = [p for m in module.modules() if isinstance(m, _CAST) for p in m.parameters()]
-    part = PartBytes(
+    return PartBytes(
         weights=sum(p.nbytes for p in every),
         casts=sum(
             p.numel() * how.autocast.itemsize for p in cast if how.autocast not in (None, p.dtype)
@@ -275,7 +249,5 @@ def _part(module: nn.Module, how: How, kept: int = 0, kept_between_halves: int =
         kept=kept,
         kept_between_halves=kept_between_halves,
         largest_weight=max(trained, default=0),
+        trained=None if len(trained) == len(every) else sum(trained),
     )
-    if len(trained) == len(every):
-        return part
-    return PartlyTrained(**vars(part), trained=sum(trained))

@@ -19,15 +19,14 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.bounds_file import PipelineNotes, read_bounds_file
 from timelyfreeze.whatif.fronts import layer_times
-from timelyfreeze.whatif.grid import fewest_layers, render_split
-from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
+from timelyfreeze.whatif.grid import render_split
+from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.partition import (
     MEMORY,
     PARAMETERS,
     TIME,
     Load,
     PartParameters,
-    loads_of_ranks,
     memory_load,
     min_max_split,
     parameter_load,
@@ -65,11 +64,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     job_config = with_values(job_config, {less.format("first"): 0, less.format("last"): 0})
     n_layers = count_model_layers(job_config)
     order = pipeline_order(job_config, n_layers)
-    least = fewest_layers(order.n_stages)
-    if parallelism.partition == TIME:
-        least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
-    load = _load(job_config, parallelism.partition, order, n_layers)
-    split = min_max_split(n_layers, order.stage_to_rank, load, least)
+    split = min_max_split(n_layers, _load(job_config, parallelism.partition, order, n_layers))
     cut = {"parallelism.module_fqns_per_model_part": modules_of_split(split)}
     return with_values(job_config, cut)
 
@@ -108,7 +103,7 @@ def partition_line(job_config: JobConfig) -> str | None:
             continue
         with suppress(ValueError):  # not known of this run
             load = _load(job_config, partition, order, n_layers)
-            told.append(_told(partition, loads_of_ranks(load, split, order.stage_to_rank)))
+            told.append(_told(partition, load.of_split(split)))
     return "; ".join(told)
 
 
@@ -133,18 +128,12 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
     key = f"parallelism.partition_profile is {name!r}"
     try:
         file = read_bounds_file(Path(name))
-        layers, notes = file.notes.layers, file.notes
-        if layers is None:
+        if file.notes.layers is None:
             raise ValueError(
                 "it does not say how many layers a stage has; `timelyfreeze profile` writes one "
                 "that does"
             )
-        stages = file.stage_times()
-        model: LayerModel | BlockTimes
-        if part_parameters(job_config).are_alike:
-            model = layer_model(stages, layers, notes.layer, notes.fixed)
-        else:
-            model = block_times(stages, layers)
+        model = file.model(file.notes.layers, part_parameters(job_config))
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     if model.n_layers != n_layers:
@@ -167,8 +156,7 @@ def model_sizes(job_config: JobConfig) -> PipelineNotes:
 
 def count_model_layers(job_config: JobConfig) -> int:
     """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
-    n_layers: int = _described(job_config)[1].n_layers
-    return n_layers
+    return int(_described(job_config)[1].n_layers)
 
 
 def part_parameters(job_config: JobConfig) -> PartParameters:

@@ -42,19 +42,10 @@ from torchtitan.freezing.config import JobConfig, count_layers, examples_of_micr
 from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Several measurements of one thing, milliseconds."""
-
-    median_ms: float  # the middle one
-    quartiles_ms: tuple[float, float]  # a quarter lies below the first, a quarter above the second
-    n: int
-
-
-def spread(times_ms: Sequence[float]) -> Spread:
-    """Sum up measurements, of which there must be one or more."""
+def spread(times_ms: Sequence[float]) -> dict[str, Any]:
+    """Return median, quartiles and number of measurements, of which there must be one or more."""
     low, middle, high = np.quantile(np.array(times_ms), [0.25, 0.5, 0.75]).tolist()
-    return Spread(middle, (low, high), len(times_ms))
+    return {"median_ms": middle, "quartiles_ms": (low, high), "n": len(times_ms)}
 
 
 @dataclass(frozen=True)
@@ -146,16 +137,6 @@ class Repeats:
 _MICROBATCH = 0  # each batch has one
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """What goes into the pipeline, and the shape of what travels between stages."""
-
-    tokens: Tensor  # token ids, shape [sequences, tokens of a sequence]
-    labels: Tensor  # target ids, of the same shape
-    width: int  # last dimension of what one stage sends to the next
-    dtype: torch.dtype  # its type
-
-
 def profile_clock(device: torch.device) -> Clock:
     """Return a run's clock; with one thread on a CPU other processes do not count."""
     return clock_for(device, lone=torch.get_num_threads() == 1)
@@ -164,27 +145,31 @@ def profile_clock(device: torch.device) -> Clock:
 class LoneStage:
     """A stage between stand-ins for its neighbours, in a process group of one rank.
 
+    Token ids and targets have the shape [sequences, tokens of a sequence], ``hidden`` the shape and
+    type of what one stage sends to the next.
     Gradients are kept from one batch to the next, as one of many microbatches adds them up.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        microbatch: Microbatch,
+        tokens: Tensor,
+        labels: Tensor,
+        hidden: Tensor,
         loss_fn: Callable[..., Tensor],
         *,
         is_first: bool,
         is_last: bool,
         gradient_rank: int = 0,
     ) -> None:
-        device = microbatch.tokens.device
+        device = tokens.device
         modules: list[nn.Module] = [module]
         if not is_first:
-            modules.insert(0, _Neighbour(microbatch, is_first=True))
+            modules.insert(0, _Neighbour(hidden, is_first=True))
         if not is_last:
-            modules.append(_Neighbour(microbatch, is_first=False))
+            modules.append(_Neighbour(hidden, is_first=False))
         place = modules.index(module)
-        self._microbatch = microbatch
+        self._tokens, self._labels = tokens, labels
         self._recorder = ActionRecorder(profile_clock(device))
         self.stage = FreezingStage(module, place, len(modules), device)
         self._stages = [
@@ -192,10 +177,15 @@ class LoneStage:
             for i, other in enumerate(modules)
         ]
         self._loss = PipelineLoss(loss_fn if is_last else lambda output, labels: output.sum())
-        self._schedules: dict[bool, Any] = {}
         self._rank = gradient_rank
         self.table = self.attach(per_tensor=gradient_rank > 0)
-        self._times_loss = is_last
+        timed = self._recorder.measure_more if is_last else nullcontext
+        self._schedules: list[Any] = []  # with full backwards, and with split ones
+        for schedule in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
+            self._schedules.append(
+                schedule(self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False)
+            )
+            run_batches_in(self._schedules[-1], self._recorder.recorded_batch, timed)
 
     def attach(self, *, per_tensor: bool) -> ParameterTable:
         """Attach clocks and masks, once more for a first stage that shall keep its chain."""
@@ -210,10 +200,9 @@ class LoneStage:
         """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
         mask = mask & ~self.stage.exact
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
-        schedule = self._schedule(split)
-        tokens, labels = self._microbatch.tokens, self._microbatch.labels
+        step, labels = self._schedules[split].step, self._labels
         with self._loss.divided_by(labels.numel()):
-            schedule.step(tokens, target=labels, losses=[], return_outputs=False)
+            step(self._tokens, target=labels, losses=[], return_outputs=False)
         self.stage.freeze_nothing()
         return self.stage.applied_ratios[_MICROBATCH]
 
@@ -224,27 +213,15 @@ class LoneStage:
             for record in self._recorder.drain()
         ]
 
-    def _schedule(self, split: bool) -> Any:
-        if split not in self._schedules:
-            schedule = ScheduleInterleavedZeroBubble if split else ScheduleInterleaved1F1B
-            self._schedules[split] = schedule(
-                self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
-            )
-            timed = self._recorder.measure_more if self._times_loss else nullcontext
-            run_batches_in(self._schedules[split], self._recorder.recorded_batch, timed)
-        return self._schedules[split]
-
 
 class _Neighbour(nn.Module):
     """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
 
-    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
+    def __init__(self, hidden: Tensor, *, is_first: bool) -> None:
         super().__init__()
-        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
         self._is_first = is_first
-        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
-        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
-        self.register_buffer("noise", noise)
+        self.scale = nn.Parameter(hidden.new_ones(()))
+        self.register_buffer("noise", torch.randn_like(hidden))
 
     def forward(self, received: Tensor) -> Tensor:
         # Whatever the tokens are, they are not looked at.
@@ -335,9 +312,9 @@ class Bench:
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        microbatch = Microbatch(tokens, labels, self.model_args.dim, self._dtype)
+        hidden = torch.empty(*shape, self.model_args.dim, dtype=self._dtype, device=self._device)
         return LoneStage(
-            part, microbatch, self._loss_fn,
+            part, tokens, labels, hidden, self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
         )  # fmt: skip
 

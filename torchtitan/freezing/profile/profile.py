@@ -169,7 +169,7 @@ def stage_times(response: Response) -> StageTimes:
     pairs: dict[ActionKind, Pair] = {}
     halves = [ActionKind.INPUT_BACKWARD] if response.input_ms else []
     for kind in [ActionKind.FORWARD, *response.curves, *halves]:
-        low, high = (spread(times).median_ms for times in response.ends(kind))
+        low, high = (spread(times)["median_ms"] for times in response.ends(kind))
         pairs[kind] = (min(low, high), high)  # no faster frozen: as ``bounds_from_samples``
     return complete_times(pairs, is_first=response.stage == 0)
 
@@ -214,14 +214,13 @@ def _plain(response: Response) -> dict[str, Any]:
         "stage": response.stage,
         "n_layers": response.n_layers,
         "first_stage": response.first_stage,
-        "forward": asdict(spread(response.forward_ms)),
-        "input": asdict(spread(response.input_ms)) if response.input_ms else None,
+        "forward": spread(response.forward_ms),
+        "input": spread(response.input_ms) if response.input_ms else None,
         "curves": {
             kind.value: {
                 "line": asdict(fit_line(points)),
                 "points": [
-                    {"ratio": p.ratio, "fraction": p.fraction, **asdict(spread(p.times_ms))}
-                    for p in points
+                    {"ratio": p.ratio, "fraction": p.fraction, **spread(p.times_ms)} for p in points
                 ],
             }
             for kind, points in response.curves.items()
@@ -245,8 +244,8 @@ def table_rows(response: Response) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             str(response.n_layers),
-            f"{spread(response.forward_ms).median_ms:.2f}",
-            f"{spread(response.input_ms).median_ms:.2f}" if response.input_ms else "",
+            f"{spread(response.forward_ms)['median_ms']:.2f}",
+            f"{spread(response.input_ms)['median_ms']:.2f}" if response.input_ms else "",
             kind.value,
             f"{line.unfrozen_ms:.2f}",
             f"{line.frozen_ms:.2f}",

@@ -219,7 +219,7 @@ def test_loads_that_are_not_known_are_left_out(toml: Path) -> None:
     ("text", "expected"),
     [
         (None, r"partition_profile is '.*': .* cannot be read: No such file"),
-        ("{}", r'partition_profile is .* is no bounds file: it has no object "bounds"'),
+        ("{}", r'partition_profile is .*: no bounds file, for it has no object "bounds"'),
         ("no layers", "it does not say how many layers a stage has"),
         ("others", r"whose model has 9 layers; model.flavor 'debugmodel' has 6"),
         ("ends", "2 stages with 3,3 layers do not tell what a layer takes"),

@@ -19,7 +19,6 @@ from timelyfreeze.schedule.order import ActionKind
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import (
     LoneStage,
-    Microbatch,
     Repeats,
     Response,
     profile_clock,
@@ -100,7 +99,9 @@ def lone(
     tokens = torch.randint(4, (3, 5))
     return LoneStage(
         module,
-        Microbatch(tokens, tokens, 4, torch.float32),
+        tokens,
+        tokens,
+        torch.empty(3, 5, 4),
         cross_entropy,
         is_first=is_first,
         is_last=is_last,
@@ -151,7 +152,7 @@ def test_gradients_are_those_of_the_stage_by_itself() -> None:
     stage = lone(module, is_last=True)
     stage.run(np.zeros(2, dtype=np.bool_), split=False)
     (front,) = [s.submod for s in stage._stages if s is not stage.stage]
-    labels = stage._microbatch.labels
+    labels = stage._labels
     loss = cross_entropy(module(front.noise), labels) / labels.numel()
     wanted = torch.autograd.grad(loss, list(module.parameters()))
     for parameter, gradient in zip(module.parameters(), wanted, strict=True):
@@ -265,18 +266,16 @@ def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     dtypes = set()
 
     class Noting(LoneStage):
-        def __init__(
-            self, module: nn.Module, microbatch: Microbatch, *args: Any, **kw: Any
-        ) -> None:
-            super().__init__(module, microbatch, *args, **kw)
+        def __init__(self, module: nn.Module, *batch: Any, **kw: Any) -> None:
+            super().__init__(module, *batch, **kw)
+            tokens, _, hidden, _ = batch
             names.extend(self.table.names)
-            dtypes.add(microbatch.dtype)
-            assert microbatch.tokens.shape == (2, 16)
-            hidden = torch.zeros(2, 16, microbatch.width, dtype=microbatch.dtype)
+            dtypes.add(hidden.dtype)
+            assert tokens.shape == (2, 16)
             first = module.tok_embeddings is not None
-            out = module(microbatch.tokens if first else hidden)
+            out = module(tokens if first else hidden)
             if module.output is None:
-                assert out.dtype == microbatch.dtype, "stages send what the profile sends"
+                assert out.dtype == hidden.dtype, "stages send what the profile sends"
                 assert out.shape == hidden.shape
 
     monkeypatch.setattr(profile_bench, "LoneStage", Noting)
