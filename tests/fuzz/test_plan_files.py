@@ -69,8 +69,10 @@ def test_a_time_that_is_none_is_named_by_its_key(
     path = tmp_path / "bounds.json"
     path.write_text(json.dumps(data))
     is_time = type(value) in (int, float) and 0.0 <= value <= MOST  # type: ignore[operator]
-    message = message_of(lambda: read_bounds_file(path))
-    assert is_time or f"bounds.{action}.max_ms is " in str(message)
+    message = str(message_of(lambda: read_bounds_file(path)))
+    # Half a character is refused before keys are looked at.
+    is_half = "half a character" in message
+    assert is_time or is_half or f"bounds.{action}.max_ms is " in message
     message = message_of(lambda: bounds_from_json(DAG, json.dumps(data)))
     assert is_time or action in str(message)
 

@@ -66,7 +66,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = parse_json(path.read_bytes())
-        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path.name} holds half a character, \\ud800 to \\udfff") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
