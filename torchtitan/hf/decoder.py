@@ -132,10 +132,11 @@ class DecoderAttention(Attention):
 class Decoder(Transformer):
     """Upstream's llama3 for packed sequences; without ``positions`` it computes what that does."""
 
-    def __init__(self, model_args: DecoderArgs) -> None:
-        super().__init__(model_args)
+    def __init__(self, model_args: TransformerModelArgs) -> None:
+        args = as_decoder(model_args)
+        super().__init__(args)
         for layer in self.layers.values():
-            layer.attention = DecoderAttention(model_args)
+            layer.attention = DecoderAttention(args)
 
     def forward(
         self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None

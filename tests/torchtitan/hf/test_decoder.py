@@ -39,6 +39,14 @@ def make(model_cls: type, seed: int = 0) -> nn.Module:
     return model
 
 
+def test_a_description_of_upstream_will_do() -> None:
+    """As a flavor of upstream's has it when a packed run's parts are counted."""
+    plain = TransformerModelArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=31)
+    made, of_ours = Decoder(plain), Decoder(as_decoder(plain))
+    assert torch.equal(made.freqs_cis, of_ours.freqs_cis)
+    assert [p.shape for p in made.parameters()] == [p.shape for p in of_ours.parameters()]
+
+
 def example_of(length: int, seed: int) -> EncodedExample:
     """Random tokens padded to SEQ_LEN, the latter half learned."""
     generator = torch.Generator().manual_seed(seed)

@@ -32,7 +32,7 @@ from torchtitan.freezing.config import (
     preset_errors,
     stage_modules,
 )
-from torchtitan.hf.decoder import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.flavors import LLAMA
 from torchtitan.lora.adapters import (
     adapter_shapes,
@@ -249,7 +249,7 @@ def plain_model(config: JobConfig) -> Any:
     if args is None:
         return None
     with torch.device("meta"):
-        return Decoder(as_decoder(args))
+        return Decoder(args)
 
 
 # What an adapter in a checkpoint belongs to.

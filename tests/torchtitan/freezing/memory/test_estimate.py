@@ -15,7 +15,7 @@ from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.memory.estimate import How, decoder_bytes, estimate_memory
-from torchtitan.hf.decoder import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
 
 pytestmark = pytest.mark.slow
@@ -309,7 +309,7 @@ def test_what_is_not_covered_is_refused(changes: dict[str, Any], words: str) -> 
 def test_large_models_are_estimated_in_a_moment(name: str) -> None:
     ranks = estimate_memory(config(name, training__seq_len=1024, training__dtype="bfloat16"))
     with torch.device("meta"):
-        model = Decoder(as_decoder(chosen_args(config(name), {})))
+        model = Decoder(chosen_args(config(name), {}))
     n_parameters = sum(p.numel() for p in model.parameters())
     assert sum(rank.total for rank in ranks) > 8 * n_parameters
 
