@@ -26,6 +26,8 @@ _LANES_INCHES = 10.0  # of all lanes together, so that many batches still make o
 _LEAST_SEEN = 1e-3  # of the batch: under a pixel or so
 _LONG_NAME = 70  # more letters have a line of their own
 _LINE_INCHES = 0.18
+_LETTERS = 13.0  # of a legend, in an inch
+_HANDLE = 7  # letters that are as wide as a legend's handle and the space around
 
 
 @style.house_style()
@@ -114,11 +116,20 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
     figure.legend(
         *zip(*entries, strict=True),
         loc="outside lower center",
-        ncols=min(len(entries), 6 if figure.get_figwidth() < 12 else 9),
+        ncols=_columns([text for _, text in entries], _LETTERS * figure.get_figwidth()),
         columnspacing=1.4,
         handlelength=1.8,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
     )
+
+
+def _columns(texts: Sequence[str], room: float) -> int:
+    """Return the most columns of a legend that have room, which counts letters."""
+    for n in range(len(texts), 1, -1):
+        widths = [max(map(len, column)) for column in np.array_split(np.array(texts), n)]
+        if sum(widths) + _HANDLE * n <= room:
+            return n
+    return 1
 
 
 COLORS = {

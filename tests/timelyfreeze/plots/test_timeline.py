@@ -201,6 +201,9 @@ def test_backwards_that_are_too_short_to_see_are_counted() -> None:
     figure = timeline_figure([plain, replace(frozen, blocks=tuple(gone))])
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "too short to see: 4 backwards with nothing to do" in words
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert 0.0 <= box.x0 < box.x1 <= figure.bbox.width, "it is not cut"
     (legend,) = timeline_figure([plain, frozen]).legends
     assert not any("too short" in text.get_text() for text in legend.get_texts())
 
