@@ -151,6 +151,12 @@ def test_responses_of_a_profile(tmp_path: Path) -> None:
         read_responses(tmp_path)
 
 
+def test_the_profile_that_comes_with_the_project_can_be_read() -> None:
+    folder = Path(__file__).parents[3] / "profiles/tiny_8m_1F1B"
+    ways = {(row.stage, row.phase) for row in read_responses(folder)}
+    assert {(0, "profile all_or_nothing"), (0, "profile per_tensor"), (3, "profile")} <= ways
+
+
 def test_a_folder_without_responses_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"responses\.csv"):
         read_responses(tmp_path)
