@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.files.options import number, status_of, whole
+from timelyfreeze.schedule import MAX_CELLS
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
@@ -15,8 +16,6 @@ from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
 from timelyfreeze.whatif.partition import PARAMETERS, PARTITIONS, TIME
 from timelyfreeze.whatif.report import front_report, plan_report
 
-# Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
-MAX_CELLS = 65536
 _MAX_MS = 1e15
 _SPLITS = (DEFAULT_SPLIT, BEST_SPLIT, *PARTITIONS)
 # What only a plan, or a step with its optimizer, depends on.

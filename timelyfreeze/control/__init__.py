@@ -10,6 +10,5 @@ from timelyfreeze.control.state import (
     pipeline_error,
     rank_keys,
     saved_states,
-    stages_of_ranks,
     state_of,
 )

@@ -24,7 +24,13 @@ from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import UpdateMeter
-from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
+from timelyfreeze.schedule import (
+    Action,
+    ScheduleOrder,
+    order_from_csv,
+    parse_action,
+    stages_of_ranks,
+)
 from timelyfreeze.settings import begin_anew, key
 from timelyfreeze.timing import Samples, median_of_each, slowest
 
@@ -83,7 +89,7 @@ def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrde
     error = pipeline_error(states, order.n_ranks, order.n_microbatches)
     if error is not None:
         raise ValueError(error)
-    held, ours = held_stages(states), stages_of_ranks(order)
+    held, ours = held_stages(states), stages_of_ranks(order.stage_to_rank)
     if set(held) != set(ours):
         raise ValueError(
             f"the checkpoint's pipeline ranks hold the stages {_listed(held)}, those of this run "
@@ -105,15 +111,6 @@ def saved_microbatches(states: Sequence[Mapping[str, Any]]) -> int | None:
         for text in times
     }
     return 1 + max(numbers) if numbers else None
-
-
-def stages_of_ranks(order: ScheduleOrder) -> list[tuple[int, ...]]:
-    """Return the stages of each pipeline rank, ascending."""
-    holders = order.stage_to_rank
-    return [
-        tuple(stage for stage, rank in enumerate(holders) if rank == holder)
-        for holder in range(order.n_ranks)
-    ]
 
 
 def state_of(
@@ -295,7 +292,7 @@ class FreezingState:
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyRunner) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""
-        is_same = set(held_stages(states)) == set(stages_of_ranks(self.declared))
+        is_same = set(held_stages(states)) == set(stages_of_ranks(self.declared.stage_to_rank))
         is_as_long = saved_microbatches(states) in (None, self.declared.n_microbatches)
         return is_same and is_as_long and is_cut_alike(states, checks.layout)
 

@@ -21,7 +21,6 @@ import numpy as np
 from timelyfreeze.control import (
     FreezingState,
     merge_each_phase,
-    stages_of_ranks,
     state_of,
 )
 from timelyfreeze.files import read_dataclass, to_plain
@@ -32,6 +31,7 @@ from timelyfreeze.schedule import (
     PipelineDag,
     ScheduleOrder,
     build_dag,
+    stages_of_ranks,
     start_times,
 )
 from timelyfreeze.timing import BatchRecord, Samples
@@ -172,7 +172,7 @@ class EmulatedState(FreezingState):
 
     def own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the state of all ranks together."""
-        ranks = stages_of_ranks(self.declared)
+        ranks = stages_of_ranks(self.declared.stage_to_rank)
         ranks_states = [state_of(states, stages, i, len(ranks)) for i, stages in enumerate(ranks)]
         return merge_states(ranks_states, self.declared)
 

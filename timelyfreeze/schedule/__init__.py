@@ -15,6 +15,7 @@ from timelyfreeze.schedule.dag import (
     topological_order,
 )
 from timelyfreeze.schedule.order import (
+    MAX_CELLS,
     Action,
     ActionKind,
     ScheduleError,
@@ -26,4 +27,5 @@ from timelyfreeze.schedule.order import (
     order_to_csv,
     parse_action,
     parse_order,
+    stages_of_ranks,
 )

@@ -19,6 +19,9 @@ from itertools import pairwise
 from timelyfreeze.files import shown
 from timelyfreeze.settings import key
 
+# Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
+MAX_CELLS = 65536
+
 
 class ActionKind(Enum):
     """What a stage computes in an action; the value is the letter used in schedule text."""
@@ -334,3 +337,9 @@ def _check_counts(n_stages: int, n_microbatches: int, *, min_microbatches: int) 
             f"the number of microbatches is {n_microbatches}; this schedule with {n_stages} stages "
             f"needs at least {min_microbatches} ({key('microbatches')})"
         )
+
+
+def stages_of_ranks(stage_to_rank: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the stages of each rank, front to back."""
+    ranks = range(1 + max(stage_to_rank))
+    return [tuple(s for s, holder in enumerate(stage_to_rank) if holder == r) for r in ranks]

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from timelyfreeze.files import Count
-from timelyfreeze.schedule import PipelineDag, ScheduleOrder
+from timelyfreeze.schedule import PipelineDag, ScheduleOrder, stages_of_ranks
 from timelyfreeze.whatif.grid import Split, fewest_layers, layers_of_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
 from timelyfreeze.whatif.rank_memory import ModelBytes, parts_of, rank_memory
@@ -73,12 +73,6 @@ class _Share(NamedTuple):
 
 # From the first layer that a rank may have to the layer behind its last one, with its share.
 _Options = Callable[[int], Iterable[tuple[int, _Share]]]
-
-
-def stages_of_ranks(stage_to_rank: Sequence[int]) -> list[list[int]]:
-    """Return the stages of each rank, front to back."""
-    ranks = range(1 + max(stage_to_rank))
-    return [[stage for stage, r in enumerate(stage_to_rank) if r == rank] for rank in ranks]
 
 
 def min_max_split(n_layers: int, load: Load) -> Split:

@@ -11,7 +11,13 @@ import pytest
 
 from tests.timelyfreeze.whatif.stages_by_hand import MODEL as TIMES
 from tests.timelyfreeze.whatif.test_rank_memory import MODEL as BYTES
-from timelyfreeze.schedule.order import ScheduleOrder, gpipe_order, one_f_one_b_order, parse_order
+from timelyfreeze.schedule.order import (
+    ScheduleOrder,
+    gpipe_order,
+    one_f_one_b_order,
+    parse_order,
+    stages_of_ranks,
+)
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.partition import (
     Load,
@@ -20,7 +26,6 @@ from timelyfreeze.whatif.partition import (
     memory_load,
     min_max_split,
     parameter_load,
-    stages_of_ranks,
     time_load,
 )
 from timelyfreeze.whatif.rank_memory import parts_of, rank_memory
@@ -155,7 +160,7 @@ def test_of_the_same_largest_load_the_most_even_split_is_taken() -> None:
 
 
 def test_a_rank_has_its_stages_front_to_back() -> None:
-    assert stages_of_ranks(IN_V) == [[0, 5], [1, 4], [2, 3]]
+    assert stages_of_ranks(IN_V) == [(0, 5), (1, 4), (2, 3)]
 
 
 def test_what_cannot_be_split_is_said() -> None:

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import SCHEDULES, splits_backward, stages_per_rank
-from timelyfreeze.schedule import ActionKind, build_dag, order_from_csv
+from timelyfreeze.schedule import MAX_CELLS, ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
-# Microbatches of all ranks, up to which an order is built in moments.
-_MAX_CELLS = 65536
 
 
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
@@ -33,10 +31,10 @@ def pipeline_errors(config: JobConfig) -> Iterator[str]:
             "parallelism.pipeline_parallel_microbatch_size "
             f"({parallelism.pipeline_parallel_microbatch_size}) must divide"
         )
-    elif n_ranks * n > _MAX_CELLS:
+    elif n_ranks * n > MAX_CELLS:
         yield (
             f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
+            f"({n}, from training.local_batch_size) must be at most {MAX_CELLS}"
         )
     if parallelism.pipeline_parallel_schedule_csv:
         yield from _csv_errors(config, Path(parallelism.pipeline_parallel_schedule_csv), n)
