@@ -16,7 +16,13 @@ from torchtitan.config import Parallelism as TitanParallelism
 from torchtitan.config.job_config import Validation as TitanValidation
 
 from timelyfreeze.policies import registered_policies
-from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings, PackingSettings
+from timelyfreeze.settings import (
+    AUTO,
+    CacheSettings,
+    ElasticSettings,
+    FreezeSettings,
+    PackingSettings,
+)
 from torchtitan.lora import Lora
 
 
@@ -110,50 +116,50 @@ class Freezing:
     learning; nothing but those weights is frozen (see docs/low_rank.md). "auto": 32 for text models
     at least 512 wide, else 0; and 0 where it does not work, as with compiled blocks."""
 
-    seed: int = 42
+    seed: int = FreezeSettings.seed
     """Seed of the random choice of parameters or layers. The same masks come out on every
     data-parallel replica."""
 
-    first_stage: str = "all_or_nothing"
+    first_stage: str = FreezeSettings.first_stage
     """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
     a microbatch either whole or not at all, with the ratio as probability. "per_tensor": tensor by
     tensor as in other stages. Gradients then always run down to the embedding, so that time falls
     linearly with the ratio, but not to zero."""
 
-    skip_input_grads: str = "use"
+    skip_input_grads: str = FreezeSettings.skip_input_grads
     """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
     need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
     them, and count on it in the plan. Has no effect with first_stage "per_tensor"."""
 
-    discard_batches: int = 2
+    discard_batches: int = FreezeSettings.discard_batches
     """Pipeline batches left out of measurements after each change of phase: the first ones are
     slower."""
 
-    solver_time_limit_s: float = 60.0
+    solver_time_limit_s: float = FreezeSettings.solver_time_limit_s
     """Give up solving after this many seconds and train on without freezing."""
 
-    solver_delay_steps: int | None = None
+    solver_delay_steps: int | None = FreezeSettings.solver_delay_steps
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
     Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
 
-    replan_every: int = 100
+    replan_every: int = FreezeSettings.replan_every
     """After so many steps of the stable phase, again and again, the times of the last batches are
     compared with those that the plan was made from. 0 for never."""
 
-    replan_threshold: float = 0.1
+    replan_threshold: float = FreezeSettings.replan_threshold
     """Fraction by which the times of a stage's forwards or backwards must have changed for the
     ratios to be solved again."""
 
-    min_gain: float = 0.02
+    min_gain: float = FreezeSettings.min_gain
     """Smallest gain in throughput, as a fraction: 0.02 is 2%. Where the plan promises less, or two
     checks of replan_every in a row find less, freezing is switched off for the rest of the run. -1
     never switches it off."""
 
-    score_memory: str = "device"
+    score_memory: str = FreezeSettings.score_memory
     """Where policies keep the vectors their scores are made from (weights at the last check, sums
     of gradients, running means): "device", beside the parameters, or "host"."""
 
-    score_dtype: str = "float32"
+    score_dtype: str = FreezeSettings.score_dtype
     """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
     bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
 
