@@ -1,8 +1,11 @@
-"""Run folders written by hand."""
+"""Run folders written by hand, and what curves of a plot are."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
 
 from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
 from timelyfreeze.records.timeline import (
@@ -60,3 +63,16 @@ def write_measured(
         file = timeline_file(folder, phase)
         file.parent.mkdir(exist_ok=True)
         file.write_text(timeline_to_json(replace(like, origin=MEASURED, phase=phase, step=step)))
+
+
+def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
+    """Curves by label, their parts one after the other; pale ones and marks have none."""
+    found: dict[str, list[list[tuple[float, float]]]] = {}
+    label = ""
+    for line in axes.get_lines():
+        if not str(line.get_label()).startswith("_"):
+            label = str(line.get_label())
+        points = np.asarray(line.get_xydata(), float)
+        if len(points) and label:
+            found.setdefault(label, []).append([tuple(p) for p in points.tolist()])
+    return found

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
+from tests.timelyfreeze.plots.folders import lines, write_measured, write_plan, write_settings
 from timelyfreeze.plots import gallery
 from timelyfreeze.plots.curves import Band, bands, loss_figure, running_medians, speeds
 from timelyfreeze.plots.drawing import draw_run
@@ -22,7 +21,6 @@ from timelyfreeze.plots.gallery import (
     measured,
     predicted,
 )
-from timelyfreeze.plots.response import assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
 from timelyfreeze.records.tables import (
     COUNTS,
@@ -100,19 +98,6 @@ def figure_of(name: str, folder: Path) -> Figure:
     figure = DRAWN[name](folder)
     assert isinstance(figure, Figure), figure
     return figure
-
-
-def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
-    """Curves by label, their parts one after the other; pale ones and marks have none."""
-    found: dict[str, list[list[tuple[float, float]]]] = {}
-    label = ""
-    for line in axes.get_lines():
-        if not str(line.get_label()).startswith("_"):
-            label = str(line.get_label())
-        points = np.asarray(line.get_xydata(), float)
-        if len(points) and label:
-            found.setdefault(label, []).append([tuple(p) for p in points.tolist()])
-    return found
 
 
 @pytest.mark.slow
@@ -225,42 +210,6 @@ def test_the_response_is_held_against_the_line_through_what_was_measured(run: Pa
     early, late = (points.get_facecolor()[i][3] for i in (0, 1))
     assert early < late, "late microbatches are darker"
     assert lines(first)["what a plan assumes"] == [[(0.0, 10.5), (1.0, 4.5)]]
-
-
-def test_only_monitoring_makes_the_line() -> None:
-    rows = [
-        ResponseRow(0, "B", "mixed", 0, 0.0, 8.0),
-        ResponseRow(0, "B", "mixed", 0, 1.0, 2.0),
-        ResponseRow(0, "B", "stable", 0, 1.0, 50.0),
-        ResponseRow(0, "B", "lower_bound", 0, 1.0, 0.1, cut=1),
-    ]
-    assert assumed_lines(rows) == {"": (8.0, 2.0)}
-    assert assumed_lines(rows[1:]) == {}
-
-
-def test_each_way_of_freezing_the_first_stage_has_its_line() -> None:
-    rows = [
-        ResponseRow(0, "B", f"profile {way}", -1, fraction, ms)
-        for way, ends in (("all_or_nothing", (8.0, 0.5)), ("per_tensor", (8.0, 4.0)))
-        for fraction, ms in zip((0.0, 1.0), ends, strict=True)
-    ]
-    assert assumed_lines(rows) == {
-        "all_or_nothing": (8.0, 0.5),
-        "per_tensor": (8.0, 4.0),
-    }
-    (axes,) = response_figure(rows).axes
-    assert lines(axes)["what a plan assumes, per_tensor"] == [[(0.0, 8.0), (1.0, 4.0)]]
-
-
-def test_outliers_are_counted_and_backwards_that_nobody_needs_have_a_mark() -> None:
-    rows = [ResponseRow(0, "B", "stable", 0, 0.5, 5.0) for _ in range(99)]
-    rows += [
-        ResponseRow(0, "B", "stable", 0, 0.5, 90.0),
-        ResponseRow(0, "B", "stable", 0, 1, 0.1, 1),
-    ]
-    (axes,) = response_figure(rows).axes
-    assert [text.get_text() for text in axes.texts] == ["1 slower"]
-    assert lines(axes)["without an input gradient, which nobody needs"] == [[(1.0, 0.1)]]
 
 
 def test_the_histogram_has_a_panel_for_each_rank(run: Path) -> None:

@@ -16,13 +16,7 @@ from torchtitan.config import Parallelism as TitanParallelism
 from torchtitan.config.job_config import Validation as TitanValidation
 
 from timelyfreeze.policies import registered_policies
-from timelyfreeze.settings import (
-    AUTO,
-    CacheSettings,
-    ElasticSettings,
-    FreezeSettings,
-    PackingSettings,
-)
+from timelyfreeze.settings import CacheSettings, ElasticSettings, FreezeSettings, PackingSettings
 from torchtitan.lora import Lora
 
 
@@ -104,12 +98,12 @@ class Freezing:
     """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
     solved values, which hold from then on."""
 
-    max_freeze_ratio: float | list[float] | str = AUTO
+    max_freeze_ratio: float | list[float] | str = FreezeSettings.max_freeze_ratio
     """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md)."""
 
-    gradient_rank: int | str = AUTO
+    gradient_rank: int | str = "auto"
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
