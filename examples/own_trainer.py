@@ -88,9 +88,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     freezer = TimelyFreeze(  # freezing
         schedule,
         method=args.method,
-        warmup=4,
-        monitor=16,
-        ramp=20,
+        last_warmup_step=4,
+        last_monitor_step=16,
+        last_ramp_step=20,
         min_gain=-1.0,
         optimizer=optimizer,
     )

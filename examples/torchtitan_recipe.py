@@ -33,9 +33,9 @@ class FreezingConfig:
 
     enable: bool = True
     method: str = "timelyfreeze"
-    warmup: int = 60
-    monitor: int = 100
-    ramp: int = 200
+    last_warmup_step: int = 60
+    last_monitor_step: int = 100
+    last_ramp_step: int = 200
     max_freeze_ratio: float | Literal["auto"] = "auto"
     min_gain: float = 0.02
     monitoring: Literal["halves", "mixed"] = "halves"
@@ -141,4 +141,6 @@ def llama3_debugmodel_freezing() -> FreezingTrainer.Config:
     base.parallelism.pipeline_parallel_degree = 4
     base.parallelism.pipeline_parallel_schedule = "1F1B"
     base.parallelism.pipeline_parallel_microbatch_size = 1
-    return with_freezing(base, FreezingConfig(warmup=6, monitor=18, ramp=24))
+    return with_freezing(
+        base, FreezingConfig(last_warmup_step=6, last_monitor_step=18, last_ramp_step=24)
+    )

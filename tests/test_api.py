@@ -34,7 +34,13 @@ from timelyfreeze.runtime import FreezingStage, stages_of
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 
-SHORT = {"warmup": 1, "monitor": 7, "ramp": 9, "discard_batches": 1, "min_gain": -1.0}
+SHORT = {
+    "last_warmup_step": 1,
+    "last_monitor_step": 7,
+    "last_ramp_step": 9,
+    "discard_batches": 1,
+    "min_gain": -1.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +219,7 @@ def test_a_policy_of_ones_own_decides_alone_after_each_step_of_the_optimizer() -
     modules = make_named_modules()
     schedule = plain_schedule(modules)
     optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=0.1)
-    freezer = TimelyFreeze(schedule, method=Watching(), warmup=1, optimizer=optimizer)
+    freezer = TimelyFreeze(schedule, method=Watching(), last_warmup_step=1, optimizer=optimizer)
     first = next(modules[0].parameters())
     tokens, labels = make_batch()
     for t in range(1, 5):
@@ -233,7 +239,7 @@ def test_outputs_are_compared_and_the_learning_rate_is_that_of_the_optimizer() -
     modules = make_parts()
     schedule = plain_schedule(modules)
     optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=0.01)
-    arguments: Any = {"warmup": 1, "method": "egeria", "policy": settings}
+    arguments: Any = {"last_warmup_step": 1, "method": "egeria", "policy": settings}
     with pytest.raises(ValueError, match=r"optimizer is None; Egeria\(.* at the learning rate"):
         TimelyFreeze(schedule, **arguments)
     tokens, labels = make_batch()
@@ -272,7 +278,7 @@ def make_named_modules() -> list[nn.Module]:
 def test_settings_of_a_policy_are_those_of_its_name() -> None:
     modules = make_named_modules()
     schedule = plain_schedule(modules)
-    freezer = TimelyFreeze(schedule, method="fixed", policy={"layers": 2}, warmup=0)
+    freezer = TimelyFreeze(schedule, method="fixed", policy={"layers": 2}, last_warmup_step=0)
     tokens, labels = make_batch()
     with freezer.step(1):
         schedule.step(tokens, target=labels)
@@ -285,12 +291,21 @@ def test_settings_of_a_policy_are_those_of_its_name() -> None:
     [
         ({"max_freeze_ratio": 1.2}, r"^max_freeze_ratio is 1.2; it must lie in \[0, 1\]$"),
         ({"max_freeze_ratio": [0.5, 0.5]}, "max_freeze_ratio has 2 values; .* the 4 stages"),
-        ({"warmup": -1}, "^warmup is -1; it must not be negative"),
-        ({"warmup": 4, "monitor": 5}, r"monitor is 5; .* above warmup \(4\)"),
-        ({"monitor": 1, "ramp": 1}, "monitor is 1, as warmup; a plan needs steps"),
-        ({"ramp": 7}, r"ramp is 7; it must be above monitor \(7\)"),
+        ({"last_warmup_step": -1}, "^last_warmup_step is -1; it must be 0 or more"),
+        (
+            {"last_warmup_step": 4, "last_monitor_step": 5},
+            r"last_monitor_step is 5; .* above last_warmup_step \(4\)",
+        ),
+        (
+            {"last_monitor_step": 1, "last_ramp_step": 1},
+            "last_monitor_step is 1, as last_warmup_step; a plan needs steps",
+        ),
+        ({"last_ramp_step": 7}, r"last_ramp_step is 7; it must be above last_monitor_step \(7\)"),
         ({"seed": -1}, "seed is -1; it must be 0 or more"),
-        ({"discard_batches": 3}, r"discard_batches is 3; .* \(warmup 1 to monitor 7\)"),
+        (
+            {"discard_batches": 3},
+            r"discard_batches is 3; .* \(last_warmup_step 1 to last_monitor_step 7\)",
+        ),
         ({"replan_every": -1}, "replan_every is -1"),
         ({"solver_time_limit_s": 0}, "solver_time_limit_s is 0; it must be above 0"),
         ({"first_stage": "half"}, "first_stage is 'half'; known: all_or_nothing, per_tensor"),
@@ -364,7 +379,7 @@ def test_a_report_tells_what_was_measured_and_planned() -> None:
 
 def test_what_was_measured_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_COLLECT_EVERY", 2)
-    loop = Loop(method="apf", policy={"check_interval": 1}, warmup=4)
+    loop = Loop(method="apf", policy={"check_interval": 1}, last_warmup_step=4)
     loop.train(1, 9)
     assert len(loop.freezer._controller._log._untold) <= 2
     assert loop.freezer.report().batch_ms.keys() == {Phase.WARMUP, Phase.STABLE}

@@ -51,7 +51,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(
             [p for module in self.modules for p in module.parameters()], lr=0.05
         )
-        arguments = {"method": "fixed", "policy": {"layers": 3}, "warmup": 1, **arguments}
+        arguments = {"method": "fixed", "policy": {"layers": 3}, "last_warmup_step": 1, **arguments}
         self.freezer = TimelyFreeze(
             self.schedule, cache=cache, optimizer=self.optimizer, **arguments
         )
@@ -130,7 +130,7 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
     disk = ActivationCache(
         memory_gib=0.0, disk_gib=1.0, folder=str(tmp_path), identity="a", embedding="embedding"
     )
-    first = Loop(disk, warmup=0)
+    first = Loop(disk, last_warmup_step=0)
     first.train(NumberedRows().order(1))
     first.freezer.close()
     assert len(list(tmp_path.rglob("*.safetensors"))) == N_ROWS
@@ -139,7 +139,7 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
         # The frozen front has the weights that it had; only the model behind it has learned.
         again = Loop(
             ActivationCache(**{**vars(disk), "identity": identity}),
-            warmup=0,
+            last_warmup_step=0,
         )
         again.train(NumberedRows().order(2))
         use = again.freezer.report().cache
@@ -152,7 +152,7 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
 
 
 def test_validation_runs_through_the_front() -> None:
-    loop = Loop(MEMORY, SINGLE[1], warmup=0)
+    loop = Loop(MEMORY, SINGLE[1], last_warmup_step=0)
     tokens, labels = loop.data.batch(range(BATCH))
     loop.train(NumberedRows().order(2)[:5])
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_validation_runs_through_the_front() -> None:
     [
         (
             MEMORY,
-            {"method": "timelyfreeze", "policy": None, "warmup": 60},
+            {"method": "timelyfreeze", "policy": None, "last_warmup_step": 60},
             "cache is given, and method is 'timelyfreeze', whose plan .* a policy without a plan",
         ),
         (ActivationCache(memory_gib=-1.0), {}, r"cache\.memory_gib is -1\.0; it must be 0 or more"),
@@ -260,7 +260,7 @@ def test_what_is_no_row_is_refused(row: Any) -> None:
 
 
 def test_a_number_may_come_from_a_tensor() -> None:
-    loop = Loop(MEMORY, SINGLE[1], warmup=0)
+    loop = Loop(MEMORY, SINGLE[1], last_warmup_step=0)
     numbers = torch.arange(BATCH)
     for t in range(1, N_COMPUTED + 2):
         with loop.freezer.step(t, [[Row(n, "") for n in numbers]]):  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from timelyfreeze.runtime import Exchange
 
 
 def test_gradients_that_are_left_over_are_refused_before_they_move_what_is_frozen() -> None:
-    loop = Loop(method="fixed", policy={"layers": 2}, warmup=0)
+    loop = Loop(method="fixed", policy={"layers": 2}, last_warmup_step=0)
     tokens, labels = make_batch()
     for again in (True, False):  # several batches of one step add their gradients up
         with loop.freezer.step(1 if again else 2):
@@ -80,7 +80,7 @@ def test_a_rank_alone_is_told_to_call_with_the_others(
 def test_a_run_that_ends_before_its_plan_says_so(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop()
     loop.train(1, 5)
-    told = "a plan is made after step 7 (monitor), and this is 5"
+    told = "a plan is made after step 7 (last_monitor_step), and this is 5"
     assert str(loop.freezer.report()).endswith(f"nothing is frozen by a plan: {told}")
     loop.freezer.close()
     assert f"Nothing was frozen by a plan: {told}" in caplog.text

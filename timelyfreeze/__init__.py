@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from timelyfreeze.schedule import parse_order as parse_order
     from timelyfreeze.schedule import start_times as start_times
     from timelyfreeze.settings import ActivationCache as ActivationCache
+    from timelyfreeze.settings import FreezeSettings as FreezeSettings
     from timelyfreeze.settings import Phase as Phase
     from timelyfreeze.timing import DurationBounds as DurationBounds
     from timelyfreeze.timing import bounds_from_samples as bounds_from_samples
@@ -62,7 +63,7 @@ _ROOMS = {
         "build_order", "critical_path", "makespan", "order_from_csv", "order_to_csv",
         "parse_action", "parse_order", "start_times",
     ),
-    "settings": ("ActivationCache", "Phase"),
+    "settings": ("ActivationCache", "FreezeSettings", "Phase"),
     "timing": ("DurationBounds", "bounds_from_samples", "uniform_bounds"),
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}

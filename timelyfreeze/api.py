@@ -17,7 +17,7 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
-from timelyfreeze.control.build import check_alike, optimizer_errors, setting_errors
+from timelyfreeze.control.build import check_alike, optimizer_errors
 from timelyfreeze.front.caching import NamedRows, Row
 from timelyfreeze.front.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
@@ -33,13 +33,7 @@ from timelyfreeze.runtime import (
     stages_of,
     together,
 )
-from timelyfreeze.settings import (
-    AUTO,
-    ActivationCache,
-    FreezeSettings,
-    Phase,
-    PhaseSchedule,
-)
+from timelyfreeze.settings import ActivationCache, FreezeSettings, Phase
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
@@ -53,7 +47,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
 
     ::
 
-        freezer = TimelyFreeze(schedule, warmup=60, monitor=100, ramp=200)
+        freezer = TimelyFreeze(schedule, last_warmup_step=60, last_ramp_step=200)
         for t, batch in enumerate(batches, start=1):
             with freezer.step(t):
                 schedule.step(batch)
@@ -65,31 +59,9 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     Args:
         schedule: A schedule of ``torch.distributed.pipelining`` with a loss function. Its stages,
             plain or not, become freezing ones in place; parallelisms must have been applied.
-        warmup: Last step of the warm-up, in which nothing is frozen; 0 for none.
-        monitor: Last step of monitoring; at its end the plan is made. Without a plan it has no
-            meaning, like ``ramp``.
-        ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
-        max_freeze_ratio: Cap in [0, 1] on the mean freeze ratio of a stage's backwards, one value
-            or one for each stage; or "auto".
-        gradient_rank: Directions in which a frozen weight of a linear layer still gets its
-            gradient; nothing else is frozen then. 0: none.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
-        monitoring: "halves" or "mixed", in which every step learns.
-        seed: Of the masks; the same on every rank.
-        first_stage: "all_or_nothing" or "per_tensor".
-        skip_input_grads: "off" or "use".
-        discard_batches: Batches left out of measurements after each change of phase.
-        solver_time_limit_s: Seconds after which the solver gives up.
-        solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
-            size of the pipeline decide.
-        replan_every: Steps of the stable phase after which times are compared with the plan's;
-            0 for never.
-        replan_threshold: Fraction by which times must have moved for a new plan.
-        min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
-        score_memory: "device" or "host", for the vectors of policies.
-        score_dtype: "float32" or "bfloat16", for the same.
         optimizer: What steps the weights of this rank, one or several. Policies that watch
             gradients need it: they look at them right after its step.
         pipeline_group: The processes of this pipeline; None for the group of the stages.
@@ -100,6 +72,8 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         on_plan: Called on every rank with each new plan and its bounds.
         cache: Reads what a frozen front put out for a row, for a policy that decides alone; None to
             compute it always.
+        settings: Fields of :class:`timelyfreeze.FreezeSettings`, which says what they mean:
+            ``last_warmup_step``, ``max_freeze_ratio``, ``gradient_rank`` and others.
 
     Raises:
         ValueError: If an argument breaks its rule, or the pipeline cannot be frozen.
@@ -109,48 +83,23 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         self,
         schedule: Any,
         *,
-        warmup: int = 60,
-        monitor: int = 100,
-        ramp: int = 200,
-        max_freeze_ratio: float | Sequence[float] | str = AUTO,
-        gradient_rank: int = FreezeSettings.gradient_rank,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
-        monitoring: str = "halves",
-        seed: int = FreezeSettings.seed,
-        first_stage: str = FreezeSettings.first_stage,
-        skip_input_grads: str = FreezeSettings.skip_input_grads,
-        discard_batches: int = FreezeSettings.discard_batches,
-        solver_time_limit_s: float = FreezeSettings.solver_time_limit_s,
-        solver_delay_steps: int | None = FreezeSettings.solver_delay_steps,
-        replan_every: int = FreezeSettings.replan_every,
-        replan_threshold: float = FreezeSettings.replan_threshold,
-        min_gain: float = FreezeSettings.min_gain,
-        score_memory: str = FreezeSettings.score_memory,
-        score_dtype: str = FreezeSettings.score_dtype,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         pipeline_group: dist.ProcessGroup | None = None,
         data_parallel_group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         on_plan: Callable[[FreezePlan, DurationBounds], None] | None = None,
         cache: ActivationCache | None = None,
+        **settings: Any,
     ) -> None:
         plans, chosen = chosen_policy(method, policy)
-        phases = PhaseSchedule.unplanned(warmup)
-        if plans:
-            phases = PhaseSchedule(warmup, monitor, ramp, monitoring)
-        if not isinstance(max_freeze_ratio, (int, float, str)):
-            max_freeze_ratio = tuple(max_freeze_ratio)
-        settings = FreezeSettings(
-            phases, max_freeze_ratio, gradient_rank, seed,
-            first_stage, skip_input_grads, discard_batches, solver_time_limit_s, solver_delay_steps,
-            replan_every, replan_threshold, min_gain, score_memory, score_dtype,
-        )  # fmt: skip
+        wanted = FreezeSettings(**settings)
         order = read_order(schedule)
         each = optimizer if isinstance(optimizer, Sequence) else [optimizer]
         optimizers = [one for one in each if one is not None]
         errors = [
-            *setting_errors(settings, plans=plans, n_stages=order.n_stages),
+            *wanted.errors(plans=plans, n_stages=order.n_stages),
             *([] if optimizers else optimizer_errors(chosen)),
         ]
         if not has_loss(schedule):
@@ -159,6 +108,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             errors += cache_errors(cache, method, plans=plans)
         if errors:
             raise ValueError("; ".join(errors))
+        wanted = wanted if plans else wanted.unplanned
         stages = adopt_stages(stages_of(schedule))
         self._rows: NamedRows | None = None
         if cache is not None:
@@ -168,16 +118,16 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         self._exchange = exchange_of(stages, pipeline_group, data_parallel_group)
         given = {"method": method, "policy": chosen}
         with together("TimelyFreeze(...)"):
-            check_alike(self._exchange, settings, given, optimizer=optimizers, cache=cache)
+            check_alike(self._exchange, wanted, given, optimizer=optimizers, cache=cache)
         where = torch.device(stages[0].device if device is None else device)
         n_processors = processors_of(where, order.n_ranks)
         recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))
-        attach_clocks(stages, recorder, settings)
+        attach_clocks(stages, recorder, wanted)
         with opened(cache) as store:
             self._controller = build_controller(
                 stages,
                 order,
-                settings,
+                wanted,
                 chosen,
                 recorder,
                 device=where,
@@ -312,7 +262,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     @property
     def phase(self) -> Phase:
         """The phase of the current step; of the first one before any."""
-        return self._controller.phase if self._step else self._controller.settings.phases.phase(1)
+        return self._controller.phase if self._step else self._controller.phases.phase(1)
 
     def report(self) -> FreezeReport:
         """Return what was measured and planned; every rank must call this together.

@@ -27,8 +27,9 @@ STEPS, SAVED = 20, 14
 SMALL = [
     "--config=llama3_debugmodel_freezing", "--training.seq_len=64", f"--training.steps={STEPS}",
     "--training.local_batch_size=4", "--training.global_batch_size=8",
-    "--parallelism.pipeline_parallel_degree=2", "--freezing.warmup=2", "--freezing.monitor=10",
-    "--freezing.ramp=12", "--freezing.min_gain=-1", "--freezing.max_freeze_ratio=0.8",
+    "--parallelism.pipeline_parallel_degree=2", "--freezing.last_warmup_step=2",
+    "--freezing.last_monitor_step=10", "--freezing.last_ramp_step=12",
+    "--freezing.min_gain=-1", "--freezing.max_freeze_ratio=0.8",
     "--checkpoint.enable", f"--checkpoint.interval={SAVED}", "--debug.seed=1",
 ]  # fmt: skip
 COLOURS = re.compile(r"\x1b\[[\d;]*m")

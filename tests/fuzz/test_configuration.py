@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import VALUES, fuzzed, message_of
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings
+from torchtitan.freezing.config import with_values
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors
 
@@ -233,21 +234,17 @@ def _told(key: str, value: Any) -> str:
         "freezing.packing": PackingSettings("performance"),
     }
     if section in switched_on:
-        job_config.freezing.method = "fixed"
-        setattr(job_config.freezing, section.removeprefix("freezing."), switched_on[section])
+        put(job_config, "freezing", method="fixed")
+        put(job_config, "freezing", **{section.removeprefix("freezing."): switched_on[section]})
     job_config.checkpoint.enable = True
     if section == "lora":
-        job_config.freezing.method = "lora"
+        put(job_config, "freezing", method="lora")
     if key == "freezing.run_ahead":
-        job_config.freezing.method = "fixed"
-    holder: Any = job_config
-    for part in section.split("."):
-        holder = getattr(holder, part)
-    # Settings of policies do not change once made.
-    object.__setattr__(holder, name, value)
+        put(job_config, "freezing", method="fixed")
+    job_config = with_values(job_config, {f"{section}.{name}": value})
     policy = section.removeprefix("freezing.")
     if policy in METHODS:
-        job_config.freezing.method = f"timelyfreeze+{policy}"
+        put(job_config, "freezing", method=f"timelyfreeze+{policy}")
     return message_of(lambda: _use(job_config), refusals=(ConfigError,)) or ""
 
 

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import prediction_error
-import prediction_turns
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turn_times import batches_from_json
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
 from timelyfreeze.compare import command as compare
 from timelyfreeze.compare.paper import command as paper
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 from timelyfreeze.records.tables import LOSSES, STEPS
 
@@ -154,14 +151,6 @@ def test_broken_losses_are_told(tmp_path: Path, data: bytes) -> None:
     assert message is None or "losses.csv" in message
 
 
-@fuzzed(30)
-@given(text=st.text(max_size=30) | st.just(DEEP) | mangled_json({"turns": [], "plans": {}}))
-def test_what_are_no_passes_or_scores_is_refused(text: str) -> None:
-    message_of(lambda: scores_from_json(text))
-    with pytest.raises(ValueError, match="not the text of batches in turns"):
-        batches_from_json(text)
-
-
 WORDS: list[Any] = [
     "table",
     "show",
@@ -176,7 +165,7 @@ WORDS: list[Any] = [
     "--odd",
 ]
 WORDS += ["--reference", "--title", "x" * 5000, "/dev/null/x", "9" * 400]
-WORDS += ["--r-max", "nan", "--pipelines", "real:0", "emulated:x", "--seeds", "", "--rounds"]
+WORDS += ["--r-max", "nan", "--seeds", "", "--rounds"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +173,6 @@ WORDS += ["--r-max", "nan", "--pipelines", "real:0", "emulated:x", "--seeds", ""
     [
         compare.main,
         prediction_error.main,
-        prediction_turns.main,
     ],
     ids=lambda main: main.__module__,
 )

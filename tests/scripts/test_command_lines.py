@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import gain as benchmark
-import prediction_turns
 import pytest
 import soak
 from hypothesis import given
@@ -142,18 +141,6 @@ COMMANDS = {
         [],
         {"--output": (["new"], ["/dev/null", "a_file"])},
     ),
-    "prediction_turns": Command(
-        lambda arguments: prediction_turns.main(arguments, starter=prediction_turns.start),
-        (prediction_turns, "start"),
-        ["run", CONFIG, "turns"],
-        {
-            "--pipelines": (["emulated:2"], ["real:0", "emulated:x", "x", ""]),
-            "--schedules": SCHEDULE,
-            "--r-max": (["0", "0.8"], ["-1", "1.1", "nan", "inf", "x"]),
-            "--rounds": COUNT,
-            "--batches": (["2", "5"], ["1", "0", "-1", "x"]),
-        },
-    ),
 }
 
 
@@ -249,9 +236,8 @@ def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["gain", "prediction_turns"])
-def test_what_only_torchrun_starts_is_not_for_people(command: str) -> None:
-    worker = Path(benchmark.__file__).parent / f"{command.partition('_')[0]}_worker.py"
+def test_what_only_torchrun_starts_is_not_for_people() -> None:
+    worker = Path(benchmark.__file__).parent / "gain_worker.py"
     done = subprocess.run([sys.executable, str(worker)], capture_output=True, text=True, timeout=60)
-    told = f"error: {command}.py starts this in each of its processes; run that\n"
+    told = "error: gain.py starts this in each of its processes; run that\n"
     assert (done.returncode, done.stderr) == (1, told)

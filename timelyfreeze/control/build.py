@@ -40,8 +40,8 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.comparator import OutputComparator
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, ratio_errors
-from timelyfreeze.timing import DurationBounds, discard_errors, shared_cores, usable_cores
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings
+from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -212,20 +212,6 @@ def optimizer_errors(policy: FreezePolicy | None) -> Iterator[str]:
     }
     for why in (why for why, is_so in needs.items() if is_so):
         yield f"optimizer is None; {policy!r} {why}, so hand over the optimizer"
-
-
-def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
-    """Yield which of the numbers break their rules, beyond those that the settings refuse."""
-    phases = settings.phases
-    if not plans:
-        return
-    yield from ratio_errors(settings.max_freeze_ratio, n_stages)
-    if not phases.measures:
-        yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
-    else:
-        yield from discard_errors(settings.discard_batches, phases)
-    if not settings.solver_time_limit_s > 0:
-        yield f"solver_time_limit_s is {settings.solver_time_limit_s}; it must be above 0"
 
 
 def check_alike(

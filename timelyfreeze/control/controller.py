@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,7 @@ from timelyfreeze.runtime import ActionRecorder, Exchange, FreezingStage, FrontA
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import Action, ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase, key
+from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule, key
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
@@ -99,28 +98,29 @@ class FreezeController:
         held = tuple(sorted(tables))
         self._state = state(order, held, exchange, None, checks, self._updates, self._subspaces)
         self._step = self._batch_index = self._batches_in_phase = 0
-        self._begin_phases(settings)
-
-    def _begin_phases(self, settings: FreezeSettings) -> None:
-        """Run in the phases of ``settings``, with nothing measured yet."""
         self.settings = settings
-        self.planner = self._new_planner(settings=settings)
+        self._begin_phases(settings.phases)
+
+    def _begin_phases(self, phases: PhaseSchedule) -> None:
+        """Run in ``phases``, with nothing measured yet."""
+        self.phases = phases
+        self.planner = self._new_planner(settings=self.settings, phases=phases)
         self.in_force = self.planner.in_force  # where nothing is measured, never a plan
         self._state.planner = self.planner if self.plans else None
         plan = self.in_force if self.plans else None
         self._masks = partial(
-            BatchMasks, settings, self._units, self._n_microbatches, plan, self.checks
+            BatchMasks, self.settings, phases, self._units, self._n_microbatches, plan, self.checks
         )
         self._has_warned = False
         if self.checks is not None:
-            self.checks.phases = settings.phases
+            self.checks.phases = phases
 
     # -- what is known -----------------------------------------------------------------------------
 
     @property
     def plans(self) -> bool:
         """Whether the method measures times and plans by them."""
-        return self.settings.phases.measures
+        return self.phases.measures
 
     @property
     def order(self) -> ScheduleOrder:
@@ -142,9 +142,10 @@ class FreezeController:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
         if not self.plans or self.plan is not None:
             return self.in_force.switched_off
-        last = self.settings.phases.last_monitor_step
+        last = self.phases.last_monitor_step
         if self._step < last:
-            return f"a plan is made after step {last} ({key('monitor')}), and this is {self._step}"
+            name = key("last_monitor_step")
+            return f"a plan is made after step {last} ({name}), and this is {self._step}"
         if self.planner.is_solving:
             return "it is still being solved"
         return self.planner.failure or "the run did not pass through the monitoring steps"
@@ -153,7 +154,7 @@ class FreezeController:
     def phase(self) -> Phase:
         """The phase of the current step."""
         is_off = self.in_force.is_off(self._step)
-        return Phase.OFF if is_off else self.settings.phases.phase(self._step)
+        return Phase.OFF if is_off else self.phases.phase(self._step)
 
     @property
     def plan_missing(self) -> bool:
@@ -185,12 +186,12 @@ class FreezeController:
 
     def begin_step(self, step: int) -> None:
         """Enter optimizer step ``step``; they count from 1."""
-        phases = self.settings.phases
+        phases = self.phases
         if self._state.elsewhere is not None:  # the plan of another pipeline is left behind
             self._state.elsewhere = None
             if step - 1 > phases.last_warmup_step:
                 phases = phases.anew(step - 1, phases.learning_steps(step - 1))
-                self._begin_phases(replace(self.settings, phases=phases))
+                self._begin_phases(phases)
         self._step, self._batch_index = step, 0
         self._log.begin_step()
         self.planner.begin_step(step)
@@ -205,7 +206,7 @@ class FreezeController:
             logger.warning(
                 "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
                 step,
-                key("monitor"),
+                key("last_monitor_step"),
                 phases.last_monitor_step,
                 self.unplanned,
             )
@@ -287,7 +288,7 @@ class FreezeController:
             self.planner.end_step(self._step)
             if self.plan is not plan:
                 self._begin_plan()
-        is_applied = self.settings.phases.phase(self._step + 1) is Phase.STABLE
+        is_applied = self.phases.phase(self._step + 1) is Phase.STABLE
         if self.checks is not None and is_applied and self.phase is not Phase.RAMP:
             self.settled_front = self.checks.frozen_layers
 
@@ -352,7 +353,7 @@ class FreezeController:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
-        phases = self.settings.phases
+        phases = self.phases
         kept: dict[str, Any] = {"front": self.settled_front}
         if phases.n_learned:
             kept["begun_anew"] = [phases.last_warmup_step, phases.n_learned]
@@ -366,8 +367,7 @@ class FreezeController:
         """Restore what :meth:`state_dict` returned on all processes, of this number or another."""
         state = self._state.read(state_dict, moves=self.moves)
         if "begun_anew" in state:
-            phases = self.settings.phases.anew(*state["begun_anew"])
-            self._begin_phases(replace(self.settings, phases=phases))
+            self._begin_phases(self.phases.anew(*state["begun_anew"]))
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

@@ -26,7 +26,7 @@ from timelyfreeze.masks import (
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.schedule import Action, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule
 from timelyfreeze.timing import Pattern, pattern_of
 
 
@@ -35,6 +35,7 @@ class BatchMasks:
     """The masks of one batch on this rank."""
 
     settings: FreezeSettings  # the user's choices
+    phases: PhaseSchedule  # where they lie
     # parameters of this rank's stages, and which of them are frozen together
     units: Mapping[int, FreezeUnits]
     n_microbatches: int  # of a pipeline batch
@@ -47,12 +48,12 @@ class BatchMasks:
     @cached_property
     def pattern(self) -> Pattern | None:
         """What the batch freezes, if it is one of monitoring."""
-        return pattern_of(self.settings.phases, self.step, self.batch_index, self.n_microbatches)
+        return pattern_of(self.phases, self.step, self.batch_index, self.n_microbatches)
 
     @cached_property
     def _is_idle(self) -> bool:
         is_off = self.plan is not None and self.plan.is_off(self.step)
-        return is_off or self.settings.phases.phase(self.step) is Phase.WARMUP
+        return is_off or self.phases.phase(self.step) is Phase.WARMUP
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
@@ -107,7 +108,7 @@ class BatchMasks:
         generator. In the stable phase they are always frozen.
         """
         assert self.plan is not None  # only a plan skips
-        ratio = self.settings.phases.ramp(self.step)
+        ratio = self.phases.ramp(self.step)
         return draw_whether(ratio, self._rng(0, microbatch))
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:

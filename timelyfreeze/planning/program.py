@@ -100,7 +100,7 @@ def build_lp(
     if scale == 0.0:
         raise ValueError(
             "every action lasts 0 ms; there is nothing to plan; measure again with a later "
-            f"{key('monitor')}"
+            f"{key('last_monitor_step')}"
         )
     n_actions, n_edges = len(dag.actions), len(dag.edges)
     longest = bounds.max_ms / scale

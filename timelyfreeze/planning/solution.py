@@ -55,7 +55,7 @@ class SolverChoices:
     """What a plan is solved under: arguments of ``solve_freeze_ratios``, and ``AUTO``."""
 
     # cap r_max, one number or one per stage; or ``settings.AUTO``
-    max_freeze_ratio: float | tuple[float, ...] | str
+    max_freeze_ratio: float | Sequence[float] | str
     whole_stages: tuple[int, ...] = ()  # stages that are frozen whole or not at all
     n_processors: float | None = None  # how many ranks of the pipeline can compute at once, or None
     time_limit_s: float = 60.0  # limit on the solver's time, seconds
@@ -226,7 +226,7 @@ def bounds_from_times(
             len(bounds.pinned),
             int(dag.freezable.sum()),
             ", ".join(str(a) for a in bounds.pinned[:4]),
-            key("monitor"),
+            key("last_monitor_step"),
         )
     bounds = replace(bounds, p2p_latency_ms=slowest(rank.p2p_latency_ms for rank in ranks))
     monitored = _Monitored(dag, ranks, n_processors)

@@ -1,25 +1,25 @@
 """What a user chooses: phases of a run, and the settings of freezing."""
 
-from timelyfreeze.settings.choices import (
+from timelyfreeze.settings.freezing import (
     ALL_OR_NOTHING,
     AUTO,
     FIRST_STAGE_MODES,
-    GIB,
     HOST,
     OFF,
     PER_TENSOR,
     SKIP_INPUT_GRADS,
     USE,
+    FreezeSettings,
+    first_stage_mode,
+    ratio_errors,
+    skips_input_grads,
+)
+from timelyfreeze.settings.front import (
+    GIB,
     ActivationCache,
     CacheSettings,
     ElasticSettings,
-    FreezeSettings,
     PackingSettings,
-    delay_errors,
-    first_stage_mode,
-    rank_errors,
-    ratio_errors,
-    skips_input_grads,
 )
 from timelyfreeze.settings.names import (
     AtLeast0,
@@ -30,4 +30,10 @@ from timelyfreeze.settings.names import (
     name_arguments,
     rule_errors,
 )
-from timelyfreeze.settings.phases import FREEZING_PHASES, MIXED, Phase, PhaseSchedule
+from timelyfreeze.settings.phases import (
+    FREEZING_PHASES,
+    MIXED,
+    PASSES_FOR_BOTH,
+    Phase,
+    PhaseSchedule,
+)

@@ -1,7 +1,7 @@
 """What messages call an argument of the library: as its reader does.
 
-Whoever calls the library knows ``monitor``, whoever wrote a configuration file knows
-``freezing.last_monitor_step``. The latter's trainer says so once, for its process. What breaks the
+Whoever calls the library knows ``seed``, whoever wrote a configuration file knows
+``freezing.seed``. The latter's trainer says so once, for its process. What breaks the
 rule of a field's type is told by these names.
 """
 
@@ -61,14 +61,12 @@ AtLeast0 = Annotated[int, Within(0)]
 AtLeast1 = Annotated[int, Within(1)]
 
 
-def rule_errors(settings: Any, section: str = "", rules: type | None = None) -> Iterator[str]:
+def rule_errors(settings: Any, section: str = "") -> Iterator[str]:
     """Yield which fields of a dataclass break the rule of their type: key, value and rule.
 
-    Keys begin with ``section``, such as ``apf``. Of another dataclass with ``rules`` those of the
-    fields hold that it has too.
+    Keys begin with ``section``, such as ``apf``.
     """
     prefix = f"{section}." if section else ""
-    for name, hint in get_type_hints(rules or type(settings), include_extras=True).items():
-        value = getattr(settings, name, None)
-        if hasattr(settings, name) and (rule := broken_rule(hint, value)):
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        if rule := broken_rule(hint, value := getattr(settings, name)):
             yield f"{key(prefix + name)} is {value!r}; {rule}"

@@ -38,6 +38,9 @@ class Phase(Enum):
         return self in (Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.MIXED)
 
 
+# So many batches, one after the other, have a pattern of mixed monitoring and its opposite.
+PASSES_FOR_BOTH = 3
+
 # What freezes, or would if it paid.
 FREEZING_PHASES = (Phase.RAMP, Phase.STABLE, Phase.OFF)
 
@@ -78,19 +81,20 @@ class PhaseSchedule:
             raise ValueError(
                 f"{key('monitoring')} is {self.monitoring!r}; known: {', '.join(MONITORING_WAYS)}"
             )
+        warmup, monitor = key("last_warmup_step"), key("last_monitor_step")
         if self.last_warmup_step < 0:
-            raise ValueError(f"{key('warmup')} is {self.last_warmup_step}; it must not be negative")
+            raise ValueError(f"{warmup} is {self.last_warmup_step}; it must be 0 or more")
         if not self.measures and self.last_ramp_step == self.last_monitor_step:
             return
         if self.last_monitor_step < self.last_warmup_step + 2:
             raise ValueError(
-                f"{key('monitor')} is {self.last_monitor_step}; it must be at least 2 "
-                f"above {key('warmup')} ({self.last_warmup_step}), one step for each bound"
+                f"{monitor} is {self.last_monitor_step}; it must be at least 2 above {warmup} "
+                f"({self.last_warmup_step}), one step for each bound"
             )
         if self.last_ramp_step <= self.last_monitor_step:
             raise ValueError(
-                f"{key('ramp')} is {self.last_ramp_step}; it must be above "
-                f"{key('monitor')} ({self.last_monitor_step})"
+                f"{key('last_ramp_step')} is {self.last_ramp_step}; it must be above {monitor} "
+                f"({self.last_monitor_step})"
             )
 
     @staticmethod
@@ -121,6 +125,20 @@ class PhaseSchedule:
     def last_upper_bound_step(self) -> int:
         """Last step of the upper-bound half of monitoring, where it has halves."""
         return (self.last_warmup_step + self.last_monitor_step) // 2
+
+    @property
+    def measured_batches(self) -> tuple[int, str]:
+        """How many batches may go unmeasured if a step has one, and that as a rule in words."""
+        first, last, half = (
+            self.last_warmup_step,
+            self.last_monitor_step,
+            self.last_upper_bound_step,
+        )
+        if self.monitoring == MIXED:
+            rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
+            return last - first - PASSES_FOR_BOTH, rule
+        n_batches = min(half - first, last - half)
+        return n_batches - 1, f"be below the {n_batches} batches of each half of monitoring"
 
     @property
     def last_steps(self) -> dict[Phase, int]:

@@ -30,7 +30,6 @@ from timelyfreeze.timing.monitoring import (
     Pattern,
     PatternTimes,
     Samples,
-    discard_errors,
     executed_order,
     halves,
     median_of_each,

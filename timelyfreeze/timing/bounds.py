@@ -106,7 +106,7 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
             rule = "it computes no weight gradient, so both must be equal"
         raise ValueError(
             f"action {dag.actions[i]}: {low[i]} ms frozen, {high[i]} ms unfrozen; {rule}; "
-            f"measure again with a later {key('monitor')}"
+            f"measure again with a later {key('last_monitor_step')}"
         )
 
 
@@ -200,13 +200,14 @@ def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequenc
         if len(values) == 0:
             raise ValueError(
                 f"action {action} has no {half} sample; each action must run at least once in "
-                f"each half of the monitoring phase; choose a later {key('monitor')}"
+                f"each half of the monitoring phase; choose a later {key('last_monitor_step')}"
             )
         for value in values:
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(
                     f"action {action} has a {half} sample of {value} ms; a duration must be finite "
-                    f"and not negative; if the clock misread once, choose a later {key('monitor')}"
+                    "and not negative; if the clock misread once, choose a later "
+                    f"{key('last_monitor_step')}"
                 )
 
 

@@ -9,7 +9,7 @@ the microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.schedule import Action, ScheduleOrder, build_order
-from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
+from timelyfreeze.settings import Phase, PhaseSchedule
 
 Times = Mapping[Action, Sequence[float]]
 _Value = TypeVar("_Value")
@@ -132,26 +132,6 @@ MIXED_PATTERNS = tuple(
     for side in (0, 1)
 )
 PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_PATTERNS)}
-
-# So many batches, one after the other, have a pattern and its opposite, with one in each step.
-PASSES_FOR_BOTH = 3
-
-
-def discard_errors(discard_batches: int, phases: PhaseSchedule) -> Iterator[str]:
-    """Say whether too few batches are left to measure both bounds, if a step has one batch."""
-    first, last = phases.last_warmup_step, phases.last_monitor_step
-    if phases.monitoring == MIXED:
-        most = last - first - PASSES_FOR_BOTH
-        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
-    else:
-        n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
-        most = n_batches - 1
-        rule = f"below the {n_batches} batches of each half of the monitoring steps"
-    if not 0 <= discard_batches <= most:
-        yield (
-            f"{key('discard_batches')} is {discard_batches}; it must be 0 or more and {rule}"
-            f" ({key('warmup')} {first} to {key('monitor')} {last})"
-        )
 
 
 def pattern_of(

@@ -22,7 +22,13 @@ from timelyfreeze.cli.hub import fetch_model, is_hub_id, last_value, value_of
 from timelyfreeze.files import shown
 from torchtitan.checkpoints.finished import table_values
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
-from torchtitan.freezing.config import JobConfig, job_config_class, preset_errors, with_preset
+from torchtitan.freezing.config import (
+    JobConfig,
+    job_config_class,
+    preset_errors,
+    with_preset,
+    with_values,
+)
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -48,13 +54,14 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         job_config = manager.parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(str(error)) from error
-    errors = []
-    for key, value, section in _values(job_config):
+    errors, at_home = [], {}
+    for key, value in _values(job_config):
         # For NaN nothing has a use, and every comparison is false, with itself too.
         if any(one != one for one in (value if isinstance(value, list) else [value])):
             errors.append(f"{key} is {shown(value)}; it must be a number")
         elif (found := _find_home(value)) != value:
-            setattr(section, key.rpartition(".")[2], found)
+            at_home[key] = found
+    job_config = with_values(job_config, at_home)
     in_arguments = set(_argument_keys(args))
     given = {*dict(table_values(table)), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
@@ -74,14 +81,14 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     return job_config
 
 
-def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the key of each value of a configuration, the value, and the section that has it."""
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key of each value of a configuration, and the value."""
     for field in fields(section):
         value, key = getattr(section, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
             yield from _values(value, f"{key}.")
         else:
-            yield key, value, section
+            yield key, value
 
 
 def _find_home(value: Any) -> Any:

@@ -99,7 +99,7 @@ def train_epochs(scenario, cache):
     optimizer = torch.optim.SGD(parameters, lr=0.01)
     freezer = TimelyFreeze(
         schedule,
-        warmup=1,
+        last_warmup_step=1,
         optimizer=optimizer,
         data_parallel_group=replicas,
         cache=cache,
@@ -155,9 +155,9 @@ def run(scenario, folder):
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     freezer = TimelyFreeze(
         schedule,
-        warmup=1,
-        monitor=7,
-        ramp=9,
+        last_warmup_step=1,
+        last_monitor_step=7,
+        last_ramp_step=9,
         discard_batches=1,
         min_gain=-1.0,
         skip_input_grads="off",

@@ -14,7 +14,7 @@ from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.planning import chosen_plan
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
-from timelyfreeze.settings import FreezeSettings, PhaseSchedule
+from timelyfreeze.settings import FreezeSettings
 from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
@@ -66,10 +66,8 @@ def test_the_plan_of_the_pipeline_that_was_measured_is_that_of_the_run(
     order = one_f_one_b_order(4, 8)
     dag = build_dag(order)
     (tmp_path / "schedule.csv").write_text(order_to_csv(order))
-    settings = FreezeSettings(
-        PhaseSchedule(2, 6, 10), max_freeze_ratio=0.25, first_stage=first_stage
-    )
-    choices = Planner(order, settings, None, None, lambda *_: None).choices  # type: ignore[arg-type]
+    settings = FreezeSettings(max_freeze_ratio=0.25, first_stage=first_stage)
+    choices = Planner(order, settings, settings.phases, None).choices  # type: ignore[arg-type]
     for seed in range(5):
         bounds = noisy_bounds(dag, seed, 0.02)
         notes = PipelineNotes(first_stage=first_stage)

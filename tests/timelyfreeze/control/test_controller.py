@@ -347,7 +347,7 @@ def test_a_run_that_begins_after_monitoring_says_why_nothing_is_frozen(
     ranks = Ranks(ORDER)
     ranks.run(20, 20)
     assert set(warnings(caplog)) == {
-        "Nothing is frozen: step 20 is past monitor (6) and there is no plan "
+        "Nothing is frozen: step 20 is past last_monitor_step (6) and there is no plan "
         "(the run did not pass through the monitoring steps)"
     }
 

@@ -334,7 +334,7 @@ def test_without_a_plan_the_policy_freezes_nothing(
     ranks = planned(scattered())
     ranks.run(1, 12)
     assert warnings(caplog) == [
-        "Nothing is frozen: step 7 is past monitor (6) and there is no plan "
+        "Nothing is frozen: step 7 is past last_monitor_step (6) and there is no plan "
         "(every action lasts 0 ms)"
     ]
     for rank in (0, 1):

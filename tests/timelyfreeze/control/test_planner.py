@@ -201,7 +201,7 @@ def test_a_failed_solver_means_training_without_freezing(
     messages = warnings(caplog)
     assert len(messages) == 1, "one warning, from rank 0"
     assert set(messages) == {
-        f"Nothing is frozen: step 7 is past monitor (6) and there is no plan ({error})"
+        f"Nothing is frozen: step 7 is past last_monitor_step (6) and there is no plan ({error})"
     }
     ranks.run(11, 12)
     assert [controller.planner.failure for controller in ranks.controllers] == [str(error)] * 2

@@ -22,7 +22,7 @@ from tests.timelyfreeze.helpers.stub_policy import (
 from timelyfreeze.control.build import checks_for
 from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies.policy import Check, Measurement, Metric, Source
-from timelyfreeze.settings.choices import FreezeSettings
+from timelyfreeze.settings.freezing import FreezeSettings
 from timelyfreeze.settings.phases import PhaseSchedule
 
 STAGES_OF_RANK = [(0, 3), (1, 2), (0, 3), (1, 2)]  # the last two are replicas
@@ -139,7 +139,7 @@ def set_up(
         lambda rank: checks_for(
             stages[rank],  # type: ignore[arg-type]
             policy,
-            FreezeSettings(phases=PhaseSchedule.unplanned(1), seed=3, **settings),
+            FreezeSettings(last_warmup_step=1, seed=3, **settings).unplanned,
             ThreadExchange(hub, rank),  # type: ignore[arg-type]
             HandClock(),
         )

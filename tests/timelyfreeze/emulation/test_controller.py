@@ -20,6 +20,7 @@ from tests.timelyfreeze.helpers.ranks import (
     StubStage,
     ThreadExchange,
     linear_ms,
+    settings_of,
     stub_layout,
     without_stable_times,
 )
@@ -37,7 +38,7 @@ from timelyfreeze.emulation.controller import (
 )
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.schedule.order import Action, ScheduleOrder, one_f_one_b_order, parse_action
-from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
+from timelyfreeze.settings.freezing import SKIP_INPUT_GRADS
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 pytestmark = pytest.mark.slow
@@ -67,9 +68,7 @@ class EmulatedRanks:
         self.stages = {s: StubStage(s) for s in range(order.n_stages)}
         self.clock = HandClock()
         self.recorder = EmulatedRecorder(self.clock, order)
-        self.settings = FreezeSettings(
-            **{"phases": PHASES, "discard_batches": 1, "max_freeze_ratio": 0.8, **settings}
-        )
+        self.settings = settings_of(**settings)
         exchange = ThreadExchange(Hub(1), 0)
         self.checks = None
         if policy is not None:

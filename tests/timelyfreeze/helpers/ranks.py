@@ -24,13 +24,24 @@ from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder
-from timelyfreeze.settings.choices import FreezeSettings
+from timelyfreeze.settings.freezing import FreezeSettings
 from timelyfreeze.settings.phases import PhaseSchedule
 
 TIMEOUT_S = 20.0
 N_TENSORS = 12  # of a stage
 # Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-10, then stable.
 PHASES = PhaseSchedule(2, 6, 10)
+
+
+def settings_of(phases: PhaseSchedule = PHASES, **settings: Any) -> FreezeSettings:
+    """Return settings with these phases; by default a short run's."""
+    return FreezeSettings(
+        last_warmup_step=phases.last_warmup_step,
+        last_monitor_step=phases.last_monitor_step,
+        monitoring=phases.monitoring,
+        last_ramp_step=phases.last_ramp_step,
+        **{"discard_batches": 1, "max_freeze_ratio": 0.8, **settings},
+    )
 
 
 class HandClock:
@@ -170,9 +181,7 @@ class Ranks:
         self.duration_ms = duration_ms
         self.solved: list[list[Any]] = []
         self.hub = Hub(declared.n_ranks * n_replicas)
-        self.settings = FreezeSettings(
-            **{"phases": PHASES, "discard_batches": 1, "max_freeze_ratio": 0.8, **settings}
-        )
+        self.settings = settings_of(**settings)
         self.controllers: list[FreezeController] = []
         self.exchanges: list[ThreadExchange] = []
         self.stages: list[dict[int, StubStage]] = []

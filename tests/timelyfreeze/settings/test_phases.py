@@ -103,7 +103,7 @@ def test_without_a_plan_warm_up_is_followed_by_the_stable_phase(last_warmup_step
 
 
 def test_without_a_plan_the_warm_up_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"warmup is -1; it must not be neg"):
+    with pytest.raises(ValueError, match=r"warmup_step is -1; it must be 0 or more"):
         PhaseSchedule.unplanned(-1)
 
 
@@ -138,15 +138,15 @@ def test_phases_that_begin_anew_are_as_long_and_go_on_counting(
 @pytest.mark.parametrize(
     ("boundaries", "message"),
     [
-        ((-1, 4, 8), "warmup is -1"),
-        ((4, 5, 8), r"monitor is 5.*warmup \(4\)"),
-        ((4, 3, 8), "monitor is 3"),
-        ((4, 8, 8), r"ramp is 8.*monitor \(8\)"),
-        ((4, 8, 7), "ramp is 7"),
+        ((-1, 4, 8), "last_warmup_step is -1"),
+        ((4, 5, 8), r"last_monitor_step is 5.*last_warmup_step \(4\)"),
+        ((4, 3, 8), "last_monitor_step is 3"),
+        ((4, 8, 8), r"last_ramp_step is 8.*last_monitor_step \(8\)"),
+        ((4, 8, 7), "last_ramp_step is 7"),
         # Equal to the one before, but not all three: neither planned nor unplanned.
-        ((4, 4, 8), r"monitor is 4.*warmup \(4\)"),
-        ((4, 4, 3), "monitor is 4"),
-        ((-1, -1, -1), "warmup is -1"),
+        ((4, 4, 8), r"last_monitor_step is 4.*last_warmup_step \(4\)"),
+        ((4, 4, 3), "last_monitor_step is 4"),
+        ((-1, -1, -1), "last_warmup_step is -1"),
     ],
 )
 def test_refuses_boundaries(boundaries: tuple[int, int, int], message: str) -> None:

@@ -15,11 +15,10 @@ from timelyfreeze.schedule.order import (
     gpipe_order,
     one_f_one_b_order,
 )
-from timelyfreeze.settings.phases import MIXED, PhaseSchedule
+from timelyfreeze.settings.phases import MIXED, PASSES_FOR_BOTH, PhaseSchedule
 from timelyfreeze.timing.monitoring import (
     FROZEN,
     MIXED_PATTERNS,
-    PASSES_FOR_BOTH,
     UNFROZEN,
     BatchRecord,
     Monitoring,
@@ -243,5 +242,5 @@ def test_the_overhead_of_a_message_is_found_in_mixed_batches(name: str, overhead
 def test_without_a_sample_of_both_bounds_there_is_no_plan() -> None:
     times = {a: [1.0] for row in ORDER.ranks for a in row}
     one = [RankTimes((PatternTimes(MIXED_PATTERNS[0], times),))]
-    with pytest.raises(ValueError, match=r"0F1 has no unfrozen sample.*later monitor"):
+    with pytest.raises(ValueError, match=r"0F1 has no unfrozen sample.*later last_monitor_step"):
         solve_from_times(one, ORDER, SolverChoices(0.5))

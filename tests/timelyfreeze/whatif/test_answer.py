@@ -19,7 +19,7 @@ from timelyfreeze.schedule.order import (
     one_f_one_b_order,
     order_to_csv,
 )
-from timelyfreeze.settings.choices import PER_TENSOR
+from timelyfreeze.settings.freezing import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import (

@@ -11,7 +11,7 @@ import pytest
 
 from timelyfreeze.schedule.dag import PipelineDag, build_dag
 from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, order_to_csv, parse_order
-from timelyfreeze.settings.choices import PER_TENSOR
+from timelyfreeze.settings.freezing import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.timing.processors import play_batch, with_messages
 from timelyfreeze.whatif.answers import answer

@@ -1,5 +1,6 @@
 """Configurations for tests, from ``section__key`` and value."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,13 @@ def make_job_config(**values: Any) -> JobConfig:
     job_config = job_config_class()()
     for key, value in {"freezing__gradient_rank": 0, **values}.items():
         section, name = key.split("__")
-        assert hasattr(getattr(job_config, section), name), key
-        setattr(getattr(job_config, section), name, value)
+        put(job_config, section, **{name: value})
     return job_config
+
+
+def put(job_config: JobConfig, section: str, **values: Any) -> None:
+    """Give keys of a section, which may be frozen, other values."""
+    setattr(job_config, section, replace(getattr(job_config, section), **values))
 
 
 def config(**changes: Any) -> JobConfig:

@@ -17,7 +17,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule
 from timelyfreeze.timing import DurationBounds, holds_for, play_batch, within
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class ActivePlan:
 
     order: ScheduleOrder  # the order that ran while monitoring; before, the declared one
     settings: FreezeSettings  # the user's choices
+    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun anew
     n_processors: float | None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None]  # told each plan and its bounds
 
@@ -87,19 +88,19 @@ class ActivePlan:
         It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
         batches, and 0 where there is no plan or freezing is switched off.
         """
-        phase = self.settings.phases.phase(step)
+        phase = self.phases.phase(step)
         if phase.monitors:
             return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
-        return self.plan.ratio_of(action) * self.settings.phases.ramp(step)
+        return self.plan.ratio_of(action) * self.phases.ramp(step)
 
     def skip_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
 
         They are empty while no plan is followed, and where ``skip_input_grads`` is off.
         """
-        is_followed = self.settings.phases.ramp(step) > 0.0 and not self.is_off(step)
+        is_followed = self.phases.ramp(step) > 0.0 and not self.is_off(step)
         return self._skip_depths if is_followed else {}
 
     def expected_batch_ms(self, step: int) -> float | None:
@@ -107,14 +108,14 @@ class ActivePlan:
 
         None without bounds, and in mixed monitoring, where one batch is not like another.
         """
-        phase = self.settings.phases.phase(step)
+        phase = self.phases.phase(step)
         if self.bounds is None or self.plan is None or phase is Phase.MIXED:
             return None
         if phase is Phase.LOWER_BOUND:
             durations_ms = self.bounds.min_ms
         else:
             # Every ratio is the same fraction of the plan's, and times fall in proportion.
-            fraction = 0.0 if self.is_off(step) else self.settings.phases.ramp(step)
+            fraction = 0.0 if self.is_off(step) else self.phases.ramp(step)
             durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
         return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]

@@ -28,7 +28,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
-from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, key
 from timelyfreeze.timing import (
     UNFROZEN,
     BatchRecord,
@@ -57,6 +57,7 @@ class Planner:
 
     order: ScheduleOrder  # the declared one
     settings: FreezeSettings  # the user's choices
+    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun anew
     exchange: Exchange  # talks to the other ranks
     n_processors: float | None = None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None
@@ -66,7 +67,7 @@ class Planner:
         """Begin without times."""
         settings, n_processors = self.settings, self.n_processors
         # the plan that is followed, and the pipeline that it is for
-        self.in_force = ActivePlan(self.order, settings, n_processors, self.on_solved)
+        self.in_force = ActivePlan(self.order, settings, self.phases, n_processors, self.on_solved)
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
@@ -90,7 +91,7 @@ class Planner:
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
-        if not self.settings.phases.measures:
+        if not self.phases.measures:
             return
         if pattern is not None and self.in_force.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
@@ -103,7 +104,7 @@ class Planner:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
         if self._call is not None:
             return
-        last = self.settings.phases.last_monitor_step
+        last = self.phases.last_monitor_step
         is_open = self.in_force.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
@@ -117,11 +118,11 @@ class Planner:
         Those under a plan that another one follows must not be taken for the other's.
         """
         is_last = self._call is not None and step >= self._call.due_step
-        return is_last or self.settings.phases.phase(step).monitors or self._checks_drift(step)
+        return is_last or self.phases.phase(step).monitors or self._checks_drift(step)
 
     def end_step(self, step: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
-        if step == self.settings.phases.last_monitor_step:
+        if step == self.phases.last_monitor_step:
             self.measured.transfers_ms = self.measure_transfers()
             self._solve_first(step + self._delay)
         if self._call is not None:
@@ -145,7 +146,7 @@ class Planner:
     @property
     def _delay(self) -> int:
         """Steps from the beginning of solving to the plan."""
-        phases, delay = self.settings.phases, self.settings.solver_delay_steps
+        phases, delay = self.phases, self.settings.solver_delay_steps
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
@@ -251,7 +252,9 @@ class Planner:
     def _checks_drift(self, step: int) -> bool:
         now = self.in_force
         is_followed = now.plan is not None and now.switched_off is None
-        return is_followed and self._call is None and self.settings.compares_times(step)
+        n_stable, every = step - self.phases.last_ramp_step, self.settings.replan_every
+        is_due = every > 0 and n_stable > 0 and n_stable % every == 0
+        return is_followed and self._call is None and is_due
 
     def _check_drift(self, step: int) -> None:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""

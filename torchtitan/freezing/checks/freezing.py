@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,7 @@ import torch
 from timelyfreeze.files import listed
 from timelyfreeze.policies import LORA, freezes_by_turns, parse_method
 from timelyfreeze.runtime import stages_per_rank
-from timelyfreeze.settings import (
-    AUTO,
-    FreezeSettings,
-    PhaseSchedule,
-    delay_errors,
-    rank_errors,
-    ratio_errors,
-    rule_errors,
-)
-from timelyfreeze.timing import discard_errors
+from timelyfreeze.settings import AUTO, FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import (
@@ -42,33 +33,14 @@ from torchtitan.lora.adapters import (
 )
 from torchtitan.vision.spec import known_args
 
-_COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
 _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
 
 def freeze_settings(freezing: Freezing) -> FreezeSettings:
     """Return the checked ``[freezing]`` section as the library wants it."""
-    ratio = freezing.max_freeze_ratio
-    if not isinstance(ratio, str):
-        ratio = tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio)
     method = parse_method(freezing.method)
-    plans = method is None or method.plans
-    copied = {name: getattr(freezing, name) for name in _COPIED}
-    if not plans:
-        copied |= {"gradient_rank": 0}  # it belongs to a plan
-    phases = _phases_of(freezing) if plans else PhaseSchedule.unplanned(freezing.last_warmup_step)
-    return FreezeSettings(phases, ratio, **copied)
-
-
-def _phases_of(freezing: Freezing) -> PhaseSchedule:
-    """Return the phases of a method that plans; raise ``ValueError`` if they break a rule."""
-    return PhaseSchedule(
-        freezing.last_warmup_step,
-        freezing.last_monitor_step,
-        freezing.last_ramp_step,
-        freezing.monitoring,
-    )
+    return freezing if method is None or method.plans else freezing.unplanned
 
 
 def freezing_errors(config: JobConfig) -> Iterator[str]:
@@ -81,24 +53,14 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         return
     if method is None:
         return
+    # What "auto" stands for is found once the rest is right.
+    known = replace(freezing, gradient_rank=0) if freezing.gradient_rank == AUTO else freezing
+    yield from known.errors(plans=method.plans, n_stages=_n_stages(config))
+    yield from _last_step_errors(config, plans=method.plans)
     if method.plans:
-        yield from _phase_errors(config)
-        yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
         yield from _solver_errors(config)
-    else:
-        last, discarded = freezing.last_warmup_step, freezing.discard_batches
-        if not 0 <= last < config.training.steps:
-            yield (
-                f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
-                f"training.steps ({config.training.steps}), or nothing is ever frozen"
-            )
-        if discarded < 0:
-            yield f"freezing.discard_batches is {discarded}; it must be 0 or more"
     if method.policy is not None:
         yield from getattr(freezing, method.policy).errors()
-    yield from rule_errors(freezing, rules=FreezeSettings)
-    if freezing.gradient_rank != AUTO:
-        yield from rank_errors(freezing.gradient_rank)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
 
 
@@ -113,33 +75,20 @@ def _n_stages(config: JobConfig) -> int | None:
     return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
 
 
-def _phase_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the phases of a method that plans, and with when it plans."""
-    freezing = config.freezing
-    try:
-        phases = _phases_of(freezing)
-    except ValueError as error:
-        yield str(error)
-        return
-    if not phases.measures:
+def _last_step_errors(config: JobConfig, *, plans: bool) -> Iterator[str]:
+    """Yield which step lies behind the end of the run."""
+    freezing, n_steps = config.freezing, config.training.steps
+    name = "last_monitor_step" if plans else "last_warmup_step"
+    if (last := getattr(freezing, name)) >= n_steps:
         yield (
-            f"freezing.last_monitor_step is {freezing.last_monitor_step}, as last_warmup_step; "
-            f"freezing.method {freezing.method!r} needs steps in between to measure in"
+            f"freezing.{name} is {last}; it must lie before training.steps ({n_steps}), or nothing "
+            "is ever frozen"
         )
-        return
-    if freezing.last_monitor_step >= config.training.steps:
+    due = freezing.last_monitor_step + (delay := freezing.solver_delay_steps or 0)
+    if plans and delay > 0 and due >= n_steps:
         yield (
-            f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
-            f"training.steps ({config.training.steps}), or nothing is ever frozen"
-        )
-    yield from discard_errors(freezing.discard_batches, phases)
-    yield from delay_errors(phases, freezing.solver_delay_steps)
-    delay = freezing.solver_delay_steps or 0
-    if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
-        yield (
-            f"freezing.solver_delay_steps is {delay}; the plan would come at step "
-            f"{freezing.last_monitor_step + delay}, which must lie before training.steps "
-            f"({config.training.steps})"
+            f"freezing.solver_delay_steps is {delay}; the plan would come at step {due}, which "
+            f"must lie before training.steps ({n_steps})"
         )
 
 
@@ -150,9 +99,6 @@ def _solver_errors(config: JobConfig) -> Iterator[str]:
     first, a solver that takes long would end the run, instead of costing its plan.
     """
     limit_s, comm = config.freezing.solver_time_limit_s, config.comm
-    if not limit_s > 0:
-        yield f"freezing.solver_time_limit_s is {limit_s}; it must be above 0"
-        return
     if config.emulation.enable or comm.mode != "default":
         return  # nobody waits for another process
     for name in _WAITS:
@@ -199,7 +145,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
-    yield from rule_errors(config.freezing, rules=FreezeSettings)
+    yield from rule_errors(config.freezing)
     model = plain_model(config)
     if model is None:
         return  # told by model_errors

@@ -66,8 +66,8 @@ class Vision:
     """Part of the label, in [0, 1), that is spread over all classes in training."""
 
 
-@dataclass
-class Freezing:
+@dataclass(frozen=True)
+class Freezing(FreezeSettings):
     """Which freezing method to use and how."""
 
     method: str = "none"
@@ -80,82 +80,13 @@ class Freezing:
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
     otherwise by default; docs/method.md lists it. A run prints what it has set."""
 
-    last_warmup_step: int = 60
-    """T_w: up to this step nothing is frozen or measured, whatever the method. Align it with
-    lr_scheduler.warmup_steps."""
-
-    last_monitor_step: int = 100
-    """T_m, for methods with a plan: in the steps from T_w to here each action is timed with nothing
-    frozen and with everything frozen. At its end the freeze ratios are solved."""
-
-    monitoring: str = "halves"
-    """How both are measured. "halves": first the one and then the other, as the paper does; steps
-    with everything frozen change no weights. "mixed": in every batch some backwards are frozen
-    whole and the others not at all, in the next batch the other way round, so that every step
-    learns."""
-
-    last_ramp_step: int = 200
-    """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
-    solved values, which hold from then on."""
-
-    max_freeze_ratio: float | list[float] | str = FreezeSettings.max_freeze_ratio
-    """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
-    stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
-    and freezes nothing where none is (see docs/low_rank.md)."""
-
-    gradient_rank: int | str = "auto"
+    # a width is known here; the library has a number
+    gradient_rank: int | str = "auto"  # type: ignore[assignment]
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
     learning; nothing but those weights is frozen (see docs/low_rank.md). "auto": 32 for text models
     at least 512 wide, else 0; and 0 where it does not work, as with compiled blocks."""
-
-    seed: int = FreezeSettings.seed
-    """Seed of the random choice of parameters or layers. The same masks come out on every
-    data-parallel replica."""
-
-    first_stage: str = FreezeSettings.first_stage
-    """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
-    a microbatch either whole or not at all, with the ratio as probability. "per_tensor": tensor by
-    tensor as in other stages. Gradients then always run down to the embedding, so that time falls
-    linearly with the ratio, but not to zero."""
-
-    skip_input_grads: str = FreezeSettings.skip_input_grads
-    """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
-    need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
-    them, and count on it in the plan. Has no effect with first_stage "per_tensor"."""
-
-    discard_batches: int = FreezeSettings.discard_batches
-    """Pipeline batches left out of measurements after each change of phase: the first ones are
-    slower."""
-
-    solver_time_limit_s: float = FreezeSettings.solver_time_limit_s
-    """Give up solving after this many seconds and train on without freezing."""
-
-    solver_delay_steps: int | None = FreezeSettings.solver_delay_steps
-    """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
-
-    replan_every: int = FreezeSettings.replan_every
-    """After so many steps of the stable phase, again and again, the times of the last batches are
-    compared with those that the plan was made from. 0 for never."""
-
-    replan_threshold: float = FreezeSettings.replan_threshold
-    """Fraction by which the times of a stage's forwards or backwards must have changed for the
-    ratios to be solved again."""
-
-    min_gain: float = FreezeSettings.min_gain
-    """Smallest gain in throughput, as a fraction: 0.02 is 2%. Where the plan promises less, or two
-    checks of replan_every in a row find less, freezing is switched off for the rest of the run. -1
-    never switches it off."""
-
-    score_memory: str = FreezeSettings.score_memory
-    """Where policies keep the vectors their scores are made from (weights at the last check, sums
-    of gradients, running means): "device", beside the parameters, or "host"."""
-
-    score_dtype: str = FreezeSettings.score_dtype
-    """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
-    bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.
@@ -350,9 +281,6 @@ class JobConfig(TitanJobConfig):
 
 # Where keys are called otherwise than arguments of the library, or stand in another section.
 _KEYS = {
-    "warmup": "freezing.last_warmup_step",
-    "monitor": "freezing.last_monitor_step",
-    "ramp": "freezing.last_ramp_step",
     "begin_anew": 'set checkpoint.exclude_from_loading = ["freezing"]',
     "microbatches": "training.local_batch_size / parallelism.pipeline_parallel_microbatch_size",
     "n_ranks": "parallelism.pipeline_parallel_degree",
@@ -390,7 +318,11 @@ def job_config_class() -> type[JobConfig]:
 def _with_sections(policies: tuple[tuple[str, type], ...]) -> type[JobConfig]:
     sections = [(name, policy, field(default_factory=policy)) for name, policy in policies]
     freezing = make_dataclass(
-        "Freezing", sections, bases=(Freezing,), namespace={"__doc__": Freezing.__doc__}
+        "Freezing",
+        sections,
+        bases=(Freezing,),
+        namespace={"__doc__": Freezing.__doc__},
+        frozen=True,
     )
     return make_dataclass(
         "JobConfig",

@@ -22,7 +22,6 @@ import torchtitan.tools.utils as titan_tools
 from timelyfreeze.schedule import ActionKind, PipelineDag, ScheduleOrder, build_dag
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
-    FreezeSettings,
     arguments_named,
     first_stage_mode,
     rule_errors,
@@ -71,7 +70,7 @@ def profile_stages(
         reasons = [
             *size_errors(job_config),
             *feature_errors(job_config, (PROFILE, SPLIT)),
-            *rule_errors(job_config.freezing, rules=FreezeSettings),
+            *rule_errors(job_config.freezing),
         ]
     if reasons:
         raise ValueError("; ".join(reasons))

@@ -107,7 +107,7 @@ class Progress(RunPart):
     def end_step(self, ended: EndedStep) -> None:
         controller, phase, left = self.run.controller, ended.phase, None
         if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
-            left = controller.settings.phases.last_steps[phase] - ended.step
+            left = controller.phases.last_steps[phase] - ended.step
         self._seconds.append(ended.seconds)
         left_s = statistics.fmean(self._seconds) * (self._n_steps - ended.step)
         self._status = replace(

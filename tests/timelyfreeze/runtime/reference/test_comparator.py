@@ -27,7 +27,7 @@ from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.plasticity import similarity_loss
 from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
 from timelyfreeze.runtime.reference import comparator as output_watch
-from timelyfreeze.settings import FreezeSettings, PhaseSchedule
+from timelyfreeze.settings import FreezeSettings
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ POLICY = Egeria(
     reference="inline", precision="float32", max_tokens=4,
 )  # fmt: skip
 # Checks after steps 3, 5, 7 and so on; bootstrapping ends at 5, so 7 is compared first.
-SETTINGS = FreezeSettings(PhaseSchedule.unplanned(1))
+SETTINGS = FreezeSettings(last_warmup_step=1).unplanned
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -189,7 +189,10 @@ def test_the_loss_of_an_interval_is_the_mean_of_its_steps() -> None:
 def test_steps_that_teach_nothing_have_no_loss_and_no_evaluation() -> None:
     # Monitoring: 2-3 upper bound, 4-5 lower bound; counted are 2, 3, 6, 7 and so on.
     reference = Noting()
-    run = Run(reference, settings=FreezeSettings(PhaseSchedule(1, 5, 6)))
+    run = Run(
+        reference,
+        settings=FreezeSettings(last_warmup_step=1, last_monitor_step=5, last_ramp_step=6),
+    )
     run.steps(1, 9)
     observed = [check.observed for check in run.seen]
     assert [check.number for check in run.seen] == [1, 2, 3]

@@ -186,16 +186,13 @@ def test_command_line_values_come_before_the_file(tmp_path: Path) -> None:
 # -- settings --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ratio", "expected"), [(1, 1.0), (0.5, 0.5), ([0, 1, 0.5], (0.0, 1.0, 0.5))]
-)
-def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
+def test_settings_are_those_of_the_section() -> None:
     settings = freeze_settings(
         Freezing(
             last_warmup_step=1,
             last_monitor_step=5,
             last_ramp_step=9,
-            max_freeze_ratio=ratio,
+            max_freeze_ratio=[0.0, 1.0, 0.5],
             gradient_rank=16,
             seed=7,
             first_stage="per_tensor",
@@ -213,8 +210,7 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
     assert (settings.replan_threshold, settings.min_gain) == (0.5, 0.25)
     assert settings.gradient_rank == 16
     assert freeze_settings(Freezing(gradient_rank=0)).solver_delay_steps is None
-    assert settings.max_freeze_ratio == expected
-    values = settings.max_freeze_ratio
-    assert all(type(v) is float for v in (values if isinstance(values, tuple) else [values]))
+    assert settings.max_freeze_ratio == [0.0, 1.0, 0.5]
+    assert freeze_settings(Freezing(method="apf", gradient_rank=16)).gradient_rank == 0
     assert (settings.seed, settings.first_stage) == (7, "per_tensor")
     assert (settings.discard_batches, settings.solver_time_limit_s) == (3, 1.5)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
@@ -27,7 +27,7 @@ def packing(settings: PackingSettings | None = None, **changes: Any) -> JobConfi
         **changes,
     }
     job_config = config(**values)
-    job_config.freezing.packing = settings or PackingSettings("performance")
+    put(job_config, "freezing", packing=settings or PackingSettings("performance"))
     return job_config
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.freezing.partition.test_cut import profile, times
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
@@ -37,7 +37,7 @@ def elastic(settings: ElasticSettings | None = None, **changes: Any) -> JobConfi
         **changes,
     }
     job_config = config(**values)
-    job_config.freezing.elastic = settings or ElasticSettings(enable=True)
+    put(job_config, "freezing", elastic=settings or ElasticSettings(enable=True))
     return job_config
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.tables import FrozenCount
@@ -58,7 +59,7 @@ def rows_of(page: str) -> dict[str, str]:
 
 def page_of(folder: Path, counts: list[FrozenCount] | None = None, **metrics: Any) -> str:
     config = JobConfig()
-    config.freezing.method = metrics.get("method", "timelyfreeze")
+    put(config, "freezing", method=metrics.get("method", "timelyfreeze"))
     config.training.dataset_path = "./a|b"
     return render_page(make_summary(**metrics), config.to_dict(), folder, counts or [])
 

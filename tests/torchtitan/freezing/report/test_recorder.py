@@ -13,6 +13,7 @@ from torchtitan.components.metrics import BaseLogger
 from torchtitan.distributed import ParallelDims
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
+from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
@@ -52,8 +53,8 @@ def folder(tmp_path: Path) -> Path:
     Its 4 processes are a replica before, then two replicas, which have 200 tokens each.
     """
     config = JobConfig()
-    config.freezing.method = "fixed"
-    config.freezing.elastic = replace(config.freezing.elastic, enable=True)
+    put(config, "freezing", method="fixed")
+    put(config, "freezing", elastic=replace(config.freezing.elastic, enable=True))
     config.training.steps = 8
     config.plots.enable = False
     device = torch.device("cpu")

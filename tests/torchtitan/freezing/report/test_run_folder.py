@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.losses import Losses
@@ -22,7 +23,7 @@ def test_name_says_what_ran():
     config.job.config_file = "somewhere/mine.toml"
     config.parallelism.pipeline_parallel_degree = 4
     config.parallelism.pipeline_parallel_schedule = "GPipe"
-    config.freezing.method = "timelyfreeze"
+    put(config, "freezing", method="timelyfreeze")
     assert describe(config).endswith("_mine_GPipe_timelyfreeze")
 
 

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
@@ -23,8 +24,8 @@ from torchtitan.freezing.report.times import PHASE_NUMBERS, BatchTimes
 def config() -> JobConfig:
     config = JobConfig()
     config.model.flavor = "8M"
-    config.freezing.method = "timelyfreeze"
-    config.freezing.max_freeze_ratio = [0.5, 0.8]
+    put(config, "freezing", method="timelyfreeze")
+    put(config, "freezing", max_freeze_ratio=[0.5, 0.8])
     config.parallelism.pipeline_parallel_degree = 2
     return config
 
@@ -138,7 +139,7 @@ def test_settings_that_have_no_say_are_left_out() -> None:
     assert hyperparameters(plain)["freezing.method"] == "none"
     assert "freezing.last_warmup_step" not in hyperparameters(plain)
     policy = JobConfig()
-    policy.freezing.method = "apf"
+    put(policy, "freezing", method="apf")
     assert "freezing.max_freeze_ratio" not in hyperparameters(policy)
     assert "freezing.last_warmup_step" in hyperparameters(policy)
 

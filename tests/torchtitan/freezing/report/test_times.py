@@ -11,6 +11,7 @@ import torch
 import torchtitan.tools.utils as titan_tools
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
@@ -357,7 +358,7 @@ def job_config() -> JobConfig:
     config.training.dataset_path = "./rows"
     config.training.steps = 120
     config.parallelism.pipeline_parallel_schedule = "GPipe"
-    config.freezing.method = "timelyfreeze"
+    put(config, "freezing", method="timelyfreeze")
     config.debug.seed = 3
     config.data.seed = 5
     return config

@@ -1,0 +1,87 @@
+"""Words and numbers a user may choose from."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from timelyfreeze.settings.freezing import FreezeSettings
+from timelyfreeze.settings.phases import PhaseSchedule
+
+SHORT = FreezeSettings(1, 5, "halves", 7, discard_batches=1)
+KNOWN = {
+    "monitoring": ("halves", "mixed"),
+    "first_stage": ("all_or_nothing", "per_tensor"),
+    "score_memory": ("device", "host"),
+    "score_dtype": ("float32", "bfloat16"),
+}
+
+
+def errors(plans: bool = True, **keys: Any) -> list[str]:
+    return list(replace(SHORT, **keys).errors(plans=plans))
+
+
+@pytest.mark.parametrize("key", KNOWN)
+def test_every_known_word_is_taken(key: str) -> None:
+    assert [errors(**{key: word}) for word in KNOWN[key]] == [[]] * len(KNOWN[key])
+
+
+@pytest.mark.parametrize("plans", [True, False])
+@pytest.mark.parametrize("key", KNOWN)
+@pytest.mark.parametrize("word", ["", "Host", "float16"])
+def test_another_word_is_told_with_its_key_and_the_known_ones(
+    key: str, word: str, plans: bool
+) -> None:
+    assert errors(plans, **{key: word}) == [f"{key} is {word!r}; known: {', '.join(KNOWN[key])}"]
+
+
+def test_all_errors_are_told_at_once() -> None:
+    words = {"first_stage": "half", "score_memory": "host", "score_dtype": "int8"}
+    assert errors(**words, max_freeze_ratio=2.0, last_ramp_step=5) == [
+        "first_stage is 'half'; known: all_or_nothing, per_tensor",
+        "score_dtype is 'int8'; known: float32, bfloat16",
+        "max_freeze_ratio is 2.0; it must lie in [0, 1]",
+        "last_ramp_step is 5; it must be above last_monitor_step (5)",
+    ]
+
+
+def test_the_defaults_are_right() -> None:
+    assert list(FreezeSettings().errors(n_stages=4)) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (
+            {"solver_delay_steps": -1},
+            "solver_delay_steps is -1; it must be 0 or more and below the 2",
+        ),
+        ({"solver_delay_steps": 2}, "solver_delay_steps is 2; .* the 2 steps of the ramp"),
+        ({"replan_every": -1}, "replan_every is -1; it must be 0 or more"),
+        ({"replan_threshold": 0.0}, "replan_threshold is 0.0; it must be above 0"),
+        ({"replan_threshold": float("inf")}, "replan_threshold is inf"),
+        ({"min_gain": -1.5}, "min_gain is -1.5; it must be -1 or more and finite"),
+        ({"min_gain": float("nan")}, "min_gain is nan"),
+        ({"last_warmup_step": -1}, "last_warmup_step is -1; it must be 0 or more"),
+        ({"last_monitor_step": 1, "last_ramp_step": 1}, "last_monitor_step is 1, as last_warmup_"),
+        ({"discard_batches": -1}, "discard_batches is -1; it must be 0 or more"),
+        ({"discard_batches": 2}, "discard_batches is 2; it must be below the 2 batches of each"),
+        ({"discard_batches": 2, "monitoring": "mixed"}, ".* leave 3 of the 4 batches of mixed"),
+        ({"solver_time_limit_s": 0.0}, "solver_time_limit_s is 0.0; it must be above 0"),
+        ({"gradient_rank": -1}, "gradient_rank is -1; it must be a whole number"),
+        ({"gradient_rank": "auto"}, "gradient_rank is 'auto'; it must be a whole number"),
+        ({"max_freeze_ratio": []}, r"max_freeze_ratio is \[\]; it needs one value"),
+        ({"seed": -1}, r"seed is -1; it must be 0 or more and below 2\*\*64"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+    ],
+)
+def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: str) -> None:
+    (error,) = errors(**numbers)
+    assert re.match(message, error), error
+
+
+def test_a_method_without_a_plan_needs_no_room() -> None:
+    assert errors(False, last_monitor_step=0, solver_delay_steps=5, max_freeze_ratio=2.0) == []
+    assert errors(solver_delay_steps=1, replan_every=0, min_gain=-1.0) == []
+    assert SHORT.unplanned.phases == PhaseSchedule.unplanned(1)

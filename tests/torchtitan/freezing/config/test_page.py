@@ -1,0 +1,27 @@
+"""The tables of keys in docs/configuration.md are what the fields say."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+from torchtitan.config import Model as TitanModel
+from torchtitan.config import Parallelism as TitanParallelism
+
+from tests.configuration_page import PAGE, SECTIONS, sentences, with_tables
+
+
+def test_the_page_has_the_tables() -> None:
+    page = PAGE.read_text()
+    assert with_tables(page) == page, "python -m tests.configuration_page writes it anew"
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_key_has_a_sentence(name: str) -> None:
+    upstream = {field.name for kind in (TitanModel, TitanParallelism) for field in fields(kind)}
+    keys = {f.name for f in fields(SECTIONS[name]) if not is_dataclass(f.default_factory)}
+    assert keys - upstream - sentences(SECTIONS[name]).keys() == set()
+
+
+def test_a_section_says_more_than_what_it_inherits() -> None:
+    told = sentences(SECTIONS["freezing"])
+    assert "text models" in told["gradient_rank"], "the nearest class speaks"
+    assert told["seed"].startswith("Seed of the random choice")
