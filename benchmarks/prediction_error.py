@@ -30,7 +30,6 @@ from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
 from timelyfreeze.compare.command import keep
-from timelyfreeze.compare.runs.asked import errors
 from timelyfreeze.compare.runs.jobs import (
     DEGREE,
     Job,
@@ -41,6 +40,7 @@ from timelyfreeze.compare.runs.jobs import (
     start,
 )
 from timelyfreeze.compare.runs.run import Run, find_any
+from timelyfreeze.compare.runs.sweep import errors
 from timelyfreeze.files.options import number, parse_with_keys, status_of, whole
 
 

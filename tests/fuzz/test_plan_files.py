@@ -18,13 +18,13 @@ from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, uniform_bounds
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
 DAG = build_dag(ORDER)
 BOUNDS = uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.0, 2.0))
-NOTES = PipelineNotes(
+NOTES = PipelineMetadata(
     schedule="GPipe",
     ranks=2,
     processors=1.5,

@@ -33,7 +33,7 @@ PRESENT = "TIMELYFREEZE_PART"
 
 
 @dataclass(frozen=True)
-class Part:
+class Restart:
     """How a run goes on."""
 
     split: Sequence[int]  # layers of each process, which has one stage of the pipeline
@@ -46,10 +46,10 @@ class Part:
         write_whole(Path(os.environ[NEXT]), json.dumps(asdict(self)).encode())
 
 
-def present_part() -> Part | None:
+def present_restart() -> Restart | None:
     """Return what this process goes on from; None in the first part of a run."""
     text = os.environ.get(PRESENT)
-    return None if text is None else Part(**json.loads(text))
+    return None if text is None else Restart(**json.loads(text))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
 run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
-      has is not run again; a run that did not finish starts anew, and its old files move to
+      has is not run again; a run that did not finish starts again, and its old files move to
       OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
       there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
       status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
@@ -33,12 +33,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import jobs
-from timelyfreeze.compare.runs.asked import errors, plan_jobs
 from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
+from timelyfreeze.compare.runs.sweep import errors, plan_jobs
 from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nproc", type=int, metavar="N",
         help="processes of a run, and ranks of its pipeline (default: as many as CONFIG has ranks, "
         "and one where it emulates them)")  # fmt: skip
-    add("--stretch", type=float, default=1.0, metavar="F",
+    add("--steps-factor", type=float, default=1.0, metavar="F",
         help="a run that freezes makes F times as many steps as none, to end at none's loss "
         "(default 1)")  # fmt: skip
     add("--vary", action="append", default=[], metavar="KEY=A,B,C",
@@ -127,7 +127,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
     asked = plan_jobs(
-        options.methods, options.schedules, options.seeds, nproc, options.stretch,
+        options.methods, options.schedules, options.seeds, nproc, options.steps_factor,
         parse_variants(options.vary),
     )  # fmt: skip
     found = errors(asked, settings)
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     failed = jobs.run_jobs(asked, settings, output, starter=starter, then=then)
     is_scored = scoring is None or scoring.score_base_model()
     print()
-    _table(find_any([output]), output, Terms(options.window))
+    _table(find_any([output]), output, Criteria(options.window))
     return 0 if is_scored and not failed else 1
 
 
@@ -160,10 +160,10 @@ def _show(options: argparse.Namespace) -> int:
         print(printable(f"not read: {problem}"), file=sys.stderr)
     if not found.runs:
         raise ValueError("none of the runs can be read")
-    terms = Terms(options.window, options.reference and _reference(options.reference))
-    table, groups = _table(found, output, terms)
+    criteria = Criteria(options.window, options.reference and _reference(options.reference))
+    table, groups = _table(found, output, criteria)
     if not options.table:
-        _page(table, groups, output, terms, options.title)
+        _page(table, groups, output, criteria, options.title)
         print(f"\nthe page: {output / 'comparison.html'}")
     return 1 if found.unreadable else 0
 
@@ -178,18 +178,20 @@ def _reference(folder: Path) -> Run:
     return found.runs[0]
 
 
-def _table(found: FoundRuns, output: Path | None, terms: Terms) -> tuple[Table, list[Group]]:
+def _table(found: FoundRuns, output: Path | None, criteria: Criteria) -> tuple[Table, list[Group]]:
     """Print the table, and keep it with the single runs where there is an ``output``."""
-    compared = compare(found.runs, terms)
-    table = tabulate(compared, found, terms)
-    text = render_markdown(table, terms)
+    compared = compare(found.runs, criteria)
+    table = tabulate(compared, found, criteria)
+    text = render_markdown(table, criteria)
     print(text, end="", flush=True)
     if output is not None:
         keep(output, [("comparison.md", text), ("comparison.csv", render_csv(compared))])
     return table, group(compared)
 
 
-def _page(table: Table, groups: Sequence[Group], output: Path, terms: Terms, title: str) -> None:
+def _page(
+    table: Table, groups: Sequence[Group], output: Path, criteria: Criteria, title: str
+) -> None:
     """Draw all plots, and write the page, and the Markdown once more with the plots in it."""
     # Plots that an earlier comparison left, of other runs, would mislead.
     ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
@@ -197,11 +199,11 @@ def _page(table: Table, groups: Sequence[Group], output: Path, terms: Terms, tit
         if ours.fullmatch(path.name):
             path.unlink()
     shown, images = [], {}
-    for plot in plots(groups, terms):
+    for plot in plots(groups, criteria):
         shown.append(plot)
         if plot.figure is not None:
             png, _ = style.save(plot.figure, output, plot.name)
             images[plot.name] = png.read_bytes()
     page = render_html(title, table, groups, shown, images)
-    text = render_markdown(table, terms, shown)
+    text = render_markdown(table, criteria, shown)
     keep(output, [("comparison.html", page), ("comparison.md", text)])

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.metrics import Terms, row_of
+from timelyfreeze.compare.metrics import Criteria, row_of
 from timelyfreeze.compare.runs.run import NO_PLACE, Run
 from timelyfreeze.compare.runs.variants import concerning, split_peer, variants, work_differs
 
@@ -83,14 +83,14 @@ class Group:
         return Spread(statistics.fmean(numbers), min(numbers), max(numbers))
 
 
-def compare(runs: Sequence[Run], terms: Terms) -> list[Run]:
+def compare(runs: Sequence[Run], criteria: Criteria) -> list[Run]:
     """Return the runs with what a comparison tells of them, by schedule, of each none first."""
     told, compared = _variants(runs), []
     for run in runs:
         own = replace(run, apart=told[run.folder])
         if run.is_finished:
             none = _baseline(run, runs)
-            own = replace(own, baseline=none, metrics=row_of(run, none, terms))
+            own = replace(own, baseline=none, metrics=row_of(run, none, criteria))
         compared.append(own)
     return sorted(compared, key=_position)
 

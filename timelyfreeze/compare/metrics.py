@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Terms:
+class Criteria:
     """Logged losses in a running mean, and the run whose last loss the others are to reach."""
 
     window: int = WINDOW
@@ -43,9 +43,9 @@ COLUMNS = tuple(Column(**told) for told in _TOLD["columns"])
 COLUMN_OF = {column.key: column for column in COLUMNS}
 
 
-def row_of(run: Run, none: Run | None, terms: Terms) -> dict[str, Metric]:
+def row_of(run: Run, none: Run | None, criteria: Criteria) -> dict[str, Metric]:
     """Return the metrics of a finished run by the keys of ``COLUMNS``; ``none`` is its baseline."""
-    told, reference = run.summary, terms.reference
+    told, reference = run.summary, criteria.reference
     row: dict[str, Metric] = {column.key: getattr(told, column.key, None) for column in COLUMNS}
     row |= {
         "device_tokens_per_second": told.by_virtual_clock().tokens_per_second,
@@ -56,9 +56,9 @@ def row_of(run: Run, none: Run | None, terms: Terms) -> dict[str, Metric]:
         "accuracy_stderr": _average_error(run.scores),
     }
     if reference is not None and reference.summary.model == told.model:
-        seconds = _reached(run.losses, reference.losses, terms.window)
+        seconds = _reached(run.losses, reference.losses, criteria.window)
         row["seconds_to_reference_loss"] = seconds
-    return row if none is None else row | _over_none(run, none, terms.window)
+    return row if none is None else row | _over_none(run, none, criteria.window)
 
 
 def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:

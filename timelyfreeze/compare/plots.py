@@ -24,7 +24,7 @@ from timelyfreeze.compare import drawing
 from timelyfreeze.compare.curves import Curve, Example, Examples, OfGroup, Point
 from timelyfreeze.compare.drawing import by_schedule
 from timelyfreeze.compare.groups import Group
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.runs.run import NO_PLACE, Points, Run
 from timelyfreeze.compare.runs.variants import freezes, split_peer
 from timelyfreeze.plots import style
@@ -70,7 +70,7 @@ class _Place:
 
     name: str
     groups: Sequence[Group]
-    terms: Terms
+    criteria: Criteria
 
     @property
     def model(self) -> str:
@@ -98,7 +98,7 @@ class _Place:
         What is ``missing``, if that is not told, are those of ``groups`` of which nothing was.
         """
         often = {"better": _TOLD["better"], "seconds": _TOLD["seconds"]}
-        told = {key: text.format(window=self.terms.window, **often)
+        told = {key: text.format(window=self.criteria.window, **often)
                 for key, text in _TOLD["kinds"][kind].items()}  # fmt: skip
         title = told["title"]
         if missing is None:
@@ -114,7 +114,7 @@ class _Place:
         self, kind: str, found: Sequence[OfGroup], groups: Sequence[Group] | None = None
     ) -> tuple[str, ...]:
         """Return a sentence that names what lacks data of ``groups``, of all if not told."""
-        data = _TOLD["kinds"][kind]["data"].format(window=self.terms.window)
+        data = _TOLD["kinds"][kind]["data"].format(window=self.criteria.window)
         if not found:
             return (f"no run has {data}",)
         drawn = [one.group for one in found]
@@ -123,10 +123,10 @@ class _Place:
         return (f"without {data}: {', '.join(names)}",) if names else ()
 
 
-def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
+def plots(groups: Sequence[Group], criteria: Criteria) -> Iterator[Plot]:
     """Yield all plots, place by place; those that have no data as well."""
     names = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
-    places = [_Place(name, [g for g in groups if g.place == name], terms) for name in names]
+    places = [_Place(name, [g for g in groups if g.place == name], criteria) for name in names]
     numbers: Counter[str] = Counter()
     for plot in _plots(places):
         numbers[plot.kind] += 1
@@ -179,7 +179,7 @@ def _models(places: Sequence[_Place]) -> Plot:
     points = {
         place.model if models[place.model] == 1 else place.name: found for place, found in known
     }
-    everywhere = _Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].terms)
+    everywhere = _Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].criteria)
     if len(models) < 2:
         missing = ("fewer than two models have an average accuracy",)
         return everywhere.plot(MODELS, [], _ACCURACIES, missing=missing)
@@ -198,7 +198,7 @@ def _curves(
 
 
 def _losses(place: _Place) -> Plot:
-    window = place.terms.window
+    window = place.criteria.window
     target = _end(place, lambda run: last_running_mean(run.losses, window))
     labels = "seconds of training", "training loss"
     points = shown.training_losses(window)
@@ -216,7 +216,7 @@ def _held_out(place: _Place) -> Plot:
 
 def _end(place: _Place, loss_of: Callable[[Run], float | None]) -> tuple[float, str] | None:
     """Return the loss at the end of the run that others are held against, if it has one here."""
-    run = place.terms.reference
+    run = place.criteria.reference
     loss = None if run is None or run.summary.model != place.model else loss_of(run)
     return None if run is None or loss is None else (loss, f"where {run.label} ends")
 

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from timelyfreeze.compare.groups import PLACE, Group, group
-from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, COLUMNS, NEVER, Column, Criteria
 from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.runs.run import FAILED, FINISHED, NO_PLACE, UNFINISHED, FoundRuns, Run
 from timelyfreeze.files import markdown_table, markdown_text, spreadsheet_cell
@@ -42,7 +42,7 @@ class Table:
     before: tuple[str, ...] = ()
 
 
-def tabulate(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Table:
+def tabulate(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Table:
     """Return the table of means over repeats, with its notes; ``runs`` are those compared."""
     groups = group(runs)
     finished = [run for run in runs if run.is_finished]
@@ -71,7 +71,7 @@ def tabulate(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Table:
         accuracies |= {BY_KEY[key].title: one.accuracy for key, one in scores.benchmarks.items()}
         if told := [f"{name} {100 * accuracy:.2f}%" for name, accuracy in accuracies.items()]:
             before[f"Before training, {Path(scores.model).name}: {', '.join(told)}."] = None
-    return Table(tuple(columns), rows, tuple(_notes(runs, found, terms)), tuple(before))
+    return Table(tuple(columns), rows, tuple(_notes(runs, found, criteria)), tuple(before))
 
 
 def render_csv(runs: Sequence[Run]) -> str:
@@ -120,14 +120,14 @@ def _counts(group: Group) -> str:
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(runs: Sequence[Run], found: FoundRuns, terms: Terms) -> Iterator[str]:
+def _notes(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
     finished = [run for run in runs if run.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
     yield from _difference_in_questions(finished, found.base_models)
-    if terms.reference is not None:
-        yield from _other_than_reference(terms.reference, finished)
+    if criteria.reference is not None:
+        yield from _other_than_reference(criteria.reference, finished)
     without = [run.label for run in finished if run.baseline is None]
     off = [run.label for run in finished
            if run.summary.emulated_ranks is not None and not run.by_virtual_clock]  # fmt: skip
@@ -229,11 +229,11 @@ def render_html(
     )
 
 
-def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> str:
+def render_markdown(table: Table, criteria: Criteria, plots: Sequence[Plot] = ()) -> str:
     """Return the table with its notes, and the plots with what is not in them, as Markdown."""
     return _TEMPLATES.get_template("page.md.j2").render(
         table=table,
         rows=markdown_table(table.titles, table.rows),
         plots=plots,
-        window=terms.window,
+        window=criteria.window,
     )

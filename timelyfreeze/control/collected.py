@@ -109,13 +109,13 @@ class CollectedMetrics:
 
 
 def collected(
-    ranks: Sequence[RankMetrics], in_force: ActivePlan, policy: Mapping[str, float]
+    ranks: Sequence[RankMetrics], active_plan: ActivePlan, policy: Mapping[str, float]
 ) -> CollectedMetrics:
     """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
     is_stable = ranks[0].log.phases == {Phase.STABLE} and all(b.batches for b in batches)
-    dag, plan, bounds, drift = in_force.dag, in_force.plan, in_force.bounds, None
+    dag, plan, bounds, drift = active_plan.dag, active_plan.plan, active_plan.bounds, None
     if is_stable and plan is not None and bounds is not None:
         drift = forward_drift(drifts(dag, bounds, plan.durations_ms, slowest_durations(batches)))
     applied: dict[int, list[float]] = {}

@@ -35,7 +35,13 @@ from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
 from timelyfreeze.records.tables import FrozenCount
-from timelyfreeze.runtime import ActionRecorder, Exchange, FreezingStage, FrontAhead, OutsideClock
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    Exchange,
+    FreezingStage,
+    FrontRunAhead,
+    OutsideClock,
+)
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import Action, ScheduleOrder
@@ -59,9 +65,9 @@ class FreezeController:
     ``name_batches`` before a step's first batch.
     """
 
-    ahead: FrontAhead | None = None  # set it for a policy that decides alone and has no cache
+    ahead: FrontRunAhead | None = None  # set it for a policy that decides alone and has no cache
     on_batch: Callable[[ObservedBatch], None] | None = None  # told of each whose times are read
-    # Whether the run may come from another pipeline, and plan anew; set it before state is loaded.
+    # Whether the run may come from another pipeline, and plan again; set it before state is loaded.
     moves = False
     entered_phase: Phase | None = None  # of the last step that was begun, here or before a move
     # Frozen layers in front that the pipeline should be made for: the policy's choice, none in
@@ -105,9 +111,9 @@ class FreezeController:
         """Run in ``phases``, with nothing measured yet."""
         self.phases = phases
         self.planner = self._new_planner(settings=self.settings, phases=phases)
-        self.in_force = self.planner.in_force  # where nothing is measured, never a plan
+        self.active_plan = self.planner.active_plan  # where nothing is measured, never a plan
         self._state.planner = self.planner if self.plans else None
-        plan = self.in_force if self.plans else None
+        plan = self.active_plan if self.plans else None
         self._masks = partial(
             BatchMasks, self.settings, phases, self._units, self._n_microbatches, plan, self.checks
         )
@@ -125,23 +131,23 @@ class FreezeController:
     @property
     def order(self) -> ScheduleOrder:
         """The order that ran while monitoring; before, the declared one."""
-        return self.in_force.order
+        return self.active_plan.order
 
     @property
     def plan(self) -> FreezePlan | None:
         """The plan, once solved."""
-        return self.in_force.plan
+        return self.active_plan.plan
 
     @property
     def bounds(self) -> DurationBounds | None:
         """What the plan was solved from."""
-        return self.in_force.bounds
+        return self.active_plan.bounds
 
     @property
     def unplanned(self) -> str | None:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
         if not self.plans or self.plan is not None:
-            return self.in_force.switched_off
+            return self.active_plan.switched_off
         last = self.phases.last_monitor_step
         if self._step < last:
             name = key("last_monitor_step")
@@ -153,7 +159,7 @@ class FreezeController:
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        is_off = self.in_force.is_off(self._step)
+        is_off = self.active_plan.is_off(self._step)
         return Phase.OFF if is_off else self.phases.phase(self._step)
 
     @property
@@ -165,7 +171,7 @@ class FreezeController:
     def planned_ratio(self, action: Action) -> float:
         """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
         if self.plans:
-            return self.in_force.ratio(action, self._step)
+            return self.active_plan.ratio(action, self._step)
         if self.checks is None or self.phase is Phase.WARMUP:
             return 0.0
         return self.checks.frozen_ratio(action.stage)
@@ -173,14 +179,14 @@ class FreezeController:
     def expected_stage_ratios(self) -> dict[int, float]:
         """Return for every stage the mean planned ratio of its backwards in the current step."""
         sums: dict[int, list[float]] = {}
-        for action in self.in_force.dag.actions:
+        for action in self.active_plan.dag.actions:
             if action.kind.freezable:
                 sums.setdefault(action.stage, []).append(self.planned_ratio(action))
         return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
 
     def expected_batch_ms(self) -> float | None:
         """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
-        return self.in_force.expected_batch_ms(self._step)
+        return self.active_plan.expected_batch_ms(self._step)
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -190,7 +196,7 @@ class FreezeController:
         if self._state.elsewhere is not None:  # the plan of another pipeline is left behind
             self._state.elsewhere = None
             if step - 1 > phases.last_warmup_step:
-                phases = phases.anew(step - 1, phases.learning_steps(step - 1))
+                phases = phases.restarted(step - 1, phases.learning_steps(step - 1))
                 self._begin_phases(phases)
         self._step, self._batch_index = step, 0
         self._log.begin_step()
@@ -225,16 +231,16 @@ class FreezeController:
         if self.ahead is not None:
             self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
 
-    def note_tokens(self, n_tokens: Tensor) -> None:
-        """As :meth:`OutputComparator.note_tokens`, of the step's next batch."""
+    def record_tokens(self, n_tokens: Tensor) -> None:
+        """As :meth:`OutputComparator.record_tokens`, of the step's next batch."""
         if self.checks is not None and self.checks.watch is not None:
-            self.checks.watch.note_tokens(n_tokens)
+            self.checks.watch.record_tokens(n_tokens)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._batch_index)
-        dag = self.in_force.dag
+        dag = self.active_plan.dag
         frozen = {stage: masks.of_stage(stage, dag) for stage in self._units}
         cut = {stage: masks.without_input_grads(stage) for stage in self._units}
         for each in self._stages:
@@ -327,7 +333,7 @@ class FreezeController:
             None if self.cache is None else self.cache.use(),
         )
         policy = {} if checks is None else dict(checks.decision.metrics)
-        return collected(self._exchange.all_gather(mine), self.in_force, policy)
+        return collected(self._exchange.all_gather(mine), self.active_plan, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
         """Return how often each tensor was frozen since freezing began; all ranks call this."""
@@ -356,7 +362,7 @@ class FreezeController:
         phases = self.phases
         kept: dict[str, Any] = {"front": self.settled_front}
         if phases.n_learned:
-            kept["begun_anew"] = [phases.last_warmup_step, phases.n_learned]
+            kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
         return self._state.save(kept)
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
@@ -366,8 +372,8 @@ class FreezeController:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned on all processes, of this number or another."""
         state = self._state.read(state_dict, moves=self.moves)
-        if "begun_anew" in state:
-            self._begin_phases(self.phases.anew(*state["begun_anew"]))
+        if "restarted" in state:
+            self._begin_phases(self.phases.restarted(*state["restarted"]))
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

@@ -46,7 +46,7 @@ class PolicyRunner:
     layout: ModelLayout  # tensors of all ranks
     parameters: Sequence[tuple[str, Tensor]]  # of this rank, with their names in the layout
     exchange: Exchange  # talks to the other ranks
-    phases: PhaseSchedule  # boundaries of the run; set them where it plans anew
+    phases: PhaseSchedule  # boundaries of the run; set them where it plans again
     meter: ChangeMeter | None  # measures what the policy judges by; None if it needs nothing
     clock: Clock  # times the scoring
     seed: int  # of the policy's draws
@@ -93,7 +93,7 @@ class PolicyRunner:
 
     @property
     def decides(self) -> bool:
-        """Whether the policy decides anew at the end of the current step."""
+        """Whether the policy decides again at the end of the current step."""
         n_steps = self.phases.learning_steps(self._step)
         return self._counts and n_steps % self.policy.check_interval == 0
 

@@ -124,7 +124,7 @@ class Reporter:
             without=controller.unplanned,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,
-            predicts_for=None if plan is None else controller.in_force.predicts_for,
+            predicts_for=None if plan is None else controller.active_plan.predicts_for,
         )
 
 

@@ -190,7 +190,7 @@ class FreezingState:
     declared: ScheduleOrder  # order of the whole pipeline, as declared
     stages: tuple[int, ...]  # indexes of the stages that this process holds
     exchange: Exchange  # says which process this is
-    # times and plan; None if the method does not plan. Set another where it plans anew
+    # times and plan; None if the method does not plan. Set another where it plans again
     planner: Planner | None
     checks: PolicyRunner | None  # the policy's decision; None if there is no policy
     # counts of what was frozen, sums of the average freeze ratio, gradient energies
@@ -338,7 +338,7 @@ def recut(
     """Return the state that a process goes on from with stages of its own.
 
     Counts of frozen tensors and gradient energies go where the tensors are: what stays frozen can
-    not be measured anew. The sums of the average freeze ratio are handed out evenly.
+    not be measured again. The sums of the average freeze ratio are handed out evenly.
     """
     tallies = _tallies(states)
     # Stage after stage is the order of the model, wherever it is cut.

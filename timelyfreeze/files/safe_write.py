@@ -1,4 +1,4 @@
-"""Files that others may read while they are written anew, and folders that can take none."""
+"""Files that others may read while they are written again, and folders that can take none."""
 
 from __future__ import annotations
 

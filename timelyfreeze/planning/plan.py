@@ -26,7 +26,7 @@ from timelyfreeze.files import (
     to_plain,
 )
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.timing import DurationBounds, play_batch, validate_bounds
+from timelyfreeze.timing import DurationBounds, simulate_batch, validate_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def plan_from_ratios(
         everything = skip_depths(dag, dag.freezable & (span > 0.0))
         frozen = np.where(skipped_actions(dag, everything), nothing_ms, frozen)
     delays = bounds.delays_ms(dag)
-    start, batch_ms = play_batch(dag, durations, n_processors, delays)
+    start, batch_ms = simulate_batch(dag, durations, n_processors, delays)
     for array in (r, durations, start):
         array.setflags(write=False)
     return FreezePlan(
@@ -159,8 +159,8 @@ def plan_from_ratios(
         durations_ms=durations,
         start_ms=start,
         batch_ms=batch_ms,
-        unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors, delays)[1],
-        frozen_batch_ms=play_batch(dag, frozen, n_processors, delays)[1],
+        unfrozen_batch_ms=simulate_batch(dag, bounds.max_ms, n_processors, delays)[1],
+        frozen_batch_ms=simulate_batch(dag, frozen, n_processors, delays)[1],
         outside_ms=bounds.outside_ms,
     )
 

@@ -33,7 +33,7 @@ from timelyfreeze.timing import (
     halves,
     interval_factor,
     message_time,
-    play_batch,
+    simulate_batch,
     slowest,
     slowest_replica,
     with_messages,
@@ -177,7 +177,7 @@ def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None
         raise ValueError(
             f"the checkpoint's freeze plan was made for another pipeline: {len(theirs)} actions, "
             f"of which this run has {len(theirs & ours)}; resume with "
-            f"{key('pipeline')} and batch sizes, or, to measure anew, {key('begin_anew')}"
+            f"{key('pipeline')} and batch sizes, or, to measure again, {key('begin_anew')}"
         )
 
 
@@ -292,7 +292,7 @@ class _Monitored:
 
     def _play_ms(self, bounds: DurationBounds, durations_ms: NDArray[np.float64]) -> float:
         delays_ms = bounds.delays_ms(self.dag)
-        return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
+        return simulate_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
 
     def _patterns(
         self, bounds: DurationBounds

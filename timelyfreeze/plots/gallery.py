@@ -192,7 +192,7 @@ def predicted(run_folder: Path) -> Sequence[Timeline]:
     if _missing_plan_files(run_folder):
         return ()
     files = {name: run_folder / name for name in _PLAN_FILES}
-    notes = read_bounds_file(files["bounds.json"]).notes
+    notes = read_bounds_file(files["bounds.json"]).metadata
     dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
     bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
 

@@ -17,7 +17,7 @@ class Fixed(FreezePolicy):
     layers: AtLeast0 = 1
     """How many transformer blocks from the front are frozen."""
 
-    check_interval = sys.maxsize  # never: there is nothing to decide anew
+    check_interval = sys.maxsize  # never: there is nothing to decide again
 
     def start(self, check: Check) -> Decision:
         """Freeze the prefix."""

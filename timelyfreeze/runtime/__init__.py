@@ -2,7 +2,7 @@
 
 from timelyfreeze.runtime import torch_releases as torch_releases  # isort: split
 
-from timelyfreeze.runtime.entering.ahead import FrontAhead
+from timelyfreeze.runtime.entering.ahead import FrontRunAhead
 from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, exchange_of, measure_transfers, together
 from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_backward

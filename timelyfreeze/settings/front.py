@@ -137,10 +137,10 @@ class ElasticSettings:
     enable: bool = False
     """Move the model onto half as many pipeline ranks once enough of its front is frozen for them,
     and train replicas on the ranks that this frees. For methods that freeze the front, alone or
-    with a plan, which is made anew then: see docs/front.md."""
+    with a plan, which is made again then: see docs/front.md."""
 
     partition: Annotated[str, OneOf("parameters", "time")] = "parameters"
-    """What is even where the model is cut anew: "parameters", or "time", by the profile that
+    """What is even where the model is cut again: "parameters", or "time", by the profile that
     parallelism.partition_profile names."""
 
     frozen_cost: Fraction = 1 / 6
@@ -164,7 +164,7 @@ class ElasticSettings:
 
     @property
     def is_by_time(self) -> bool:
-        """Whether the model is cut anew by measured times."""
+        """Whether the model is cut again by measured times."""
         return self.enable and self.partition == "time"
 
     @property

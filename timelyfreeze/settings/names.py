@@ -38,7 +38,7 @@ def key(argument: str) -> str:
 
 def begin_anew() -> str:
     """Return how a run goes on without the state of a checkpoint, the end of an error."""
-    return f"to begin freezing anew, {key('begin_anew')}"
+    return f"to begin freezing again, {key('begin_anew')}"
 
 
 def name_arguments(naming: Naming) -> None:

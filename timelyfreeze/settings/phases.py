@@ -66,7 +66,7 @@ class PhaseSchedule:
             applies in full.
         monitoring: One of ``MONITORING_WAYS``.
         n_learned: Steps up to T_w that count as steps after warm-up do: above 0 where phases have
-            begun anew.
+            begun again.
     """
 
     last_warmup_step: int
@@ -102,7 +102,7 @@ class PhaseSchedule:
         """Return the phases of a method that makes no plan: warm-up up to T_w >= 0, then stable."""
         return PhaseSchedule(last_warmup_step, last_warmup_step, last_warmup_step)
 
-    def anew(self, step: int, n_learned: int) -> PhaseSchedule:
+    def restarted(self, step: int, n_learned: int) -> PhaseSchedule:
         """Return phases as long as these that begin to monitor after ``step``.
 
         ``step`` is T_w of the new ones, ``n_learned`` the ``learning_steps`` up to there.

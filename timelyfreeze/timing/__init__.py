@@ -39,9 +39,9 @@ from timelyfreeze.timing.monitoring import (
 from timelyfreeze.timing.processors import (
     message_time,
     play_actions,
-    play_batch,
     shared_cores,
     shared_processors,
+    simulate_batch,
     usable_cores,
     with_messages,
 )

@@ -37,7 +37,7 @@ def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | N
     return n_processors if n_processors < dag.ranks.max() + 1 else None
 
 
-def play_batch(
+def simulate_batch(
     dag: PipelineDag,
     durations_ms: ArrayLike,
     n_processors: float | None = None,
@@ -73,10 +73,10 @@ def play_actions(
     n_processors: float | None = None,
     delays_ms: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Play one batch through as ``play_batch`` does, and tell when each action ends too.
+    """Play one batch through as ``simulate_batch`` does, and tell when each action ends too.
 
     Start and end are milliseconds, shape [A] both; further apart than the action's duration where
-    ranks had to share processors meanwhile. Errors as ``play_batch``.
+    ranks had to share processors meanwhile. Errors as ``simulate_batch``.
     """
     shared = shared_processors(dag, n_processors)
     if shared is None:
@@ -187,7 +187,7 @@ def message_time(
     durations = np.asarray(durations_ms, dtype=np.float64)
 
     def batch_ms(lead_ms: float) -> float:
-        return play_batch(dag, durations + lead_ms * dag.receiving, n_processors, delays_ms)[1]
+        return simulate_batch(dag, durations + lead_ms * dag.receiving, n_processors, delays_ms)[1]
 
     missing_ms = measured_ms - batch_ms(0.0)
     if missing_ms <= 0.0 or not dag.receiving.any():

@@ -23,7 +23,7 @@ from timelyfreeze.schedule import (
     one_f_one_b_order,
 )
 from timelyfreeze.settings import ALL_OR_NOTHING, skips_input_grads
-from timelyfreeze.timing import DurationBounds, play_batch, with_messages
+from timelyfreeze.timing import DurationBounds, simulate_batch, with_messages
 from timelyfreeze.whatif import partition
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.grid import (
@@ -105,7 +105,7 @@ class ScheduleCases:
 
     def _load(self, name: str, model: LayerModel | BlockTimes) -> partition.Load:
         """Return what a partition makes even."""
-        notes = self.file.notes
+        notes = self.file.metadata
         if name == partition.TIME:
             return partition.time_load(model, self.order.stage_to_rank)
         if name == partition.MEMORY and notes.memory is not None:
@@ -142,7 +142,7 @@ class ScheduleCases:
         with suppress(ValueError):
             bounds = self._bounds(self.best_unfrozen)
             delays_ms = bounds.delays_ms(self.dag)
-            played = play_batch(self.dag, bounds.max_ms, self.grid.n_processors, delays_ms)
+            played = simulate_batch(self.dag, bounds.max_ms, self.grid.n_processors, delays_ms)
             return self.best_unfrozen, self.grid.step_ms(played[1])
         return None, None
 
@@ -181,7 +181,7 @@ class ScheduleCases:
         )
         plan = chosen_plan(dag, bounds, choices)
         frozen_step_ms, n_microbatches = grid.step_ms(plan.batch_ms), self.order.n_microbatches
-        tokens, tokens_per_second = self.file.notes.tokens_per_microbatch, None
+        tokens, tokens_per_second = self.file.metadata.tokens_per_microbatch, None
         if tokens is not None:
             n_tokens = tokens * n_microbatches * grid.batches
             tokens_per_second = 1e3 * n_tokens / frozen_step_ms / grid.n_ranks
@@ -245,7 +245,7 @@ def schedules_of(
     file: BoundsFile, grid: Grid, layers: Split | None
 ) -> tuple[list[ScheduleCases], list[str]]:
     """Return the schedules of a grid, each with each number of microbatches, and notes."""
-    known = file.notes.layers
+    known = file.metadata.layers
     if layers is not None and len(layers) != file.n_stages:
         raise ValueError(
             f"--layers has {len(layers)} stages ({render_split(layers)}); times are those of "
@@ -275,7 +275,7 @@ def _model(
     if layers is None:
         return None, [_NOTES["no_layers"].format(file=file.path.name)]
     try:
-        return file.model(layers, file.notes.parameters), []
+        return file.model(layers, file.metadata.parameters), []
     except ValueError as error:
         return None, [f"only the measured split is planned for: {error}"]
 
@@ -283,10 +283,10 @@ def _model(
 def _premises(file: BoundsFile, grid: Grid) -> Iterator[str]:
     if file.derived_kinds:
         yield _NOTES["derived"].format(kinds=file.derived_kinds)
-    sizes = file.notes.parameters
+    sizes = file.metadata.parameters
     if sizes is not None and not sizes.are_alike:
         yield _NOTES["unlike"]
-    elif file.notes.layer is None:
+    elif file.metadata.layer is None:
         yield _NOTES["middle"]
     overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
     told_ms, times_ms = grid.p2p_overhead_ms, links.values()

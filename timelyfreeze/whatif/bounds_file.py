@@ -1,4 +1,4 @@
-"""Bounds files, and their notes, read without the schedule they belong to.
+"""Bounds files, and their metadata, read without the schedule they belong to.
 
 A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
 The bounds file may have one more entry, ``pipeline``: sizes, overheads and how they were measured.
@@ -24,7 +24,7 @@ from timelyfreeze.schedule import (
     order_from_csv,
 )
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
-from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch
+from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, simulate_batch
 from timelyfreeze.timing.bounds import BoundsTable
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel, block_times, layer_model
@@ -41,7 +41,7 @@ from timelyfreeze.whatif.times import (
 
 
 @dataclass(frozen=True)
-class PipelineNotes:
+class PipelineMetadata:
     """What a bounds file says of its pipeline besides the bounds; None where it does not say."""
 
     schedule: str | None = None  # name of the schedule that was measured
@@ -70,28 +70,28 @@ PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
 
 
-def _parse_notes(plain: Any, n_stages: int) -> PipelineNotes:
-    notes = read_dataclass(PipelineNotes, plain, PIPELINE)
-    for i, times in enumerate(notes.stages or ()):
+def _parse_metadata(plain: Any, n_stages: int) -> PipelineMetadata:
+    metadata = read_dataclass(PipelineMetadata, plain, PIPELINE)
+    for i, times in enumerate(metadata.stages or ()):
         if errors := times.errors():
             raise ValueError(f"{PIPELINE}.stages[{i}]: {'; '.join(errors)}")
-    n_layers = None if notes.layers is None else sum(notes.layers)
+    n_layers = None if metadata.layers is None else sum(metadata.layers)
     lengths: list[tuple[str, Sequence[Any] | None, int, str]] = [
-        ("layers", notes.layers, n_stages, "stage"),
-        ("stages", notes.stages, n_stages, "stage"),
+        ("layers", metadata.layers, n_stages, "stage"),
+        ("stages", metadata.stages, n_stages, "stage"),
     ]
-    if notes.parameters is not None:
-        each: Sequence[Any] = notes.parameters.layers
+    if metadata.parameters is not None:
+        each: Sequence[Any] = metadata.parameters.layers
         lengths.append(("parameters.layers", each, n_layers or len(each) or 1, "layer"))
-    if notes.memory is not None and (notes.memory.blocks or notes.memory.outputs):
-        each, outputs = notes.memory.blocks, notes.memory.outputs
+    if metadata.memory is not None and (metadata.memory.blocks or metadata.memory.outputs):
+        each, outputs = metadata.memory.blocks, metadata.memory.outputs
         n_blocks = len(each) if n_layers is None else n_layers
         lengths.append(("memory.blocks", each, n_blocks, "layer"))
         lengths.append(("memory.outputs", outputs, n_blocks + 1, "layer and the embedding"))
     for key, items, length, of in lengths:
         if items is not None and len(items) != length:
             raise ValueError(f"{PIPELINE}.{key} must be a list of {length}, one for each {of}")
-    return notes
+    return metadata
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class BoundsFile:
 
     path: Path  # where it was read from
     table: BoundsTable  # what it says of actions, messages and the run
-    notes: PipelineNotes  # what else it says
+    metadata: PipelineMetadata  # what else it says
     order: ScheduleOrder | None  # the order it belongs to, if that lies beside it
     n_stages: int  # number of stages
     n_microbatches: int  # number of microbatches
@@ -114,12 +114,12 @@ class BoundsFile:
     @property
     def n_ranks(self) -> int | None:
         """Number of pipeline ranks, where the file or the order beside it tells."""
-        return self.notes.ranks if self.order is None else self.order.n_ranks
+        return self.metadata.ranks if self.order is None else self.order.n_ranks
 
     def stage_times(self) -> tuple[StageTimes, ...]:
         """Return what was noted of each stage, else medians over microbatches without messages."""
-        if self.notes.stages is not None:
-            return self.notes.stages
+        if self.metadata.stages is not None:
+            return self.metadata.stages
         bounds = self.table.bounds if self.keeps_overhead else _without_overhead(self)
         return tuple(
             complete_times(median_pairs(bounds, stage), is_first=stage == 0)
@@ -134,7 +134,7 @@ class BoundsFile:
         stages = self.stage_times()
         if parameters is not None and not parameters.are_alike:
             return block_times(stages, layers)
-        return layer_model(stages, layers, self.notes.layer, self.notes.fixed)
+        return layer_model(stages, layers, self.metadata.layer, self.metadata.fixed)
 
     def measured(self, dag: PipelineDag) -> DurationBounds:
         """Return the bounds as the run had them, whose pipeline ``dag`` is."""
@@ -149,7 +149,7 @@ class BoundsFile:
     @property
     def derived_kinds(self) -> str:
         """Actions whose times were not measured but follow from others, such as "I and W"."""
-        if self.notes.stages is not None:
+        if self.metadata.stages is not None:
             return ""
         kinds = {action.kind for action in self.table.bounds}
         if ActionKind.FULL_BACKWARD not in kinds:
@@ -157,13 +157,13 @@ class BoundsFile:
         return "" if ActionKind.WEIGHT_BACKWARD in kinds else "I and W"
 
 
-def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNotes) -> str:
-    """Write bounds that fit ``dag``, and notes, as JSON; ``bounds_from_json`` reads the bounds."""
-    return bounds_to_json(dag, bounds, {PIPELINE: to_plain(notes)})
+def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, metadata: PipelineMetadata) -> str:
+    """Write bounds that fit ``dag``, and metadata, as JSON for ``bounds_from_json``."""
+    return bounds_to_json(dag, bounds, {PIPELINE: to_plain(metadata)})
 
 
 def read_bounds_file(path: Path) -> BoundsFile:
-    """Read a bounds file, its notes, and the order beside it if there is one."""
+    """Read a bounds file, its metadata, and the order beside it if there is one."""
     try:
         data = read_object(path)
         if not isinstance(data.get("bounds"), dict):
@@ -177,13 +177,13 @@ def read_bounds_file(path: Path) -> BoundsFile:
         n_stages = 1 + max(action.stage for action in bounds)
         n_microbatches = 1 + max(action.microbatch for action in bounds)
         _check_bounds(bounds, n_stages, n_microbatches)
-        notes = _parse_notes(data.get(PIPELINE, {}), n_stages)
+        metadata = _parse_metadata(data.get(PIPELINE, {}), n_stages)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     order = _order_beside(path, bounds)
-    file = BoundsFile(path, table, notes, order, n_stages, n_microbatches)
+    file = BoundsFile(path, table, metadata, order, n_stages, n_microbatches)
     if not file.keeps_overhead:
         _without_overhead(file)
     return file
@@ -247,6 +247,6 @@ def recall(file: BoundsFile) -> tuple[float, float] | None:
     if file.order is None:
         return None
     dag = build_dag(file.order)
-    bounds, n_processors = file.measured(dag), file.notes.processors
-    _, batch_ms = play_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))
+    bounds, n_processors = file.measured(dag), file.metadata.processors
+    _, batch_ms = simulate_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))
     return batch_ms, unfrozen_batch_ms(dag, file.stage_times(), n_processors, file.links)

@@ -256,7 +256,7 @@ class _Front:
 
     def shrunk(self, partition: str | None) -> dict[str, Any]:
         """Return what a case has of the shrunk pipeline; by parameters, if told, else by time."""
-        order, grid, notes = self.table.order, self.table.grid, self.table.file.notes
+        order, grid, notes = self.table.order, self.table.grid, self.table.file.metadata
         if order.n_stages != order.n_ranks:
             raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
         partition = partition or (TIME if notes.parameters is None else PARAMETERS)
@@ -280,7 +280,7 @@ class _Front:
         }
 
     def _exchange_ms(self, plan: ElasticPlan) -> float | None:
-        grid, parameters = self.table.grid, self.table.file.notes.parameters
+        grid, parameters = self.table.grid, self.table.file.metadata.parameters
         if parameters is None or grid.link_gb_per_s is None:
             return None
         speed = _BYTES_PER_MS * grid.link_gb_per_s
@@ -292,7 +292,7 @@ class _Front:
         return max(sum(layers_ms[i] for i in layers) for layers in ranks)
 
     def _plan(self, partition: str) -> ElasticPlan:
-        table, order, notes = self.table, self.table.order, self.table.file.notes
+        table, order, notes = self.table, self.table.order, self.table.file.metadata
         memory, fits = notes.memory, None
         if partition == TIME:
             loads: Sequence[float] = layer_times(self.model, self.n_frozen)

@@ -21,7 +21,7 @@ import numpy as np
 
 from timelyfreeze.files import MOST, WRITTEN, Within
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.timing import DurationBounds, play_batch, with_messages
+from timelyfreeze.timing import DurationBounds, simulate_batch, with_messages
 
 Pair = tuple[float, float]
 Overhead = Annotated[float, Within(-MOST, MOST), WRITTEN]  # may be below 0: a difference of times
@@ -160,4 +160,4 @@ def unfrozen_batch_ms(
 ) -> float:
     """Return the time of a batch whose actions take what their stages take unfrozen."""
     bounds = bounds_from_times(dag, stages, links)
-    return play_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))[1]
+    return simulate_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))[1]

@@ -109,7 +109,7 @@ class SafeCheckpointManager(CheckpointManager):
             raise CheckpointError(
                 f"{start} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
                 "model or configuration. checkpoint.load_step names an older one, "
-                "checkpoint.folder another place; to begin anew, move the folder away"
+                "checkpoint.folder another place; to begin again, move the folder away"
             ) from error
         finally:
             self.folder = kept
@@ -252,7 +252,7 @@ def fitted_states(states: Mapping[str, Any], keys: Collection[str]) -> dict[str,
     known = frozenset(keys)
     new = [name for name in states if is_adapter(name) and name not in known]
     if new:
-        logger.info("The checkpoint has no adapters: %d tensors of them begin anew", len(new))
+        logger.info("The checkpoint has no adapters: %d tensors of them begin again", len(new))
     fitted = {name: state for name, state in states.items() if name not in new}
     for name, state in fitted.items():
         if hasattr(state, "state_to_load"):  # processes save parts of their own

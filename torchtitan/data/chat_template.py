@@ -125,7 +125,7 @@ class ChatTemplate:
         """
         chat = self.mark(said)
         encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
-        ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
+        ids, offsets = encoding.ids, encoding.offsets  # lists made again at each access
         learned = [False] * len(ids)
         token = 0
         for start, end in chat.answers:

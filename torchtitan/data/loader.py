@@ -72,7 +72,7 @@ class ResizableDataloader(ParallelAwareDataloader):
         if missing := [name for name in names if name not in state_dict]:
             raise DataError(
                 f"the checkpoint's data loader has world_size = {dp_degree}, but not "
-                f"{', '.join(missing)}; to start the data anew, add 'dataloader' to "
+                f"{', '.join(missing)}; to start the data again, add 'dataloader' to "
                 "checkpoint.exclude_from_loading"
             )
         readers = [state for name in names for state in _dataset_states(_plain(state_dict[name]))]
@@ -111,7 +111,7 @@ def _dataset_states(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if state["_steps_since_snapshot"]:
         raise DataError(
             "the checkpoint's data loader was not saved at every step; resume with as many "
-            "data-parallel ranks, or, to start the data anew, add 'dataloader' to "
+            "data-parallel ranks, or, to start the data again, add 'dataloader' to "
             "checkpoint.exclude_from_loading"
         )
     workers = state["_snapshot"]["_worker_snapshots"]

@@ -81,7 +81,7 @@ class ResumableDataset(IterableDataset, Stateful):
         self.split = split
         self._window = window
         self._indices = indices
-        self._keeps_parts = fixed_shards and dp_world_size > 1  # one rank has them all anyway
+        self._fixed_shards = fixed_shards and dp_world_size > 1  # one rank has them all anyway
         self._without_target: set[int] = set()  # indices of examples that are known to be dropped
         self._begin(ExampleStream())
         self._resumed = False
@@ -144,9 +144,9 @@ class ResumableDataset(IterableDataset, Stateful):
 
     def _dealt(self, stream: ExampleStream, n_readers: int) -> ExampleStream:
         """Return the stream as so many readers take it."""
-        if not (self._keeps_parts or stream.dealings):
+        if not (self._fixed_shards or stream.dealings):
             return stream
-        return stream.in_parts(n_readers if self._keeps_parts else 1, len(self._usable))
+        return stream.in_parts(n_readers if self._fixed_shards else 1, len(self._usable))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield samples, from the first or from where the loaded state was."""
@@ -287,7 +287,7 @@ class ResumableDataset(IterableDataset, Stateful):
                 raise DataError(
                     f"the checkpoint's data loader has {name} = {state.get(name)!r}, this run has "
                     f"{value!r}; give the run the data it had (training.dataset_path, data), or, "
-                    "to start the data anew, add 'dataloader' to checkpoint.exclude_from_loading"
+                    "to start the data again, add 'dataloader' to checkpoint.exclude_from_loading"
                 )
 
 

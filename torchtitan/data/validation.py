@@ -122,7 +122,7 @@ def _no_text_loader() -> Iterator[None]:
 def counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
     """Let the processor count tokens and time of a validation, and then go on with training's.
 
-    Upstream starts both anew after a validation, and so takes the steps since the last log out of
+    Upstream starts both again after a validation, and so takes the steps since the last log out of
     the next logged speed.
     """
     n_tokens, started = processor.ntokens_since_last_log, time.perf_counter()

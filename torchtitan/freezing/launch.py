@@ -73,7 +73,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
             _leave_to_the_first(said.getvalue())
         return status
     if job_config.report.quiet:
-        # Upstream sets levels anew when it starts, and talks before ranks know each other.
+        # Upstream sets levels again when it starts, and talks before ranks know each other.
         logging.disable(logging.INFO)
     import torchtitan.train as titan_train
 

@@ -97,7 +97,7 @@ class StopRequest:
             dist.destroy_process_group(group)
 
     def settled(self) -> signal.Signals | None:
-        """Return what all ranks knew at the last call of :meth:`agreed`, without asking anew."""
+        """Return what all ranks knew at the last call of :meth:`agreed`, without asking again."""
         if self._on_its_way is not None:
             self._on_its_way.wait()
             self._on_its_way = None

@@ -110,7 +110,7 @@ class FreezingTrainer(Trainer):
         for input_dict, labels in super().batch_generator(data_iterable):
             n_tokens = input_dict.pop("n_tokens", None)
             if n_tokens is not None and self.controller is not None:
-                self.controller.note_tokens(n_tokens)
+                self.controller.record_tokens(n_tokens)
             rows = input_dict.pop(ROWS, None)
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)

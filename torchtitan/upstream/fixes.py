@@ -207,7 +207,7 @@ def one_cast_for_all() -> Iterator[None]:
     """Cast each weight once for all microbatches of a pipeline batch.
 
     Autocast remembers what it has cast until the outermost of its contexts ends, which would be
-    that of one forward. Each microbatch would then cast all weights anew and keep a copy of them
+    that of one forward. Each microbatch would then cast all weights again and keep a copy of them
     until its backward: for GPipe as many copies as microbatches.
     """
     torch.autocast_increment_nesting()

@@ -49,7 +49,7 @@ class VisionAdapter(StateDictAdapter):
         new = {p.name: p.shape for p in new_tensors(self._places, stored).values()}
         if new:
             lacks = ", ".join(f"{name} {list(shape)}" for name, shape in new.items())
-            logger.info("%s has no %s; it is drawn anew", path, lacks)
+            logger.info("%s has no %s; it is drawn again", path, lacks)
         here = [place for place in self._places.values() if place.name not in new]
         return RenamingReader(path, {place.name: name_in(stored, place) for place in here}, new)
 

@@ -1,4 +1,4 @@
-"""Monitoring while learning, plans that come later or anew, freezing switched off.
+"""Monitoring while learning, plans that come later or again, freezing switched off.
 
 Measured times are replaced by those of a machine whose stage 1 becomes slower, or on which freezing
 stops saving anything. Everything happens at the same step in one process that emulates all ranks,
@@ -35,8 +35,8 @@ PLACES = {
     "mixed monitoring": 4,
     "before the plan": 6,
     "stable": 10,
-    "before the plan anew": 12,
-    "anew": 13,
+    "before the plan again": 12,
+    "again": 13,
 }
 
 
@@ -150,8 +150,8 @@ def test_plans_come_late_and_anew(runs, schedule):
 
 SHORT = {
     ("ZBVZeroBubble", "mixed monitoring"),
-    ("ZBVZeroBubble", "before the plan anew"),
-    ("1F1B", "anew"),
+    ("ZBVZeroBubble", "before the plan again"),
+    ("1F1B", "again"),
 }
 STOPS = [
     pytest.param(

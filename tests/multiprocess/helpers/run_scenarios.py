@@ -302,7 +302,7 @@ def run(scenario, folder):
     if controller is not None:
         folder_of_run = trainer.metrics_processor.recorder.run.folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
-        seen["switched_off"] = controller.in_force.switched_off
+        seen["switched_off"] = controller.active_plan.switched_off
         frozen, elements = controller._updates.total
         seen["frozen_elements"] = frozen, elements
         seen["average_freeze_ratio"] = frozen / max(1, elements)

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import _get_default_store
 
-from timelyfreeze.runtime.entering.ahead import FrontAhead
+from timelyfreeze.runtime.entering.ahead import FrontRunAhead
 from timelyfreeze.runtime.stage import FreezingStage
 
 _begin, _feed, _backward = (
-    FrontAhead.begin_batch,
-    FrontAhead._feed,
+    FrontRunAhead.begin_batch,
+    FrontRunAhead._feed,
     FreezingStage.backward_one_chunk,
 )
 LIMIT = timedelta(seconds=60)
@@ -39,5 +39,5 @@ def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
     _backward(self, bwd_chunk_id, *args, **kwargs)
 
 
-FrontAhead.begin_batch, FrontAhead._feed = begin_batch, feed
+FrontRunAhead.begin_batch, FrontRunAhead._feed = begin_batch, feed
 FreezingStage.backward_one_chunk = backward_one_chunk

@@ -62,7 +62,7 @@ def test_a_half_written_checkpoint_is_passed_over(killed):
     assert any(name.endswith(".distcp") for name in half_written)
     (line,) = runs["last"].lines("passed over")
     assert "step-12" in line
-    assert (folder / "checkpoint/step-12/.metadata").is_file(), "written anew"
+    assert (folder / "checkpoint/step-12/.metadata").is_file(), "written again"
 
 
 def test_after_all_that_the_weights_are_those_of_an_undisturbed_run(killed, undisturbed):

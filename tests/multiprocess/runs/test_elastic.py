@@ -1,7 +1,7 @@
 """A run that moves to other pipelines as its front freezes equals one that stays where it is.
 
 The same rows come in the same steps, in float32, and so do weights, moments and what was frozen.
-Runs that stay where they are, and one that is cut anew, are emulated.
+Runs that stay where they are, and one that is cut again, are emulated.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.tables import FRONT, LOSSES, MOVES, STEPS
 from timelyfreeze.schedule import build_dag, gpipe_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 folder = rows_folder
@@ -35,7 +35,7 @@ def written_profile(path):
     """6 ms a layer, a third of it forward, and nothing else."""
     stages = [StageTimes(2 * n, 4 * n, 2 * n, 2 * n, 2 * n, 0.0) for n in (3, 4, 3)]
     dag = build_dag(gpipe_order(3, 4))
-    notes = PipelineNotes(layers=(3, 4, 3))
+    notes = PipelineMetadata(layers=(3, 4, 3))
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), notes))
     return path
 
@@ -119,7 +119,7 @@ def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
     ]
     assert pipelines[0] == (4, 1, 8)
     assert pipelines[-1] == (2, 2, 4)
-    # Cut anew before it became shorter, and after.
+    # Cut again before it became shorter, and after.
     assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
 
 
@@ -243,7 +243,7 @@ def test_its_losses_are_those_of_a_run_that_stays(runs, run_folder):
 
 
 def test_its_p_eff_is_that_of_a_run_that_stays(folder, run_folder):
-    """Energies of frozen tensors cannot be measured anew after a move."""
+    """Energies of frozen tensors cannot be measured again after a move."""
     (other,) = (folder / "stays" / "tb").iterdir()
     expected, found = ([row.p_eff for row in STEPS.read(each)] for each in (other, run_folder))
     assert found == pytest.approx(expected, rel=1e-4)

@@ -27,7 +27,7 @@ from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}
 
-# Before the move, while times are measured anew, and when the new plan is in force.
+# Before the move, while times are measured again, and when the new plan is in force.
 SAVED = [9, 11, 17]
 # 7 layers are frozen after step 9, none after step 16.
 THAWING = {

@@ -107,7 +107,7 @@ def test_killed_in_the_midst_of_a_move_it_comes_to_the_same_weights(folder):
 
 @pytest.fixture(scope="module")
 def planned(folder):
-    """A run with a plan, and one that is resumed while times are measured anew."""
+    """A run with a plan, and one that is resumed while times are measured again."""
     saved = "planned/plans/checkpoint/step-11"
     scenarios = [
         scenario(folder, "plans", is_elastic=True, save_at=[11], **PLANNED),

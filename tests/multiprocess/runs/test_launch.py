@@ -79,8 +79,12 @@ def test_plan_bounds_and_order_lie_beside_the_run(default_run):
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["freezing"]["last_monitor_step"] == 8
     file = read_bounds_file(folder / "bounds.json")
-    assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 4, (3, 3, 2, 2))
-    assert file.notes.tokens_per_microbatch == 2 * settings["training"]["seq_len"]
+    assert (file.metadata.schedule, file.metadata.ranks, file.metadata.layers) == (
+        "1F1B",
+        4,
+        (3, 3, 2, 2),
+    )
+    assert file.metadata.tokens_per_microbatch == 2 * settings["training"]["seq_len"]
     assert plan_from_bounds([str(file.path), "--splits", "default", "balanced"]) == 0
 
 

@@ -127,7 +127,7 @@ def test_the_run_tells_its_cut_and_notes_sizes(runs, folder: Path):
         in (folder / "log.txt").read_text()
     )
     (path,) = (folder / "whole").rglob("bounds.json")
-    notes = read_bounds_file(path).notes
+    notes = read_bounds_file(path).metadata
     assert list(notes.layers) == layers
     parts = notes.parameters
     assert sizes[0] == parts.first + sum(parts.layers[: layers[0]])

@@ -15,7 +15,7 @@ from timelyfreeze.planning import chosen_plan
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
 from timelyfreeze.settings import FreezeSettings
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ def bounds(tmp_path: Path) -> Path:
     """A bounds file of four even stages with 2 layers each, with no order beside it."""
     dag = build_dag(one_f_one_b_order(4, 8))
     path = tmp_path / "bounds.json"
-    notes = PipelineNotes(ranks=4, first_stage="per_tensor", layers=(2, 2, 2, 2))
+    notes = PipelineMetadata(ranks=4, first_stage="per_tensor", layers=(2, 2, 2, 2))
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 4), notes))
     return path
 
@@ -70,7 +70,7 @@ def test_the_plan_of_the_pipeline_that_was_measured_is_that_of_the_run(
     choices = Planner(order, settings, settings.phases, None).choices  # type: ignore[arg-type]
     for seed in range(5):
         bounds = noisy_bounds(dag, seed, 0.02)
-        notes = PipelineNotes(first_stage=first_stage)
+        notes = PipelineMetadata(first_stage=first_stage)
         (tmp_path / "bounds.json").write_text(bounds_file_text(dag, bounds, notes))
         arguments = ["--schedules", "1F1B", "--r-max", "0.25", "--json", str(tmp_path / "plan")]
         assert main([str(tmp_path / "bounds.json"), *arguments]) == 0
@@ -110,7 +110,7 @@ def test_many_stages_are_summed_up_in_the_terminal_alone(
 ) -> None:
     dag = build_dag(one_f_one_b_order(9, 9))
     path, file = tmp_path / "bounds.json", tmp_path / "plan.json"
-    notes = PipelineNotes(ranks=9, first_stage="per_tensor", layers=(2,) * 9)
+    notes = PipelineMetadata(ranks=9, first_stage="per_tensor", layers=(2,) * 9)
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 9), notes))
     split = "3,2,2,2,2,2,2,2,1"
     arguments = ["--schedules", "GPipe", "--splits", split, "--r-max", "1", "--json", str(file)]

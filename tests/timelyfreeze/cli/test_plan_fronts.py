@@ -9,7 +9,7 @@ import pytest
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,7 @@ def bounds(tmp_path: Path) -> Path:
     dag = build_dag(one_f_one_b_order(4, 8))
     path = tmp_path / "bounds.json"
     times = [StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)] * 4
-    notes = PipelineNotes(ranks=4, layers=(2, 2, 2, 2))
+    notes = PipelineMetadata(ranks=4, layers=(2, 2, 2, 2))
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, times), notes))
     return path
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from timelyfreeze.cli import torchrun
-from timelyfreeze.cli.torchrun import NEXT, PRESENT, Part, present_part
+from timelyfreeze.cli.torchrun import NEXT, PRESENT, Restart, present_restart
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,11 +110,11 @@ def test_a_run_goes_on_with_as_many_processes_as_it_says(
     n_nodes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part with four says that two will do, and that with two that it needs three again."""
-    parts = [Part([8, 2], [2, 3, 3, 2], 4, 12.5), Part([4, 4, 2], [2, 3, 3, 2], 2, 25.0)]
+    parts = [Restart([8, 2], [2, 3, 3, 2], 4, 12.5), Restart([4, 4, 2], [2, 3, 3, 2], 2, 25.0)]
     seen = []
 
     def run() -> None:
-        seen.append((sys.argv, present_part()))
+        seen.append((sys.argv, present_restart()))
         if NEXT in os.environ and len(seen) <= len(parts):
             parts[len(seen) - 1].leave()
 

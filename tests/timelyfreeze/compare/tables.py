@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.timelyfreeze.compare.run_folders import table_notes, table_rows
 from timelyfreeze.compare.groups import compare
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.runs.run import find_runs, read_run
 from timelyfreeze.compare.table import render_csv, render_markdown, tabulate
 
@@ -18,16 +18,16 @@ SPEED = "tokens/s per device"
 
 def rendered(*folders: Path, window: int = 2, reference: Path | None = None) -> str:
     found = find_runs(folders)
-    terms = Terms(window, None if reference is None else read_run(reference))
-    compared = compare(found.runs, terms)
-    return render_markdown(tabulate(compared, found, terms), terms)
+    criteria = Criteria(window, None if reference is None else read_run(reference))
+    compared = compare(found.runs, criteria)
+    return render_markdown(tabulate(compared, found, criteria), criteria)
 
 
-def table(*folders: Path, **terms: Any) -> tuple[list[dict[str, str]], list[str]]:
-    text = rendered(*folders, **terms)
+def table(*folders: Path, **criteria: Any) -> tuple[list[dict[str, str]], list[str]]:
+    text = rendered(*folders, **criteria)
     return table_rows(text), table_notes(text)
 
 
 def csv_rows(folder: Path, window: int = 2) -> list[dict[str, str]]:
-    compared = compare(find_runs([folder]).runs, Terms(window))
+    compared = compare(find_runs([folder]).runs, Criteria(window))
     return list(csv.DictReader(io.StringIO(render_csv(compared))))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from tests.timelyfreeze.compare.run_folders import write_run
 from tests.timelyfreeze.plots.folders import write_measured, write_plan
 from timelyfreeze.compare.groups import compare, group
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import Plot, plots
 from timelyfreeze.compare.runs.run import find_runs
 from timelyfreeze.records.tables import COUNTS, FrozenCount
@@ -23,8 +23,8 @@ GAIN, BUBBLES = " (+20.0% throughput)", ", bubbles 20.0%"
 
 
 def drawn(folder: Path) -> dict[str, Plot]:
-    groups = group(compare(find_runs([folder]).runs, Terms(2)))
-    return {plot.name: plot for plot in plots(groups, Terms(2))}
+    groups = group(compare(find_runs([folder]).runs, Criteria(2)))
+    return {plot.name: plot for plot in plots(groups, Criteria(2))}
 
 
 def axes_of(plot: Plot) -> list[Axes]:

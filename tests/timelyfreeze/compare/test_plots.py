@@ -12,7 +12,7 @@ from tests.timelyfreeze.compare.run_folders import write_run, write_scores
 from timelyfreeze.compare.curves import curves, front, points, stage_ratios, training_losses
 from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import KINDS, MODELS, TOP1, Plot, plots
 from timelyfreeze.compare.runs.run import find_runs, flatten, read_run
 from timelyfreeze.compare.runs.variants import FEWER_STEPS, peer_name, variants, work_differs
@@ -20,12 +20,12 @@ from timelyfreeze.records.tables import STEPS
 
 
 def groups_of(folder: Path, window: int = 2) -> list[Group]:
-    return group(compare(find_runs([folder]).runs, Terms(window)))
+    return group(compare(find_runs([folder]).runs, Criteria(window)))
 
 
 def drawn(folder: Path, window: int = 2, reference: Path | None = None) -> dict[str, Plot]:
-    terms = Terms(window, None if reference is None else read_run(reference))
-    return {p.name: p for p in plots(groups_of(folder, window), terms)}
+    criteria = Criteria(window, None if reference is None else read_run(reference))
+    return {p.name: p for p in plots(groups_of(folder, window), criteria)}
 
 
 def axes_of(plot: Plot) -> list[Axes]:

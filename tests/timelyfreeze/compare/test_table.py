@@ -10,7 +10,7 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import WHAT, write_record, write_run, write_scores
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, rendered, table
 from timelyfreeze.compare.groups import compare
-from timelyfreeze.compare.metrics import COLUMN_OF, Terms
+from timelyfreeze.compare.metrics import COLUMN_OF, Criteria
 from timelyfreeze.compare.runs.run import find_runs
 from timelyfreeze.records.scores import BENCHMARKS
 from timelyfreeze.records.summary import RunSummary
@@ -324,5 +324,5 @@ def test_a_partition_stands_for_the_cut_that_follows_from_it(tmp_path: Path) -> 
         "b": {"partition": "parameters", "module_fqns_per_model_part": cut},
     }.items():
         write_run(tmp_path / name, "none", settings={"parallelism": parallelism})
-    variants = {run.apart for run in compare(find_runs([tmp_path]).runs, Terms())}
+    variants = {run.apart for run in compare(find_runs([tmp_path]).runs, Criteria())}
     assert variants == {"partition parameters", "partition unset"}

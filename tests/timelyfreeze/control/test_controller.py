@@ -55,7 +55,7 @@ def test_the_plan_applies_by_eq_9() -> None:
     controller = ranks.controllers[1]
     plan = controller.plan
     assert plan is not None
-    freezable = [a for a in controller.in_force.dag.actions if a.kind.freezable]
+    freezable = [a for a in controller.active_plan.dag.actions if a.kind.freezable]
     assert any(plan.ratio_of(action) > 0 for action in freezable)
     fractions = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
     for step, fraction in fractions.items():
@@ -257,7 +257,7 @@ def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     assert first[:2] == first[2:]
     assert first == again
     assert first[1] != other[1]
-    assert first[1][-1] != first[1][-2], "each pass draws anew"
+    assert first[1][-1] != first[1][-2], "each pass draws again"
 
 
 def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_metrics_alone() -> None:

@@ -114,7 +114,7 @@ def test_nothing_is_measured_planned_or_warned_about(caplog: pytest.LogCaptureFi
         assert not controller.plan_missing
         assert controller.expected_batch_ms() is None
         assert controller.order == ORDER
-        assert list(controller.in_force.dag.actions) == [a for row in ORDER.ranks for a in row]
+        assert list(controller.active_plan.dag.actions) == [a for row in ORDER.ranks for a in row]
     assert "planner" not in json.loads(ranks.saved()["rank_0"])
 
 
@@ -129,7 +129,7 @@ def test_without_warm_up_the_first_step_freezes() -> None:
 def test_expected_ratios_are_the_shares_of_what_was_chosen() -> None:
     ranks = alone()
     controller = ranks.controllers[1]
-    backwards = [a for a in controller.in_force.dag.actions if a.kind.freezable]
+    backwards = [a for a in controller.active_plan.dag.actions if a.kind.freezable]
     for step in range(1, 11):
         controller.begin_step(step)
         n_frozen = n_frozen_at(step)
@@ -258,7 +258,7 @@ def test_monitoring_is_that_of_a_plan_alone() -> None:
         assert given[3 * 4 :] == [everything] * 6
         controller = ranks.controllers[rank]
         assert controller.plans
-        for i, action in enumerate(controller.in_force.dag.actions):
+        for i, action in enumerate(controller.active_plan.dag.actions):
             assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
             assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 

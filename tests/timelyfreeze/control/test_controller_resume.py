@@ -162,7 +162,7 @@ def test_resumed_in_another_pipeline_it_goes_back_to_its_plan(stopped_at: int) -
     configured.load(moved.saved())
     assert plans_of(configured) == [None, None]
     back.load(configured.saved())
-    for name in ("rank_0", "rank_1"):  # sums of the freeze ratio are handed out anew
+    for name in ("rank_0", "rank_1"):  # sums of the freeze ratio are handed out again
         mine, theirs = (json.loads(ranks.saved()[name]) for ranks in (back, moved))
         assert mine | {"applied": None} == theirs | {"applied": None}
     for ranks in (moved, back):
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> 
         ValueError,
         match=r"the checkpoint was saved under another method \(it has the state of: "
         rf"{saved}\); resume with the same one, or, "
-        "to begin freezing anew, load the checkpoint without it",
+        "to begin freezing again, load the checkpoint without it",
     ):
         ranks.load(state)
 

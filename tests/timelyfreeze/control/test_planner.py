@@ -49,7 +49,7 @@ def test_bounds_are_what_the_actions_took_in_the_two_halves() -> None:
     ranks = Ranks(ORDER)
     ranks.run(1, LAST_MONITOR_STEP)
     for controller in ranks.controllers:
-        for i, action in enumerate(controller.in_force.dag.actions):
+        for i, action in enumerate(controller.active_plan.dag.actions):
             assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
             assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 
@@ -101,7 +101,7 @@ def test_processors_that_ranks_fraction_reach_plan_and_prediction() -> None:
     alone, shared = Ranks(ORDER), Ranks(ORDER, n_processors=1.0)
     for ranks in (alone, shared):
         ranks.run(1, LAST_MONITOR_STEP)
-    work = sum(linear_ms(action, 1.0) for action in alone.controllers[0].in_force.dag.actions)
+    work = sum(linear_ms(action, 1.0) for action in alone.controllers[0].active_plan.dag.actions)
     assert shared.controllers[0].expected_batch_ms() == pytest.approx(work)
     assert alone.controllers[0].expected_batch_ms() < work
 
@@ -167,7 +167,9 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
     assert message.endswith("1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
     for controller in ranks.controllers:
         assert controller.order == executed
-        assert list(controller.in_force.dag.actions) == [a for row in executed.ranks for a in row]
+        assert list(controller.active_plan.dag.actions) == [
+            a for row in executed.ranks for a in row
+        ]
         assert plan_to_json(controller.plan) == plan_to_json(same.controllers[0].plan)
 
 
@@ -257,7 +259,7 @@ def test_a_plan_of_other_actions_is_refused() -> None:
         ValueError,
         match=r"the checkpoint's freeze plan was made for another pipeline: 16 actions, of which "
         r"this run has 8; resume with the same stages on each rank and batch sizes, or, "
-        "to measure anew, load the checkpoint without it",
+        "to measure again, load the checkpoint without it",
     ):
         after.load(before.saved())
 

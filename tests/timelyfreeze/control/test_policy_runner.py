@@ -131,7 +131,7 @@ def test_where_a_run_plans_anew_its_checks_go_on() -> None:
     """Steps 5, 6 and 15, 16 change no weights; every third of the others has a check."""
     recorded = Recorded(StubPolicy(lambda check: NOTHING, 3), PHASES[0])
     recorded.run(1, 12)
-    recorded.checks.phases = PHASES[0].anew(12, 8)
+    recorded.checks.phases = PHASES[0].restarted(12, 8)
     recorded.run(13, 20)
     takes = [step for step, call in recorded.calls if call == "take"]
     assert takes == [7, 10, 13, 18]
@@ -365,7 +365,7 @@ def test_a_decision_of_another_policy_is_refused() -> None:
         ValueError,
         match=r"the checkpoint has a decision of StubPolicy\(.*\), this run has OtherPolicy\(.*\); "
         r"resume with the same method and settings, or, "
-        "to begin freezing anew, load the checkpoint without it",
+        "to begin freezing again, load the checkpoint without it",
     ):
         other.load_plain_state(state)
 

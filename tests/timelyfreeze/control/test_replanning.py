@@ -1,4 +1,4 @@
-"""Times that move in the stable phase, and plans that are made anew for them."""
+"""Times that move in the stable phase, and plans that are made again for them."""
 
 import logging
 from dataclasses import replace
@@ -35,7 +35,7 @@ def bounds_of(ranks: Ranks) -> DurationBounds:
     return bounds
 
 
-# -- a plan made anew ------------------------------------------------------------------------------
+# -- a plan made again -----------------------------------------------------------------------------
 
 
 def test_nothing_happens_while_times_stay(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +74,7 @@ def test_times_that_moved_bring_a_plan_for_the_times_there_are(
     assert len(plans) == 1
     assert plan_to_json(former) not in plans
     assert [len(solved) for solved in ranks.solved] == [2] * 4
-    dag, bounds = ranks.controllers[0].in_force.dag, bounds_of(ranks)
+    dag, bounds = ranks.controllers[0].active_plan.dag, bounds_of(ranks)
     for i, action in enumerate(dag.actions):
         # Masks of whole tensors hit a ratio only nearly, so a pooled time is a little off.
         assert bounds.max_ms[i] == pytest.approx(machine(action, 0.0), rel=0.05)
@@ -212,13 +212,13 @@ def test_a_former_plan_that_is_faster_stays(
     caplog.clear()
     ranks.run(13, 20)
     assert not messages(caplog, "Times have moved"), "its bounds have followed"
-    assert ranks.controllers[0].in_force.switched_off is None
+    assert ranks.controllers[0].active_plan.switched_off is None
 
 
 def test_where_the_cap_is_chosen_the_time_to_a_loss_decides_which_plan_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The plan made anew freezes half as much: its batch is longer, a loss comes sooner."""
+    """The plan made again freezes half as much: its batch is longer, a loss comes sooner."""
     ranks, former = slowed(monkeypatch, part=0.5, max_freeze_ratio="auto")
     for controller in ranks.controllers:
         assert controller.plan.batch_ms > 2 * former.batch_ms

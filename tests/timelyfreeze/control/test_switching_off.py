@@ -22,7 +22,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     machine.freezing_saves = 0.0
     ranks.run(13, 16)
     assert not messages(caplog, "switched off")
-    assert [c.in_force.switched_off for c in ranks.controllers] == [None, None]
+    assert [c.active_plan.switched_off for c in ranks.controllers] == [None, None]
     machine.freezing_saves = 1.0
     ranks.run(17, 20)
     machine.freezing_saves = 0.0
@@ -48,7 +48,10 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     after.load(ranks.saved())
     after.run(41, 44)
     assert list(after.masks(1, 1)) == [{}] * 12
-    assert after.controllers[0].in_force.switched_off == ranks.controllers[0].in_force.switched_off
+    assert (
+        after.controllers[0].active_plan.switched_off
+        == ranks.controllers[0].active_plan.switched_off
+    )
     assert after.collect()[0].batch_ms.keys() == {Phase.OFF}
 
 
@@ -62,16 +65,16 @@ def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
         each.run(1, 9)
         machine.freezing_saves = 0.0
         each.run(10, 12)
-    assert len(ranks.solved[0]) == 2, "made anew"
-    assert ranks.controllers[0].in_force.switched_off is None
+    assert len(ranks.solved[0]) == 2, "made again"
+    assert ranks.controllers[0].active_plan.switched_off is None
     ranks.run(13, 16)
     resumed = Ranks(ALONE, duration_ms=machine, **settings)
     resumed.load(stopped.saved())
     assert resumed.saved() == stopped.saved()
     resumed.run(13, 16)
     for each in (ranks, resumed):
-        assert each.controllers[0].in_force.switched_off is not None
-        assert "measured gain is +0.0%" in each.controllers[0].in_force.switched_off
+        assert each.controllers[0].active_plan.switched_off is not None
+        assert "measured gain is +0.0%" in each.controllers[0].active_plan.switched_off
 
 
 def test_minus_one_never_switches_off() -> None:
@@ -81,7 +84,7 @@ def test_minus_one_never_switches_off() -> None:
     ranks.run(1, 9)
     machine.freezing_saves = 0.0
     ranks.run(10, 28)
-    assert ranks.controllers[0].in_force.switched_off is None
+    assert ranks.controllers[0].active_plan.switched_off is None
     assert ranks.controllers[0].phase is Phase.STABLE
 
 
@@ -109,13 +112,15 @@ def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:
     for ranks in (chosen, given):
         machine.freezing_saves = 1.25  # with less, no cap pays where ranks never wait
         ranks.run(1, 16)
-        assert ranks.controllers[0].in_force.switched_off is None, "the gain makes up for the steps"
+        assert ranks.controllers[0].active_plan.switched_off is None, (
+            "the gain makes up for the steps"
+        )
         machine.freezing_saves = 0.5
         ranks.run(17, 24)
     plans = [ranks.controllers[0].plan for ranks in (chosen, given)]
     assert plan_to_json(plans[0]) == plan_to_json(plans[1]), "0.25 is the cap that was chosen"
-    reason = chosen.controllers[0].in_force.switched_off
+    reason = chosen.controllers[0].active_plan.switched_off
     assert reason is not None
     # A mean ratio of 0.25: the square root of 1 / (1 - 0.25).
     assert "for 1.15 times the steps to a loss, under min_gain (0.02) 2 times in a row" in reason
-    assert given.controllers[0].in_force.switched_off is None
+    assert given.controllers[0].active_plan.switched_off is None

@@ -69,7 +69,7 @@ def test_an_error_arrives_as_it_was_raised() -> None:
 
 
 class Unfit(Exception):
-    """Needs two arguments, so that pickle cannot make it anew."""
+    """Needs two arguments, so that pickle cannot make it again."""
 
     def __init__(self, left: str, right: str) -> None:
         super().__init__(left + right)

@@ -19,7 +19,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order, order_to_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 
 ORDER = one_f_one_b_order(2, 4)
 
@@ -43,7 +43,7 @@ def write_plan(
     dag = build_dag(order)
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = plan_from_ratios(dag, bounds, 0.5 * dag.freezable, n_processors=processors)
-    notes = PipelineNotes(ranks=order.n_ranks, processors=processors)
+    notes = PipelineMetadata(ranks=order.n_ranks, processors=processors)
     (folder / "schedule.csv").write_text(order_to_csv(order))
     (folder / "bounds.json").write_text(bounds_file_text(dag, bounds, notes))
     (folder / "plan.json").write_text(plan_to_json(plan))

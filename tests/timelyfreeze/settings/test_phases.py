@@ -124,7 +124,7 @@ def test_phases_that_begin_anew_are_as_long_and_go_on_counting(
 ) -> None:
     step = phases.last_ramp_step + later
     learned = phases.learning_steps(step)
-    again = phases.anew(step, learned)
+    again = phases.restarted(step, learned)
     n_steps = phases.last_ramp_step - phases.last_warmup_step
     first = phases.last_warmup_step + 1
     assert [again.phase(step + 1 + i) for i in range(n_steps + 1)] == [

@@ -147,7 +147,7 @@ def test_a_bad_time_later_leaves_the_plan_in_force_with_one_warning(
     assert message.startswith(f"Rank {RANK}: a clock misread in step 14: ")
     assert f"took {value:g} ms" in message
     assert {plan_to_json(c.plan) for c in ranks.controllers if c.plan} == {plan_to_json(plan)}
-    assert ranks.controllers[0].in_force.switched_off is None
+    assert ranks.controllers[0].active_plan.switched_off is None
     assert list(ranks.masks(1, 1))[-1] != {}
     assert ranks.collect()[0].batch_ms[Phase.STABLE]
 

@@ -32,7 +32,7 @@ from timelyfreeze.timing.bounds import (
     uniform_bounds,
     validate_bounds,
 )
-from timelyfreeze.timing.processors import message_time, play_batch
+from timelyfreeze.timing.processors import message_time, simulate_batch
 
 SEEDS = st.integers(0, 10**6)
 LINE = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
@@ -112,7 +112,7 @@ def test_a_batch_lasts_as_long_as_its_events(seed: int, fraction: float | None) 
     durations = rng.choice([0.0, 0.5, 1.0, float(rng.uniform(0.1, 5.0))], len(dag.actions))
     delays = edge_delays(dag, random_links(dag, seed))
     n_processors = None if fraction is None else fraction * (int(dag.ranks.max()) + 1)
-    _, batch_ms = play_batch(dag, durations, n_processors, delays)
+    _, batch_ms = simulate_batch(dag, durations, n_processors, delays)
     assert batch_ms == pytest.approx(by_events(dag, durations, delays), rel=1e-6)
 
 
@@ -121,8 +121,8 @@ def test_messages_on_their_way_take_no_processor(seed: int, n_processors: float)
     dag = build_dag(random_order(seed))
     durations = np.random.default_rng(seed).uniform(0.1, 2.0, len(dag.actions))
     delays = edge_delays(dag, random_links(dag, seed))
-    start, batch_ms = play_batch(dag, durations, n_processors, delays)
-    without_ms = play_batch(dag, durations, n_processors)[1]
+    start, batch_ms = simulate_batch(dag, durations, n_processors, delays)
+    without_ms = simulate_batch(dag, durations, n_processors)[1]
     assert batch_ms >= makespan(dag, durations, delays) - 1e-9
     assert batch_ms <= without_ms + delays.sum() + 1e-9
     for (i, j), delay in zip(dag.edges.tolist(), delays, strict=True):
@@ -245,7 +245,7 @@ def test_ranks_that_fraction_cores_wait_for_messages_and_for_work(
     if n_processors < int(dag.ranks.max()) + 1:
         ends.append(plan.durations_ms.sum() / n_processors)
     assert max(ends) == pytest.approx(min_ms, rel=1e-6)
-    played_ms = play_batch(dag, plan.durations_ms, n_processors, delays)[1]
+    played_ms = simulate_batch(dag, plan.durations_ms, n_processors, delays)[1]
     assert plan.batch_ms == pytest.approx(played_ms)
 
 
@@ -254,7 +254,7 @@ def test_two_ranks_on_one_core_by_hand() -> None:
     dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
     durations = [{"F": 1.0, "B": 2.0}[str(a)[1]] for a in dag.actions]
     delays = edge_delays(dag, {(0, 1): 0.5, (1, 0): 4.0})
-    starts, batch_ms = play_batch(dag, durations, 1.0, delays)
+    starts, batch_ms = simulate_batch(dag, durations, 1.0, delays)
     by_name = dict(zip(map(str, dag.actions), starts.tolist(), strict=True))
     # 0F0 alone until 1; 1F0 arrives at 1.5, and shares the core with 0F1 until both have had their
     # millisecond: 0F1 ends at 2.5, 1F0 at 3. Then rank 1 is alone: 1B0 until 5, 1F1 until 6, 1B1

@@ -156,7 +156,7 @@ def test_both_ways_find_what_the_clock_says(order: ScheduleOrder, batches_per_st
     for ranks in (mixed, paper):
         ranks.run(1, 8)
         for controller in ranks.controllers:
-            for i, action in enumerate(controller.in_force.dag.actions):
+            for i, action in enumerate(controller.active_plan.dag.actions):
                 assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
                 assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
     ratios = [ranks.controllers[0].plan.ratios for ranks in (mixed, paper)]

@@ -14,9 +14,9 @@ from timelyfreeze.timing import processors
 from timelyfreeze.timing.bounds import uniform_bounds
 from timelyfreeze.timing.processors import (
     message_time,
-    play_batch,
     shared_cores,
     shared_processors,
+    simulate_batch,
     usable_cores,
     with_messages,
 )
@@ -37,7 +37,7 @@ def test_with_a_processor_for_each_rank_a_batch_is_its_longest_path(seed: int, m
     durations = random_times(len(dag.actions), seed)
     times = simulate(order, lambda action: durations[dag.index[action]])
     for n_processors in (None, order.n_ranks + more):
-        start, batch_ms = play_batch(dag, durations, n_processors)
+        start, batch_ms = simulate_batch(dag, durations, n_processors)
         assert start.tolist() == start_times(dag, durations).tolist()
         assert batch_ms == makespan(dag, durations)
         assert batch_ms == pytest.approx(max(end for _, end in times.values()))
@@ -51,7 +51,7 @@ def test_a_shared_batch_is_never_shorter_than_its_longest_path_or_its_work(
     n_ranks = int(dag.ranks.max()) + 1
     durations = random_times(len(dag.actions), seed)
     n_processors = fraction * n_ranks
-    start, batch_ms = play_batch(dag, durations, n_processors)
+    start, batch_ms = simulate_batch(dag, durations, n_processors)
     slack = 1e-9 * max(batch_ms, 1.0)
     assert batch_ms >= makespan(dag, durations) - slack
     assert batch_ms >= durations.sum() / n_processors - slack
@@ -67,7 +67,7 @@ def test_a_shared_processor_never_idles_while_a_rank_is_ready(seed: int) -> None
     dag = build_dag(random_order(seed))
     durations = random_times(len(dag.actions), seed)
     for n_processors in (0.25, 1.0):
-        _, batch_ms = play_batch(dag, durations, n_processors)
+        _, batch_ms = simulate_batch(dag, durations, n_processors)
         assert batch_ms == pytest.approx(durations.sum() / n_processors)
 
 
@@ -76,7 +76,7 @@ def test_more_processors_never_make_a_batch_longer(seed: int) -> None:
     dag = build_dag(random_order(seed))
     n_ranks = int(dag.ranks.max()) + 1
     durations = random_times(len(dag.actions), seed)
-    batches = [play_batch(dag, durations, n)[1] for n in np.arange(0.25, n_ranks + 0.3, 0.25)]
+    batches = [simulate_batch(dag, durations, n)[1] for n in np.arange(0.25, n_ranks + 0.3, 0.25)]
     for fewer, more in pairwise(batches):
         assert more <= fewer * (1 + 1e-12)
 
@@ -89,7 +89,7 @@ def test_two_ranks_on_one_and_a_half_processors_by_hand() -> None:
     1B1 ends at 16 with 3 of 0B0 left, until 19; 0B1 (1) until 20.
     """
     dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]))
-    start, batch_ms = play_batch(dag, [2.0, 3.0, 6.0, 1.0, 6.0, 1.0, 2.0, 3.0], 1.5)
+    start, batch_ms = simulate_batch(dag, [2.0, 3.0, 6.0, 1.0, 6.0, 1.0, 2.0, 3.0], 1.5)
     #                         0F0  0F1   0B0   0B1  1F0  1F1   1B0   1B1
     assert start.tolist() == [0.0, 2.0, 12.0, 19.0, 2.0, 9.0, 10.0, 12.0]
     assert batch_ms == 20.0
@@ -97,7 +97,7 @@ def test_two_ranks_on_one_and_a_half_processors_by_hand() -> None:
 
 def test_half_a_processor_slows_even_a_lone_rank() -> None:
     dag = build_dag(parse_order(["0F0 0B0"]))
-    start, batch_ms = play_batch(dag, [1.0, 3.0], 0.5)
+    start, batch_ms = simulate_batch(dag, [1.0, 3.0], 0.5)
     assert start.tolist() == [0.0, 2.0]
     assert batch_ms == 8.0
 
@@ -116,9 +116,9 @@ def test_durations_are_checked() -> None:
     dag = build_dag(hand_order("two_by_two"))
     for n_processors in (None, 1.0):
         with pytest.raises(ValueError, match=r"durations_ms of action 0F1 is -1\.0 ms"):
-            play_batch(dag, [1.0, -1.0, *[1.0] * 6], n_processors)
+            simulate_batch(dag, [1.0, -1.0, *[1.0] * 6], n_processors)
         with pytest.raises(ValueError, match=r"durations_ms has shape \(3,\)"):
-            play_batch(dag, [1.0] * 3, n_processors)
+            simulate_batch(dag, [1.0] * 3, n_processors)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_a_batch_time_that_is_no_number_is_refused() -> None:
 def test_the_cost_that_made_a_batch_is_found_again(order, n_processors, true_ms, seed) -> None:
     dag = build_dag(order)
     durations = np.random.default_rng(seed).uniform(1.0, 3.0, len(dag.actions))
-    _, batch_ms = play_batch(dag, durations + true_ms * dag.receiving, n_processors)
+    _, batch_ms = simulate_batch(dag, durations + true_ms * dag.receiving, n_processors)
     found_ms = message_time(dag, durations, batch_ms, n_processors)
-    _, again_ms = play_batch(dag, durations + found_ms * dag.receiving, n_processors)
+    _, again_ms = simulate_batch(dag, durations + found_ms * dag.receiving, n_processors)
     assert again_ms == pytest.approx(batch_ms, rel=1e-6)
     if n_processors is None:  # the longest path grows strictly with what a message costs
         assert found_ms == pytest.approx(true_ms, rel=1e-4)

@@ -24,7 +24,7 @@ from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import (
     BoundsFile,
-    PipelineNotes,
+    PipelineMetadata,
     bounds_file_text,
     read_bounds_file,
     recall,
@@ -40,7 +40,7 @@ LAYER = EVEN.over(2)
 def saved(folder: Path, order: ScheduleOrder, bounds: DurationBounds, **notes: Any) -> BoundsFile:
     """A bounds file of these bounds, read back."""
     path = folder / "bounds.json"
-    path.write_text(bounds_file_text(build_dag(order), bounds, PipelineNotes(**notes)))
+    path.write_text(bounds_file_text(build_dag(order), bounds, PipelineMetadata(**notes)))
     (folder / "schedule.csv").write_text(order_to_csv(order))
     return read_bounds_file(path)
 
@@ -348,7 +348,7 @@ def test_what_is_derived_is_said(tmp_path: Path, even: BoundsFile) -> None:
     assert any("a layer's time is that of the stages in the middle" in note for note in notes)
     profiled = replace(
         even,
-        notes=replace(even.notes, stages=(EVEN,) * 4, layer=LAYER, fixed=StageTimes()),
+        metadata=replace(even.metadata, stages=(EVEN,) * 4, layer=LAYER, fixed=StageTimes()),
     )
     (note,) = answer(profiled, grid()).notes
     assert note.startswith("messages between ranks cost nothing")

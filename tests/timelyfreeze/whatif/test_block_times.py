@@ -11,7 +11,7 @@ from tests.timelyfreeze.whatif.test_partition import all_splits
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.layer_model import BlockTimes, block_times
 from timelyfreeze.whatif.partition import PartParameters, min_max_split, time_load
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
@@ -87,7 +87,7 @@ def test_plan_tells_what_each_partition_brings(
 ) -> None:
     dag = build_dag(one_f_one_b_order(4, 8))
     parameters = PartParameters(1, (1, 2, 2, 4, 4, 4, 40), 3)
-    notes = PipelineNotes(ranks=4, layers=LAYERS, stages=tuple(STAGES), parameters=parameters)
+    notes = PipelineMetadata(ranks=4, layers=LAYERS, stages=tuple(STAGES), parameters=parameters)
     path, plan = tmp_path / "bounds.json", tmp_path / "plan.json"
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, STAGES), notes))
     splits = ["default", "balanced", "time", "parameters", "5,1,0,1"]

@@ -13,14 +13,14 @@ from tests.timelyfreeze.whatif.test_rank_memory import MODEL as MODEL_BYTES
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.timing.bounds import bounds_from_json, bounds_to_json, uniform_bounds
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.rank_memory import ModelBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
 DAG = build_dag(ORDER)
-NOTES = PipelineNotes(
+NOTES = PipelineMetadata(
     schedule="GPipe",
     ranks=2,
     processors=1.5,
@@ -63,7 +63,7 @@ def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
     )
     text = bounds_file_text(DAG, bounds, NOTES)
     file = read_bounds_file(save(tmp_path, text))
-    assert file.notes == NOTES
+    assert file.metadata == NOTES
     assert file.table.interval_factor == bounds_from_json(DAG, text).interval_factor == 1.25
     assert file.table.captured == bounds_from_json(DAG, text).captured == 0.7
     assert file.table.captured_mean == bounds_from_json(DAG, text).captured_mean == 0.8
@@ -83,7 +83,7 @@ def unlike(n_layers: int) -> ModelBytes:
 def test_bytes_of_layers_that_differ_come_back(tmp_path: Path) -> None:
     notes = replace(NOTES, memory=unlike(7))
     text = bounds_file_text(DAG, random_bounds(DAG, seed=3), notes)
-    assert read_bounds_file(save(tmp_path, text)).notes == notes
+    assert read_bounds_file(save(tmp_path, text)).metadata == notes
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_older_readers_see_the_bounds_alone() -> None:
 def test_a_file_of_an_older_run_says_less(tmp_path: Path) -> None:
     path = save(tmp_path, bounds_to_json(DAG, random_bounds(DAG, seed=5)))
     file = read_bounds_file(path)
-    assert file.notes == PipelineNotes()
+    assert file.metadata == PipelineMetadata()
     assert file.n_ranks is None
     assert file.derived_kinds == "I and W"
     (tmp_path / "schedule.csv").write_text(order_to_csv(ORDER))

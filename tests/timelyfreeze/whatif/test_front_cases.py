@@ -13,7 +13,7 @@ from timelyfreeze.schedule.order import Action, ScheduleOrder, gpipe_order, one_
 from timelyfreeze.whatif import fronts as front_cases
 from timelyfreeze.whatif.bounds_file import (
     BoundsFile,
-    PipelineNotes,
+    PipelineMetadata,
     bounds_file_text,
     read_bounds_file,
 )
@@ -38,7 +38,7 @@ MEMORY = ModelBytes(NO_BYTES, PartBytes(1, 0, 1, 0, 0), NO_BYTES, NO_BYTES, 0, 0
 def saved(folder: Path, stages: list[StageTimes], **notes: Any) -> BoundsFile:
     dag = build_dag(gpipe_order(len(stages), M))
     path = folder / "bounds.json"
-    told = PipelineNotes(ranks=len(stages), **notes)
+    told = PipelineMetadata(ranks=len(stages), **notes)
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), told))
     return read_bounds_file(path)
 
@@ -255,7 +255,7 @@ class TestShrinking:
         assert found.shrunk_microbatches == 2
         assert found.shrunk_ms == pytest.approx(2 * (8 * 1.0 + 2 * 2.0))
         # Without it M0 is 12 million, and 42 / 6 + 6 is one too much.
-        light = replace(file.notes, parameters=PartParameters(0, (6_000_000,) * 8, 0))
+        light = replace(file.metadata, parameters=PartParameters(0, (6_000_000,) * 8, 0))
         assert self.shrunk(replace(file, notes=light), 7).shrunk_ranks == 2
 
     def test_the_memory_that_was_there_is_the_limit_by_time(self, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from timelyfreeze.schedule.dag import PipelineDag, build_dag
 from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order, order_to_csv, parse_order
 from timelyfreeze.settings.freezing import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
-from timelyfreeze.timing.processors import play_batch, with_messages
+from timelyfreeze.timing.processors import simulate_batch, with_messages
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import (
     BoundsFile,
-    PipelineNotes,
+    PipelineMetadata,
     bounds_file_text,
     read_bounds_file,
     recall,
@@ -40,7 +40,7 @@ def saved(folder: Path, order: Any = ORDER, overhead_ms: float = OVERHEAD_MS, **
     bounds = with_messages(dag, plain_bounds(dag), overhead_ms)
     bounds = replace(bounds, p2p_latency_ms=TRANSFERS if overhead_ms else {})
     path = folder / "bounds.json"
-    path.write_text(bounds_file_text(dag, bounds, PipelineNotes(**notes)))
+    path.write_text(bounds_file_text(dag, bounds, PipelineMetadata(**notes)))
     (folder / "schedule.csv").write_text(order_to_csv(order))
     return path
 
@@ -118,7 +118,7 @@ def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
     dag = build_dag(one_f_one_b_order(3, 4))
     bounds = replace(with_messages(dag, plain_bounds(dag), OVERHEAD_MS), p2p_latency_ms=TRANSFERS)
     (case,) = answer(file, grid(schedules=("1F1B",))).cases
-    played = play_batch(dag, bounds.max_ms, None, bounds.delays_ms(dag))
+    played = simulate_batch(dag, bounds.max_ms, None, bounds.delays_ms(dag))
     assert case.step_ms == pytest.approx(played[1])
     assert case.best_unfrozen_step_ms is not None
     assert case.best_unfrozen_step_ms <= case.step_ms
@@ -204,6 +204,6 @@ def test_rounding_of_the_overhead_is_no_error(tmp_path: Path) -> None:
     tiny = DurationBounds(*(np.full(len(dag.actions), 1e-17) for _ in range(2)))
     bounds = with_messages(dag, tiny, 0.1 + 0.2)
     path = tmp_path / "bounds.json"
-    path.write_text(bounds_file_text(dag, bounds, PipelineNotes()))
+    path.write_text(bounds_file_text(dag, bounds, PipelineMetadata()))
     (tmp_path / "schedule.csv").write_text(order_to_csv(ORDER))
     assert all(stage.forward_ms >= 0.0 for stage in read_bounds_file(path).stage_times())

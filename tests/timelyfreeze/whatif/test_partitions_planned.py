@@ -12,7 +12,7 @@ from tests.timelyfreeze.whatif.test_rank_memory import MODEL as BYTES
 from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.partition import PartParameters
 from timelyfreeze.whatif.times import bounds_from_times
 
@@ -24,7 +24,7 @@ PROFILE = ROOT / "profiles" / "tiny_8m_1F1B" / "bounds.json"
 def bounds(tmp_path: Path) -> Path:
     """Twelve layers in four stages, whose last has a heavy head; all sizes are noted."""
     dag = build_dag(one_f_one_b_order(4, 8))
-    notes = PipelineNotes(
+    notes = PipelineMetadata(
         ranks=4,
         layers=(3, 3, 3, 3),
         parameters=PartParameters(first=100, layers=(30,) * 12, last=82),

@@ -361,7 +361,7 @@ def test_a_dealing_is_that_of_the_readers_who_begin() -> None:
     assert dealt.dealings == (ShardAssignment(0, 3, 0), ShardAssignment(2, 2, 1))
     assert [dealt.dealing(epoch).n_parts for epoch in range(4)] == [3, 3, 2, 2]
     assert [(number + 1) % 2 for number in (11, 13, 12, 10)] == [0, 0, 1, 1]
-    # The same readers go on: nothing is dealt anew. Others begin in the same epoch: what these had
+    # The same readers go on: nothing is dealt again. Others begin in the same epoch: what these had
     # not begun is.
     assert dealt.in_parts(2, 6) == dealt
     assert dealt.in_parts(3, 6).dealings == (ShardAssignment(0, 3, 0), ShardAssignment(2, 3, 1))

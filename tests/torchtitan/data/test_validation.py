@@ -31,7 +31,7 @@ ANSWERS = ["yes", "no", "yes yes", "no no"] + ["no one knows what to say of all 
 
 
 class Processor:
-    """What the validator uses of a metrics processor; upstream's also starts anew at a log."""
+    """What the validator uses of a metrics processor; upstream's also starts again at a log."""
 
     def __init__(self) -> None:
         self.ntokens_since_last_log = 0

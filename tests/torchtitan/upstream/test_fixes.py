@@ -1,6 +1,6 @@
 """Each change to upstream, beside what upstream does without it.
 
-``fresh`` runs an upstream file anew under another name, so that its own behaviour can be seen in a
+``fresh`` runs an upstream file again under another name, so that its own behaviour can be seen in a
 process where the fixes are installed. A test that finds upstream mended fails: the fix can go.
 """
 

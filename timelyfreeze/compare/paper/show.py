@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import COLUMN_OF, Terms, accuracies
+from timelyfreeze.compare.metrics import COLUMN_OF, Criteria, accuracies
 from timelyfreeze.compare.paper import items
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
@@ -53,7 +53,7 @@ def _draw(item: items.Item, groups: Sequence[Group], folder: Path) -> list[str]:
     files: list[Path] = []
     missing: list[str] = []
     if origin == items.COMPARED:
-        for plot in plots(groups, Terms()):
+        for plot in plots(groups, Criteria()):
             if plot.kind == kind:
                 missing += [f"missing: {why}" for why in plot.missing]
                 if plot.figure is not None:
@@ -99,7 +99,7 @@ def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], 
         below = find_runs([output / folder])
         problems += [f"not read: {problem}" for problem in below.unreadable]
         runs = [run for run in below.runs if (run.schedule, run.method, run.seed) in wanted]
-        found += group(compare(runs, Terms()))
+        found += group(compare(runs, Criteria()))
     return found, problems
 
 

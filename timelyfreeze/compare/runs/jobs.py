@@ -217,7 +217,7 @@ def _same(job: Job, settings: Settings) -> dict[str, Any]:
         "config_sha256": hashlib.sha256(settings.config.read_bytes()).hexdigest(),
         "arguments": list(settings.arguments),
         "nproc": job.nproc,
-        "stretch": job.record.get("stretch", 1.0),
+        "steps_factor": job.record.get("steps_factor", 1.0),
     }
 
 

@@ -138,7 +138,7 @@ class Scoring:
         try:
             scores = read_scores(place)
         except ValueError:
-            return None  # broken: evaluate writes them anew
+            return None  # broken: evaluate writes them again
         if scores is None or scores.step != step:
             return None
         return scores if self.questions.are_answered_in(scores) else None

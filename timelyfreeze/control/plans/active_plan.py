@@ -18,7 +18,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
 from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule
-from timelyfreeze.timing import DurationBounds, holds_for, play_batch, within
+from timelyfreeze.timing import DurationBounds, holds_for, simulate_batch, within
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ActivePlan:
 
     order: ScheduleOrder  # the order that ran while monitoring; before, the declared one
     settings: FreezeSettings  # the user's choices
-    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun anew
+    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun again
     n_processors: float | None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None]  # told each plan and its bounds
 
@@ -118,7 +118,7 @@ class ActivePlan:
             fraction = 0.0 if self.is_off(step) else self.phases.ramp(step)
             durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
-        return play_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
+        return simulate_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
 
     def under(self, bounds: DurationBounds) -> FreezePlan:
         """Return what the plan comes to with other times than it was made for."""

@@ -1,4 +1,4 @@
-"""Plans one run: when times are kept, when a plan is solved from them, and when anew."""
+"""Plans one run: when times are kept, when a plan is solved from them, and when again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from timelyfreeze.timing import (
 
 logger = logging.getLogger(__name__)
 
-# A plan that is solved anew freezes as little as it can. It need not be the faster one: input
+# A plan that is solved again freezes as little as it can. It need not be the faster one: input
 # gradients may be skipped by chance, unplanned. Less than this does not matter.
 _LEAST_IMPROVEMENT = 1e-3
 
@@ -57,7 +57,7 @@ class Planner:
 
     order: ScheduleOrder  # the declared one
     settings: FreezeSettings  # the user's choices
-    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun anew
+    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun again
     exchange: Exchange  # talks to the other ranks
     n_processors: float | None = None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None
@@ -67,7 +67,9 @@ class Planner:
         """Begin without times."""
         settings, n_processors = self.settings, self.n_processors
         # the plan that is followed, and the pipeline that it is for
-        self.in_force = ActivePlan(self.order, settings, self.phases, n_processors, self.on_solved)
+        self.active_plan = ActivePlan(
+            self.order, settings, self.phases, n_processors, self.on_solved
+        )
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
@@ -79,10 +81,10 @@ class Planner:
             time_limit_s=settings.solver_time_limit_s,
             skips_grads=settings.skips_input_grads,
         )
-        self._n_actions = len(self.in_force.dag.actions)
-        self._replanning = DriftMonitor(self.in_force, self.exchange)
+        self._n_actions = len(self.active_plan.dag.actions)
+        self._replanning = DriftMonitor(self.active_plan, self.exchange)
         self._call: SolverJob | None = None
-        # Drift and due step of a plan that is being solved anew.
+        # Drift and due step of a plan that is being solved again.
         self._again: tuple[Mapping[Group, float], int] | None = None
 
     # -- the step ----------------------------------------------------------------------------------
@@ -93,11 +95,11 @@ class Planner:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
         if not self.phases.measures:
             return
-        if pattern is not None and self.in_force.plan is None:
+        if pattern is not None and self.active_plan.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
         if phase is Phase.WARMUP:
             self.measured.warmup.add(record, is_cold=cold)
-        if phase is Phase.STABLE and self.in_force.plan is not None:
+        if phase is Phase.STABLE and self.active_plan.plan is not None:
             self._replanning.add(record, is_cold=cold)
 
     def begin_step(self, step: int) -> None:
@@ -105,7 +107,7 @@ class Planner:
         if self._call is not None:
             return
         last = self.phases.last_monitor_step
-        is_open = self.in_force.plan is None and self.failure is None
+        is_open = self.active_plan.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
             self._solve_again(drift, max(due_step, step))
@@ -134,7 +136,7 @@ class Planner:
     @property
     def is_solving(self) -> bool:
         """Whether the first plan is in the making."""
-        return self._call is not None and self.in_force.plan is None
+        return self._call is not None and self.active_plan.plan is None
 
     def close(self) -> None:
         """End what still runs in the background."""
@@ -155,12 +157,12 @@ class Planner:
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
         ranks = self.exchange.gather(self.measured.rank_times())
-        arguments = {"ranks": ranks, "declared": self.in_force.order}
+        arguments = {"ranks": ranks, "declared": self.active_plan.order}
         self._begin(due_step, solve_from_times, arguments)
 
     def _solve_again(self, drift: Mapping[Group, float], due_step: int) -> None:
-        now = self.in_force
-        assert now.bounds is not None  # only a plan that is in force is solved anew
+        now = self.active_plan
+        assert now.bounds is not None  # only a plan that is in force is solved again
         self._again = (drift, due_step)
         arguments = {"order": now.order, "bounds": moved_bounds(now.dag, now.bounds, drift)}
         self._begin(due_step, solve_from_bounds, arguments)
@@ -195,28 +197,28 @@ class Planner:
                     answer,
                 )
             return
-        if self.in_force.plan is None or again is None:
-            plan = self.in_force.adopt(answer)
-            logger.info("Freeze plan: %s; %s", described(plan), self.in_force.certainty)
+        if self.active_plan.plan is None or again is None:
+            plan = self.active_plan.adopt(answer)
+            logger.info("Freeze plan: %s; %s", described(plan), self.active_plan.certainty)
         else:
-            self._first_bounds = self._first_bounds or self.in_force.bounds
-            former = self.in_force.under(answer.bounds)
+            self._first_bounds = self._first_bounds or self.active_plan.bounds
+            former = self.active_plan.under(answer.bounds)
             stays = self._cost(former) < (1.0 - _LEAST_IMPROVEMENT) * self._cost(answer.plan)
-            plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
+            plan = self.active_plan.adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
                 "Times have moved (%s); the plan solved for them: %s; the former one with them: "
                 "%s; %s; %s",
                 drift_text(again[0]),
                 described(answer.plan),
                 described(former),
-                self.in_force.certainty,
+                self.active_plan.certainty,
                 "the former one stays" if stays else "the new one takes its place",
             )
         self._replanning.recent = Samples()  # another plan is in force
         if plan.gain < self.settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"{key('min_gain')} ({self.settings.min_gain:g})"
-            self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
+            self.active_plan.switch_off(step, f"the plan promises {gain}, under {least}")
         elif plan.time_to_loss is not None:
             self._weigh(step, plan, plan.time_to_loss)
 
@@ -236,7 +238,7 @@ class Planner:
         if time_to_loss * (1.0 + self.settings.min_gain) <= 1.0:
             logger.info("With this plan %s", text)
         elif self.settings.max_freeze_ratio == AUTO:
-            self.in_force.switch_off(step, f"with the best plan {text}")
+            self.active_plan.switch_off(step, f"with the best plan {text}")
         elif self.exchange.rank == 0:
             logger.warning(
                 'Freezing does not pay: %s; set %s to "%s"', text, key("max_freeze_ratio"), AUTO
@@ -244,28 +246,28 @@ class Planner:
 
     def follow(self, solution: Solution) -> None:
         """Put a plan in force that was made elsewhere; every rank must be given the same."""
-        self.in_force.adopt_saved(solution)
+        self.active_plan.adopt_saved(solution)
         self._replanning.recent = Samples()  # another plan is in force
 
     # -- the stable phase --------------------------------------------------------------------------
 
     def _checks_drift(self, step: int) -> bool:
-        now = self.in_force
+        now = self.active_plan
         is_followed = now.plan is not None and now.switched_off is None
         n_stable, every = step - self.phases.last_ramp_step, self.settings.replan_every
         is_due = every > 0 and n_stable > 0 and n_stable % every == 0
         return is_followed and self._call is None and is_due
 
     def _check_drift(self, step: int) -> None:
-        """Compare times with the plan's; solve anew or switch off where they ask for it."""
-        bounds = self._first_bounds or self.in_force.bounds
+        """Compare times with the plan's; solve again or switch off where they ask for it."""
+        bounds = self._first_bounds or self.active_plan.bounds
         assert bounds is not None  # there is a plan, which was made from some
         found = self._replanning.measure(bounds)
         if found is None:
             return  # too few times, or such as cannot be, say nothing of the plan
         reason = self._replanning.why_not(found)
         if reason is not None:
-            self.in_force.switch_off(step, reason)
+            self.active_plan.switch_off(step, reason)
         elif largest_move(found.drift) > self.settings.replan_threshold:
             self._solve_again(found.drift, step + self._delay)
             if self._delay == 0:
@@ -282,14 +284,14 @@ class Planner:
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
-            **self.in_force.plain_state(),
+            **self.active_plan.plain_state(),
         }
         if self._again is not None:
             drift, due_step = self._again
             plain = [[stage, kind.value, factor] for (stage, kind), factor in drift.items()]
             state["again"] = {"drift": plain, "due_step": due_step}
         if self._first_bounds is not None:
-            state["measured"] = bounds_to_json(self.in_force.dag, self._first_bounds)
+            state["measured"] = bounds_to_json(self.active_plan.dag, self._first_bounds)
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
@@ -305,9 +307,9 @@ class Planner:
         if (again := state["again"]) is not None:
             drift = {(stage, ActionKind(kind)): f for stage, kind, f in again["drift"]}
             self._again = drift, again["due_step"]
-        self.in_force.load_plain_state(state)
+        self.active_plan.load_plain_state(state)
         if "measured" in state:
-            self._first_bounds = bounds_from_json(self.in_force.dag, state["measured"])
+            self._first_bounds = bounds_from_json(self.active_plan.dag, state["measured"])
 
 
 class Measured:

@@ -24,8 +24,8 @@ from timelyfreeze.timing import (
     RankBatches,
     Samples,
     batch_times,
-    play_batch,
     rank_batches,
+    simulate_batch,
     slowest_durations,
 )
 
@@ -153,7 +153,7 @@ def check_drift(
     }
     moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
     delays_ms = bounds.delays_ms(dag)
-    batch_ms = play_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
+    batch_ms = simulate_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
     return DriftCheck(
         drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
         batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),

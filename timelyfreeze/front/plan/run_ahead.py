@@ -56,7 +56,7 @@ class RunAhead:
         n_processors: float | None = None,
         delays_ms: ArrayLike | None = None,
     ) -> tuple[float, ...]:
-        """Return when each batch ends, from the start of the first; arguments as ``play_batch``."""
+        """Return when each batch ends, from the start of the first, as ``simulate_batch``."""
         _, ends = play_actions(self.dag, durations_ms, n_processors, delays_ms)
         latest = np.zeros(self.n_batches)
         batches = [action.microbatch // self.n_microbatches for action in self.dag.actions]
@@ -69,7 +69,7 @@ class RunAhead:
         n_processors: float | None = None,
         delays_ms: ArrayLike | None = None,
     ) -> float:
-        """Return the time of a batch once the front is ahead; arguments as ``play_batch``."""
+        """Return the time of a batch once the front is ahead; arguments as ``simulate_batch``."""
         ends = self.batch_ends_ms(durations_ms, n_processors, delays_ms)
         return (ends[-2] - ends[-2 - _N_COUNTED]) / _N_COUNTED
 

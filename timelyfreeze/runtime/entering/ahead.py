@@ -22,7 +22,7 @@ from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace, Entering
 Microbatches = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
-class FrontAhead:
+class FrontRunAhead:
     """One rank's part in a front that runs at most one batch ahead.
 
     All ranks call :meth:`begin_step` in every step, and :meth:`begin_batch`, :meth:`entry` and

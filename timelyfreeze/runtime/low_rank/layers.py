@@ -173,7 +173,7 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
         device, dtype = x.device.type, self.weight.dtype
         bias = self.bias
         if torch.is_autocast_enabled(device):
-            # Autocast casts what requires no gradient anew for each microbatch.
+            # Autocast casts what requires no gradient again for each microbatch.
             dtype = torch.get_autocast_dtype(device)
             x = x.to(dtype)
             bias = None if bias is None else bias.to(dtype)

@@ -170,7 +170,7 @@ class UpdateMeter:
         return state
 
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned; energies that were not saved begin anew."""
+        """Restore what :meth:`plain_state` returned; energies that were not saved begin again."""
         for stage in self._tables:
             backwards, frozen = plain["tally"][str(stage)]
             self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))

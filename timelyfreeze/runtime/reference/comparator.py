@@ -97,7 +97,7 @@ class OutputComparator:
             n_tokens=lambda: None if self._n_tokens is None else self._n_tokens.tolist(),
         )
 
-    def note_tokens(self, n_tokens: Tensor) -> None:
+    def record_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of a batch are no padding, int, shape [B].
 
         They stand at the beginning of each row. Of those of a step, the first that is noted counts.

@@ -78,7 +78,7 @@ def render(
 
 
 class _Worker:
-    """The process; started when it is asked, and anew where it has ended."""
+    """The process; started when it is asked, and again where it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,5 +122,5 @@ class _Worker:
 
 
 _worker = _Worker()
-# A process that was forked must not use its parent's pipes, but begin anew.
+# A process that was forked must not use its parent's pipes, but begin again.
 os.register_at_fork(after_in_child=_worker.__init__)

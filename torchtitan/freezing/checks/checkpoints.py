@@ -1,7 +1,7 @@
 """Finds what keeps a run from resuming, in this size or another, or from being saved.
 
 Weights, optimizers and instruction data go on in any number of data-parallel ranks. So does a
-policy without a plan, in any pipeline, and an elastic run, which plans anew; another plan only in
+policy without a plan, in any pipeline, and an elastic run, which plans again; another plan only in
 one of the same stages and microbatches.
 """
 
@@ -52,7 +52,7 @@ class Start:
 
 
 def start_of(config: JobConfig) -> Start | None:
-    """Return what a run finds in its own folder; None where it begins anew, or cannot begin."""
+    """Return what a run finds in its own folder; None where it begins again, or cannot begin."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         return None
@@ -165,13 +165,13 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
                     f"and this run has {degree} (parallelism.data_parallel_replicate_degree x "
                     f"data_parallel_shard_degree); the data set {dataset!r} (training.dataset) "
                     "goes on with as many only, instruction data and pictures with any; to start "
-                    f'the data anew, set checkpoint.exclude_from_loading = ["{_DATA}"]'
+                    f'the data again, set checkpoint.exclude_from_loading = ["{_DATA}"]'
                 )
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         yield (
             f"the checkpoint {str(folder)!r} is damaged or foreign: what it says of freezing or "
             f"data cannot be read ({type(error).__name__}: {error}); checkpoint.load_step names an "
-            'older one, checkpoint.exclude_from_loading = ["freezing", "dataloader"] begins anew'
+            'older one, checkpoint.exclude_from_loading = ["freezing", "dataloader"] begins again'
         )
 
 
@@ -182,7 +182,7 @@ def _freezing_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
         yield (
             f"the checkpoint {str(folder)!r} has no state for freezing.method "
             f"{config.freezing.method!r}: it was saved without freezing; resume with the same "
-            "method, or, to begin freezing anew, set "
+            "method, or, to begin freezing again, set "
             f'checkpoint.exclude_from_loading = ["{_FREEZING}"]'
         )
         return
@@ -229,7 +229,7 @@ def resuming_errors(config: JobConfig, folder: Path) -> list[str]:
             names = ", ".join(f'"{name}"' for name in sorted({*excluded, *states}))
             found.append(
                 f"{'; '.join(wrong)}: the checkpoint {str(folder)!r} goes on with the same only; "
-                f"keep it, or begin that anew with checkpoint.exclude_from_loading = [{names}]"
+                f"keep it, or begin that again with checkpoint.exclude_from_loading = [{names}]"
             )
     return found
 
@@ -284,7 +284,7 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     keys = [_told(key, *changes[key]) for key in _MODEL if key in changes]
     yield (
         f"{'; '.join(keys) or f'model.flavor is {config.model.flavor!r}'}: the checkpoint "
-        f"{str(folder)!r} belongs to another model: {unlike}; keep the model, or begin anew in "
+        f"{str(folder)!r} belongs to another model: {unlike}; keep the model, or begin again in "
         "another checkpoint.folder"
     )
 

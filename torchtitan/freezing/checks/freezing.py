@@ -203,7 +203,7 @@ _BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
 
 
 def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
-    """Say that a checkpoint has other adapters than the run, which may be new if it begins anew."""
+    """Say that a checkpoint has other adapters than the run, unless freezing restarts."""
     saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
     wanted: dict[str, tuple[int, ...]] = {}
     if config.freezing.method == LORA and (model := plain_model(config)) is not None:
@@ -219,5 +219,5 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
     has = f"adapters such as {listed(sorted(saved))}" if saved else "no adapters"
     yield (
         f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
-        "saved under, or begin anew from what timelyfreeze export makes of it"
+        "saved under, or begin again from what timelyfreeze export makes of it"
     )

@@ -17,7 +17,7 @@ from torchtitan.freezing.config.layout import (
     model_family,
     modules_of_split,
     padding_note,
-    pipeline_notes,
+    pipeline_metadata,
     pipeline_order,
     pipeline_title,
     stage_modules,

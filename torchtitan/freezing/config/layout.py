@@ -13,7 +13,7 @@ from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.settings import first_stage_mode
-from timelyfreeze.whatif.bounds_file import PipelineNotes
+from timelyfreeze.whatif.bounds_file import PipelineMetadata
 from timelyfreeze.whatif.grid import layers_of_split
 from torchtitan.freezing.config.job_config import JobConfig
 
@@ -106,20 +106,20 @@ def pipeline_title(config: JobConfig) -> str:
     )
 
 
-def pipeline_notes(
+def pipeline_metadata(
     job_config: JobConfig,
     order: ScheduleOrder,
     n_layers: int | None,
     n_processors: float | None = None,
-    sizes: PipelineNotes | None = None,
-) -> PipelineNotes:
+    sizes: PipelineMetadata | None = None,
+) -> PipelineMetadata:
     """Return ``sizes`` with what a configuration tells of the pipeline that was measured."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
     layers = () if n_layers is None else count_layers(stage_modules(job_config, n_layers))
     has_name = not parallelism.pipeline_parallel_schedule_csv
     return replace(
-        sizes or PipelineNotes(),
+        sizes or PipelineMetadata(),
         schedule=parallelism.pipeline_parallel_schedule if has_name else None,
         ranks=order.n_ranks,
         processors=n_processors,

@@ -13,7 +13,7 @@ from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.runtime import FrontAhead, split_batch, stages_of
+from timelyfreeze.runtime import FrontRunAhead, split_batch, stages_of
 from timelyfreeze.runtime.entering.ahead import Microbatches
 from torchtitan.data.loader import Batch, Lookahead
 from torchtitan.data.sequences import ROWS
@@ -38,7 +38,7 @@ class RunningAhead(Trainer):
         timeout = timedelta(seconds=job_config.comm.train_timeout_seconds)
         group = dist.new_group(ranks, timeout=timeout)
         n_microbatches = self.controller.order.n_microbatches
-        self._ahead = self.controller.ahead = FrontAhead(stage, n_microbatches, group)
+        self._ahead = self.controller.ahead = FrontRunAhead(stage, n_microbatches, group)
         self._lookahead = Lookahead(self.dataloader)
         self.checkpointer.states[DATALOADER] = self._lookahead
         self._n_batches_left = self._n_told = 0

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.cli.torchrun import Part, present_part
+from timelyfreeze.cli.torchrun import Restart, present_restart
 from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split, with_values
 from torchtitan.freezing.elastic.pipeline import (
-    Pace,
+    BatchScaling,
     Pipeline,
     RunState,
     ending_with,
@@ -59,10 +59,10 @@ class PackedBatch:
         }
         return ending_with(with_values(config, values), self.last_step)
 
-    def pace(self, config: JobConfig) -> Pace:
+    def scaling(self, config: JobConfig) -> BatchScaling:
         """Return what its steps are, of a run that began with ``config``."""
         growth = self.packing.growth
-        return Pace(growth, config.freezing.packing.rate_factor(growth))
+        return BatchScaling(growth, config.freezing.packing.rate_factor(growth))
 
 
 def first_batch(config: JobConfig) -> PackedBatch:
@@ -138,7 +138,7 @@ class RunPart(Trainer):
     """
 
     def __init__(self, job_config: JobConfig) -> None:
-        self._former = present_part()
+        self._former = present_restart()
         self._pipeline = self._next = first_pipeline(job_config)
         self._first, self._start = self._pipeline, job_config
         if self._former is not None:
@@ -174,7 +174,9 @@ class RunPart(Trainer):
         if self._next is self._pipeline:
             return
         if dist.get_rank() == 0:
-            Part(self._next.split, self._first.split, self._pipeline.n_ranks, self._left_at).leave()
+            Restart(
+                self._next.split, self._first.split, self._pipeline.n_ranks, self._left_at
+            ).leave()
         logger.info(
             "Frozen layers: %d; the run goes on %s instead of %d, from the checkpoint of step %d",
             self._n_frozen,
@@ -186,5 +188,5 @@ class RunPart(Trainer):
 
 def present_config(job_config: JobConfig) -> JobConfig:
     """Return the configuration of this part of a run, of that which the run began with."""
-    part = present_part()
+    part = present_restart()
     return job_config if part is None else Pipeline(tuple(part.split)).moved(job_config)

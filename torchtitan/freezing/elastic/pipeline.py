@@ -83,9 +83,9 @@ class Pipeline:
         moved = with_values(config, values)
         return moved if self.last_step is None else ending_with(moved, self.last_step)
 
-    def pace(self, config: JobConfig) -> Pace:
+    def scaling(self, config: JobConfig) -> BatchScaling:
         """Return what its steps are, of a run that began with ``config``."""
-        return Pace() if self.last_step is None else Pace(self.n_replicas)
+        return BatchScaling() if self.last_step is None else BatchScaling(self.n_replicas)
 
     def ending(self, config: JobConfig, moment: RunState) -> Pipeline:
         """Return it with the last step of a run that is at a moment."""
@@ -177,7 +177,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchScaling:
     """What a step is, over one of the start."""
 
     growth: int = 1  # rows; the schedule of the learning rate goes on by as many steps

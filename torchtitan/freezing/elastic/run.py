@@ -1,4 +1,4 @@
-"""A run that is built anew, in another form, whenever what is frozen asks for it."""
+"""A run that is built again, in another form, whenever what is frozen asks for it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
+    BatchScaling,
     MicrobatchSearch,
-    Pace,
     Pipeline,
     RunState,
     first_pipeline,
@@ -62,7 +62,7 @@ class ElasticRun:
         self._dims: KnownDims = {}
         self._output: RunRecorder | None = None
         self._trainer: HandoverTrainer | None = self._build(
-            job_config, self._leaves, Pace(), self._dims
+            job_config, self._leaves, BatchScaling(), self._dims
         )
         self._joining = MoveBarrier(
             _get_default_store(),  # torchrun's; torch has no public name for it
@@ -132,10 +132,10 @@ class ElasticRun:
         gc.collect()
         if titan_tools.device_type != "cpu":
             titan_tools.device_module.empty_cache()
-        moved, pace = self._next.moved(self._config), self._next.pace(self._config)
+        moved, scaling = self._next.moved(self._config), self._next.scaling(self._config)
         with silence(logging.WARNING), warnings.catch_warnings():  # all was said at the start
             warnings.simplefilter("ignore")
-            self._trainer = self._build(moved, self._leaves, pace, self._dims, handed.output)
+            self._trainer = self._build(moved, self._leaves, scaling, self._dims, handed.output)
         self._form = self._next
         self._trainer.take_over(handed, partial(self._tell, self._trainer, started))
 
@@ -143,7 +143,7 @@ class ElasticRun:
         """Say and write down what the run has moved to, once it is there."""
         seconds, step = time.perf_counter() - started, trainer.step + 1
         trainer.device_seconds += seconds * dist.get_world_size()
-        trainer.metrics_processor.note_move(step, self._n_frozen, self._form.split, seconds)
+        trainer.metrics_processor.record_move(step, self._n_frozen, self._form.split, seconds)
         logger.info(
             "Frozen layers: %d; the run goes on %s, from step %d, after %.1f s",
             self._n_frozen,
@@ -218,11 +218,11 @@ class HandoverTrainer(Trainer):
         self,
         job_config: JobConfig,
         leaves: Leaves,
-        pace: Pace,
+        scaling: BatchScaling,
         dims: KnownDims,
         output: RunRecorder | None = None,
     ) -> None:
-        self._leaves, self._pace, self._known_dims = leaves, pace, dims
+        self._leaves, self._scaling, self._known_dims = leaves, scaling, dims
         self._step_seconds = 0.0
         self._left_with: RunRecorder | None = None
         self._arrived: Callable[[], None] = lambda: None
@@ -269,20 +269,20 @@ class HandoverTrainer(Trainer):
             self._left_with = self.metrics_processor.leave()
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
-        """Run one optimizer step at this trainer's pace."""
+        """Run one optimizer step at this trainer's scaling."""
         started = time.perf_counter()
         with self._rate_scaled():
             super().train_step(data_iterator)
         if self.job_config.freezing.elastic.search_microbatches and self.device.type != "cpu":
             titan_tools.device_module.synchronize()
         self._step_seconds = time.perf_counter() - started
-        for _ in range(1, self._pace.growth):
+        for _ in range(1, self._scaling.growth):
             self.lr_schedulers.step()
 
     @contextmanager
     def _rate_scaled(self) -> Iterator[None]:
         """Take the schedule's learning rate times a factor, until the schedule sets the next."""
-        factor = self._pace.rate_factor
+        factor = self._scaling.rate_factor
         groups = [group for each in self.optimizers for group in each.param_groups]
         before = [group["lr"] for group in groups]
         for group in groups:

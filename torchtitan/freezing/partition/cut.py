@@ -17,7 +17,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.whatif.bounds_file import PipelineNotes, read_bounds_file
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, read_bounds_file
 from timelyfreeze.whatif.fronts import layer_times
 from timelyfreeze.whatif.grid import render_split
 from timelyfreeze.whatif.layer_model import BlockTimes, LayerModel
@@ -128,12 +128,12 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
     key = f"parallelism.partition_profile is {name!r}"
     try:
         file = read_bounds_file(Path(name))
-        if file.notes.layers is None:
+        if file.metadata.layers is None:
             raise ValueError(
                 "it does not say how many layers a stage has; `timelyfreeze profile` writes one "
                 "that does"
             )
-        model = file.model(file.notes.layers, part_parameters(job_config))
+        model = file.model(file.metadata.layers, part_parameters(job_config))
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     if model.n_layers != n_layers:
@@ -144,14 +144,14 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
     return model
 
 
-def model_sizes(job_config: JobConfig) -> PipelineNotes:
+def model_sizes(job_config: JobConfig) -> PipelineMetadata:
     """Return what can be told of the sizes of a run's model."""
     parameters = memory = None
     with suppress(ValueError):
         parameters = part_parameters(job_config)
     with suppress(ValueError):
         memory = model_bytes(job_config)
-    return PipelineNotes(parameters=parameters, memory=memory)
+    return PipelineMetadata(parameters=parameters, memory=memory)
 
 
 def count_model_layers(job_config: JobConfig) -> int:

@@ -34,7 +34,7 @@ from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_erro
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
-    pipeline_notes,
+    pipeline_metadata,
     pipeline_order,
     stage_modules,
     toml_key,
@@ -187,7 +187,7 @@ def bounds_text(
     first_stage = first_stage_mode(freezing.first_stage, freezing.gradient_rank)
     dag, bounds = profile_bounds(profile, first_stage)
     sizes, (layer, fixed) = model_sizes(job_config), overheads or (None, None)
-    of_run = pipeline_notes(
+    of_run = pipeline_metadata(
         job_config, profile.order, profile.n_layers, profile.n_processors, sizes
     )
     stages = tuple(stage_times(r) for r in chosen_responses(profile, first_stage))

@@ -141,7 +141,7 @@ class RunPart:
         """Begin to look on at a pipeline, the first one or another."""
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Take note of a plan that is freezed by from now on; ``about`` as ``pipeline_notes``."""
+        """Take note of the plan that is followed now; ``about`` as ``pipeline_metadata``."""
 
     def move(self, move: Move) -> None:
         """Take note of the move that is over."""

@@ -32,7 +32,7 @@ from torchtitan.freezing.config import (
     JobConfig,
     model_family,
     padding_note,
-    pipeline_notes,
+    pipeline_metadata,
     preset_line,
 )
 from torchtitan.freezing.emulation.record import EmulationRecord
@@ -73,10 +73,10 @@ class PipelineFiles(RunPart):
             return
         n_processors, sizes = about["n_processors"], about["sizes"]()  # counted here alone
         order = controller.order
-        notes = pipeline_notes(run.config, order, run.n_layers, n_processors, sizes)
+        notes = pipeline_metadata(run.config, order, run.n_layers, n_processors, sizes)
         number_former(run.folder, ("bounds.json", "plan.json"))
         run.write("schedule.csv", order_to_csv(order))
-        run.write("bounds.json", bounds_file_text(controller.in_force.dag, bounds, notes))
+        run.write("bounds.json", bounds_file_text(controller.active_plan.dag, bounds, notes))
         run.write("plan.json", plan_to_json(plan))
 
 
@@ -230,7 +230,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         del self.recorder
         return recorder
 
-    def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
+    def record_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
         """Take note of the move that brought the run here, as in ``moves.csv``."""
         layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
         move = Move(step, n_frozen, len(split), n_replicas, layers, seconds)

@@ -57,7 +57,7 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 
 
 def number_former(folder: Path, names: Iterable[str]) -> None:
-    """Put one number behind files whose names are wanted anew: ``plan_1.json`` is oldest."""
+    """Put one number behind files whose names are wanted again: ``plan_1.json`` is oldest."""
     files = [folder / name for name in names if (folder / name).exists()]
     numbered = ([f.with_stem(f"{f.stem}_{n}") for f in files] for n in count(1))
     free = next(names for names in numbered if not any(name.exists() for name in names))

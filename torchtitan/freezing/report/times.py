@@ -155,7 +155,7 @@ class BatchTimes(RunPart):
             found["cache_mib"] = (use.memory_bytes + use.disk_bytes) / _MIB
         controller = self.run.controller
         if controller is not None and controller.plans:
-            found["switched_off"] = controller.in_force.switched_off
+            found["switched_off"] = controller.active_plan.switched_off
             found |= _planned(controller, summary.batches_per_step)
         return found
 
@@ -171,7 +171,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
         "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
         "all_frozen_batch_ms": plan.frozen_batch_ms,
         "interval_factor": None if bounds is None else bounds.interval_factor,
-        "predicts_for": controller.in_force.predicts_for,
+        "predicts_for": controller.active_plan.predicts_for,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
         "upper_bound_gain": plan.upper_bound_gain,

@@ -13,8 +13,8 @@ from tests.timelyfreeze.compare.run_folders import keys_of, write_run
 from timelyfreeze.cli import checker
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import jobs, scoring
-from timelyfreeze.compare.runs.asked import plan_jobs
 from timelyfreeze.compare.runs.jobs import ROOT, Settings
+from timelyfreeze.compare.runs.sweep import plan_jobs
 
 (JOB,) = plan_jobs(["apf"], ["GPipe"], [7], 2)
 

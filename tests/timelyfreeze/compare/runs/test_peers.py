@@ -12,10 +12,10 @@ from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_re
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import compare, group
-from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs.asked import fewer_microbatches, fewer_steps
 from timelyfreeze.compare.runs.run import Run, find_runs, read_run
+from timelyfreeze.compare.runs.sweep import fewer_microbatches, fewer_steps
 from timelyfreeze.compare.runs.variants import freezes, peer_name, split_peer
 from timelyfreeze.records.tables import STEPS
 
@@ -211,7 +211,7 @@ def test_runs_that_freeze_are_stretched_and_their_peers_fitted_to_them(
 ) -> None:
     trainer = Trainer()
     methods = ["apf", "none", "fewer_steps"]
-    assert run(trainer, tmp_path, *methods, more=["--stretch", "1.2"]) == 0
+    assert run(trainer, tmp_path, *methods, more=["--steps-factor", "1.2"]) == 0
     none, apf, fewer = map(keys_of, trainer.commands)
     assert "training.steps" not in none
     assert trainer.commands[1][-3:] == [
@@ -219,28 +219,32 @@ def test_runs_that_freeze_are_stretched_and_their_peers_fitted_to_them(
     ]  # fmt: skip
     # 12 steps of 0.85 s; a run of none has done 9 in that time.
     assert (apf["freezing.method"], fewer["training.steps"]) == ("apf", "9")
-    assert run(trainer, tmp_path, *methods, more=["--stretch", "1.1"]) == 2
-    assert "was run with stretch 1.2, asked for is 1.1" in capsys.readouterr().err
+    assert run(trainer, tmp_path, *methods, more=["--steps-factor", "1.1"]) == 2
+    assert "was run with steps_factor 1.2, asked for is 1.1" in capsys.readouterr().err
     assert len(trainer.commands) == 3
 
 
 @pytest.mark.parametrize(
-    ("methods", "stretch", "message"),
+    ("methods", "steps_factor", "message"),
     [
-        (["none", "apf"], "0", "--stretch is 0.0; it must be above 0"),
-        (["none", "apf"], "nan", "--stretch is nan; it must be above 0"),
-        (["apf"], "1.1", "--stretch multiplies the steps of none; name it in --methods as well"),
+        (["none", "apf"], "0", "--steps-factor is 0.0; it must be above 0"),
+        (["none", "apf"], "nan", "--steps-factor is nan; it must be above 0"),
+        (
+            ["apf"],
+            "1.1",
+            "--steps-factor multiplies the steps of none; name it in --methods as well",
+        ),
     ],
 )
 def test_a_stretch_that_makes_no_sense(
     tmp_path: Path,
     methods: list[str],
-    stretch: str,
+    steps_factor: str,
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trainer = Trainer()
-    assert run(trainer, tmp_path, *methods, more=["--stretch", stretch]) == 2
+    assert run(trainer, tmp_path, *methods, more=["--steps-factor", steps_factor]) == 2
     assert message in capsys.readouterr().err
     assert trainer.commands == []
 
@@ -321,7 +325,7 @@ def test_peers_stand_below_their_method(tmp_path: Path) -> None:
         if method != "none":
             write_record(tmp_path / f"{method}_peer", 0, method=peer_name("fewer_steps", method))
             write_run(tmp_path / f"{method}_peer/tb", "none")
-    methods = [run.method for run in compare(find_runs([tmp_path]).runs, Terms(2))]
+    methods = [run.method for run in compare(find_runs([tmp_path]).runs, Criteria(2))]
     assert methods == ["none", "apf", "fewer_steps_for_apf", "lisa", "fewer_steps_for_lisa"]
 
 
@@ -363,9 +367,9 @@ def test_a_virtual_clock_that_does_not_tell_all_is_told(
 
 
 def test_peers_stand_in_the_plot_of_losses_and_not_among_freeze_ratios(compared: Path) -> None:
-    terms = Terms(window=2)
-    groups = group(compare(find_runs([compared]).runs, terms))
-    drawn = {plot.name: plot for plot in plots(groups, terms)}
+    criteria = Criteria(window=2)
+    groups = group(compare(find_runs([compared]).runs, criteria))
+    drawn = {plot.name: plot for plot in plots(groups, criteria)}
     figure = drawn["loss_seconds"].figure
     assert figure is not None
     legend = figure.axes[0].get_legend()

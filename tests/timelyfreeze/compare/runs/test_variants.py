@@ -9,8 +9,8 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import keys_of, table_notes, table_rows, write_run
 from tests.timelyfreeze.compare.tables import GAIN
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.runs.asked import plan_jobs
 from timelyfreeze.compare.runs.jobs import Settings
+from timelyfreeze.compare.runs.sweep import plan_jobs
 from timelyfreeze.compare.runs.variants import parse_variants, run_folder
 from timelyfreeze.records.tables import STEPS
 
@@ -238,7 +238,7 @@ def test_peers_made_before_a_key_was_varied_are_not_averaged_with_later_ones(
 
 def test_runs_and_peers_are_fitted_to_the_none_of_their_work(tmp_path: Path) -> None:
     trainer = Trainer()
-    more = ["--vary", f"{STEPS_KEY}=10,20", "--stretch", "1.5"]
+    more = ["--vary", f"{STEPS_KEY}=10,20", "--steps-factor", "1.5"]
     assert run(trainer, tmp_path, "timelyfreeze none fewer_steps", *more) == 0
     # Steps take 0.6 s with freezing: 15 and 30 of them take as long as 9 and 18 without.
     steps = [keys[STEPS_KEY] for keys in trainer.keys]

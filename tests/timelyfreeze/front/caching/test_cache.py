@@ -125,7 +125,7 @@ def test_reading_goes_on_only_where_it_is_faster(read_ms: float, pays: bool) -> 
     # Those that began behind the front before that was decided have saved as much.
     assert use.saved_ms == pytest.approx(10.0 * use.entered)
     assert (use.memory_bytes > 0) is pays
-    # Another depth is looked at anew.
+    # Another depth is looked at again.
     for _ in range(2):
         run.step(2)
     assert cuts(run.step(2)) == [True, True]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from timelyfreeze.runtime.entering import ahead as ahead_module
-from timelyfreeze.runtime.entering.ahead import FrontAhead, Microbatches, Receiver
+from timelyfreeze.runtime.entering.ahead import FrontRunAhead, Microbatches, Receiver
 from timelyfreeze.runtime.entering.stage import BlockPlace
 
 N_STAGES, N_MICROBATCHES = 3, 4
@@ -70,7 +70,7 @@ class Ranks:
         self.boxes = Boxes()
         monkeypatch.setattr(ahead_module, "dist", self.boxes)
         self.forwarded: list[float] = []
-        self.ranks = [FrontAhead(self._stage(i), N_MICROBATCHES, Any) for i in range(N_STAGES)]  # type: ignore[arg-type]
+        self.ranks = [FrontRunAhead(self._stage(i), N_MICROBATCHES, Any) for i in range(N_STAGES)]  # type: ignore[arg-type]
 
     def _stage(self, index: int) -> Any:
         def forward_alone(tokens: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Ranks:
             args_recv_info={0: (info,)}, forward_alone=forward_alone,
         )  # fmt: skip
 
-    def on(self, rank: int) -> FrontAhead:
+    def on(self, rank: int) -> FrontRunAhead:
         self.boxes.rank = rank
         return self.ranks[rank]
 

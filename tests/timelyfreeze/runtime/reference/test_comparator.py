@@ -218,8 +218,8 @@ def test_padding_is_left_out_where_it_is_known() -> None:
 
     def begin_and_note(step: int) -> None:
         begin(step)
-        run.checks.watch.note_tokens(torch.tensor([2, 1, 3, 3, 3, 3, 3, 3]))
-        run.checks.watch.note_tokens(torch.tensor([3] * 8))  # of the step's second batch
+        run.checks.watch.record_tokens(torch.tensor([2, 1, 3, 3, 3, 3, 3, 3]))
+        run.checks.watch.record_tokens(torch.tensor([3] * 8))  # of the step's second batch
 
     run.checks.begin_step = begin_and_note  # type: ignore[method-assign]
     run.steps(7, 7)

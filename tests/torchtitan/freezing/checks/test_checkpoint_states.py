@@ -32,8 +32,8 @@ def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: P
         assert kept == [], "nothing was measured yet"
     else:
         assert "of 4 microbatches in a batch, this run has 8" in kept[0]
-    anew = {"checkpoint__exclude_from_loading": ["freezing"]}
-    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **anew) == []
+    again = {"checkpoint__exclude_from_loading": ["freezing"]}
+    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **again) == []
     assert found(tmp_path, parallelism__pipeline_parallel_degree=4, freezing__method="none") == []
     moves = {"freezing__elastic": ElasticSettings(enable=True)}
     assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **moves) == []

@@ -127,9 +127,9 @@ def test_a_run_with_all_its_steps_behind_it_is_done(checkpoints: Path, tmp_path:
     assert list(checkpoint_errors(saving_config(tmp_path, training__steps=9))) == []
     earlier = saving_config(tmp_path, training__steps=9, checkpoint__load_step=3)
     assert not is_done(earlier), "it trains once more from there"
-    anew = saving_config(tmp_path, training__steps=6)
-    anew.checkpoint.exclude_from_loading = ["train_state"]
-    assert not is_done(anew)
+    again = saving_config(tmp_path, training__steps=6)
+    again.checkpoint.exclude_from_loading = ["train_state"]
+    assert not is_done(again)
     assert not is_done(saving_config(tmp_path / "elsewhere"))
 
 

@@ -99,4 +99,4 @@ def feature_table() -> str:
 
 def test_the_page_for_users_has_the_table() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
-    assert feature_table() in page, f"write it anew:\n{feature_table()}"
+    assert feature_table() in page, f"write it again:\n{feature_table()}"

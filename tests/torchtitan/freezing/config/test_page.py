@@ -11,7 +11,7 @@ from tests.configuration_page import PAGE, SECTIONS, sentences, with_tables
 
 def test_the_page_has_the_tables() -> None:
     page = PAGE.read_text()
-    assert with_tables(page) == page, "python -m tests.configuration_page writes it anew"
+    assert with_tables(page) == page, "python -m tests.configuration_page writes it again"
 
 
 @pytest.mark.parametrize("name", SECTIONS)

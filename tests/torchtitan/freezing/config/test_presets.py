@@ -11,7 +11,7 @@ from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import (
     JobConfig,
     model_family,
-    pipeline_notes,
+    pipeline_metadata,
     pipeline_order,
     pipeline_title,
     preset_line,
@@ -137,7 +137,7 @@ def test_a_row_is_its_tokens_or_one_picture(
     )
     assert model_family(given).unit == unit
     order = pipeline_order(given, 8)
-    notes = pipeline_notes(given, order, 8)
+    notes = pipeline_metadata(given, order, 8)
     assert (notes.tokens_per_microbatch, notes.unit) == (per_microbatch, unit)
     assert title in pipeline_title(given)
 
@@ -146,4 +146,4 @@ def test_a_row_is_its_tokens_or_one_picture(
 def test_notes_say_how_the_first_stage_was_frozen(rank: int, mode: str) -> None:
     """Gradients of a rank keep its chain, whatever the key says; who plans from the notes must."""
     given = config(freezing__gradient_rank=rank)
-    assert pipeline_notes(given, pipeline_order(given, 8), 8).first_stage == mode
+    assert pipeline_metadata(given, pipeline_order(given, 8), 8).first_stage == mode

@@ -11,7 +11,7 @@ from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.elastic.packing import PackedBatch, fewest_ranks, first_batch, packed_batch
-from torchtitan.freezing.elastic.pipeline import Pace, RunState
+from torchtitan.freezing.elastic.pipeline import BatchScaling, RunState
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 
 N_LAYERS, START = 10, (2, 3, 3, 2)
@@ -135,7 +135,7 @@ def test_the_rest_of_a_configuration_stays() -> None:
     assert [len(names) for names in stage_modules(moved, N_LAYERS)] == [7, 2, 1, 3]
     # The run is shorter, its schedule of the learning rate is not.
     assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
-    assert form.pace(job_config) == Pace(2, 2.0)
+    assert form.scaling(job_config) == BatchScaling(2, 2.0)
     job_config.lr_scheduler.total_steps = 2000
     assert form.moved(job_config).lr_scheduler.total_steps == 2000
     assert job_config.training.steps == 1000

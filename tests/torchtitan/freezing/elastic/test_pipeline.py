@@ -13,8 +13,8 @@ from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
 from torchtitan.freezing.elastic.pipeline import (
+    BatchScaling,
     MicrobatchSearch,
-    Pace,
     Pipeline,
     RunState,
     candidates,
@@ -115,7 +115,7 @@ def cuts_with_room(job_config: JobConfig, n_ranks: int, n_frozen: int) -> list[t
 def test_by_time_it_is_the_most_even_of_all_cuts_that_have_room(
     tmp_path: Path, n_frozen: int, min_ranks: int
 ) -> None:
-    """With 4 ranks at least, it is SmartPipe's allocation: live layers are cut anew (Eq. 11)."""
+    """With 4 ranks at least, it is SmartPipe's allocation: live layers are cut again (Eq. 11)."""
     settings = ElasticSettings(enable=True, partition="time", min_ranks=min_ranks)
     job_config = by_time(tmp_path, settings)
     costs = [1.0 if i < n_frozen else 3.0 for i in range(6)]
@@ -211,7 +211,7 @@ def test_as_in_the_paper_each_replica_keeps_its_rows(given: int, rows: int) -> N
     training = moved.training
     assert (training.local_batch_size, training.global_batch_size) == (8, rows)
     assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
-    assert found.pace(job_config) == Pace(2, 1.0)
+    assert found.scaling(job_config) == BatchScaling(2, 1.0)
     # Unfrozen again at step 300, with the rows of 500 steps.
     back = first_pipeline(job_config).ending(job_config, RunState(0, step=300, n_batches=500))
     assert back == Pipeline(START, last_step=800)

@@ -53,7 +53,7 @@ def test_wider_heads_keep_more() -> None:
 
 
 def test_what_is_counted_is_given_back() -> None:
-    """A run counts anew with each plan."""
+    """A run counts again with each plan."""
     block_bytes()
     before = n_fakes()
     block_bytes()

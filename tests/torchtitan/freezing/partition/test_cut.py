@@ -10,7 +10,7 @@ import pytest
 
 from tests.torchtitan.helpers.debug_model import N_LAYERS, toml_text
 from timelyfreeze.schedule import build_dag, gpipe_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError, check
@@ -52,7 +52,9 @@ def all_splits(n_stages: int) -> Iterator[Split]:
 
 def profile(path: Path, *stages: StageTimes, **notes: Any) -> Path:
     dag = build_dag(gpipe_order(len(stages), 4))
-    path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), PipelineNotes(**notes)))
+    path.write_text(
+        bounds_file_text(dag, bounds_from_times(dag, stages), PipelineMetadata(**notes))
+    )
     return path
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from timelyfreeze.cli.plan import main as plan_main
 from timelyfreeze.schedule import build_dag, one_f_one_b_order
-from timelyfreeze.whatif.bounds_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
@@ -106,7 +106,7 @@ def test_blocks_are_cut_by_the_times_of_a_run(tmp_path: Path) -> None:
     stages = [StageTimes(3.0, 6.0), StageTimes(6.0, 12.0), *[StageTimes(3.0, 6.0)] * 2]
     dag = build_dag(one_f_one_b_order(4, 8))
     path = tmp_path / "bounds.json"
-    notes = PipelineNotes(layers=(3, 3, 3, 3))
+    notes = PipelineMetadata(layers=(3, 3, 3, 3))
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), notes))
     keys = ("--parallelism.partition=time", f"--parallelism.partition_profile={path}")
     job_config = read("convnextv2", *keys)
@@ -131,7 +131,7 @@ def test_plan_cuts_by_memory_as_a_run_does(kind: str, schedule: str, tmp_path: P
     n_layers = LAYERS[kind]
     dag = build_dag(one_f_one_b_order(4, 8))
     sizes = model_sizes(job_config)
-    notes = PipelineNotes(
+    notes = PipelineMetadata(
         ranks=4,
         layers=count_layers(stage_modules(job_config, n_layers)),
         parameters=sizes.parameters,

@@ -91,13 +91,17 @@ def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: P
     path = tmp_path / "bounds.json"
     path.write_text(bounds_text(by_hand, job_config, profile_overheads(by_hand)))
     file = read_bounds_file(path)
-    assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 2, (3, 3))
-    assert file.notes.tokens_per_microbatch == 32
-    assert file.notes.first_stage == "all_or_nothing"
+    assert (file.metadata.schedule, file.metadata.ranks, file.metadata.layers) == (
+        "1F1B",
+        2,
+        (3, 3),
+    )
+    assert file.metadata.tokens_per_microbatch == 32
+    assert file.metadata.first_stage == "all_or_nothing"
     assert file.stage_times()[1].input_ms == 1.0
     assert file.stage_times()[1].weight_ms == 11.0
     assert file.derived_kinds == ""
-    assert file.notes.processors is None
+    assert file.metadata.processors is None
     path.write_text(bounds_text(replace(by_hand, n_processors=1.5), job_config, None))
     again = read_bounds_file(path)
     assert (again.notes.layer, again.notes.processors) == (None, 1.5)
@@ -124,7 +128,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [p["ratio"] for p in kept["points"]] == [0.0, 0.5, 1.0]
     assert set(kept["line"]) >= {"largest_miss", "fit_residual_ms", "r_squared"}
     assert json.loads((folder / "settings.json").read_text())["training"]["seq_len"] == 16
-    notes = read_bounds_file(folder / "bounds.json").notes
+    notes = read_bounds_file(folder / "bounds.json").metadata
     assert notes.first_stage == "per_tensor"
     # Of the debugmodel: a vocabulary of 2048, width 256, and a norm at the end.
     assert notes.parameters == PartParameters(524_288, (852_480,) * 6, 524_288 + 256)

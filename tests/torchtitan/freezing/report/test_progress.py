@@ -39,7 +39,7 @@ class Screen(io.StringIO):
 
 
 def put_up(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> Screen:
-    """Make standard error a screen. To be called in the test: pytest sets it anew for each."""
+    """Make standard error a screen. To be called in the test: pytest sets it again for each."""
     screen = Screen(is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     return screen

@@ -216,8 +216,8 @@ def test_a_choice_that_is_not_in_force_is_no_front(tmp_path: Path) -> None:
     for step, phase in enumerate(Phase, start=1):
         record.batch(batch(step, phase, frozen_layers=3.0))
     record.close()
-    in_force = {row.phase for row in FRONT.read(tmp_path) if row.frozen_layers == 3}
-    assert in_force == {"ramp", "stable"}
+    active_plan = {row.phase for row in FRONT.read(tmp_path) if row.frozen_layers == 3}
+    assert active_plan == {"ramp", "stable"}
     assert {row.frozen_layers for row in FRONT.read(tmp_path)} == {0, 3}
 
 

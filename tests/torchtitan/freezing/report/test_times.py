@@ -57,7 +57,7 @@ def controller(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
         plans=plans,
-        in_force=SimpleNamespace(
+        active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores"
         ),
         bounds=None if plan is None else SimpleNamespace(interval_factor=1.25),

@@ -28,17 +28,17 @@ from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 
 def _job(
-    schedule: str, name: str, seed: int, variant: Mapping[str, str], nproc: int, stretch: float
+    schedule: str, name: str, seed: int, variant: Mapping[str, str], nproc: int, steps_factor: float
 ) -> Job:
     """Return one run: a method or a peer, with a seed and values that are varied."""
     peer, method = split_peer(name) or ("", name)
     trained, varied = ("none", concerning("none", variant)) if peer else (name, variant)
     varies = {"variant": variant} if variant else {}
     fit = None
-    if peer or stretch != 1.0:
+    if peer or steps_factor != 1.0:
         none = run_folder(schedule, "none", seed, concerning("none", variant))
         beside = run_folder(schedule, method, seed, variant)
-        fit = partial(_fitted, peer, none=none, beside=beside, stretch=stretch)
+        fit = partial(_fitted, peer, none=none, beside=beside, steps_factor=steps_factor)
     return Job(
         label=run_label(schedule, name, seed, variant),
         path=run_folder(schedule, name, seed, variant),
@@ -49,7 +49,13 @@ def _job(
             **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
             **{key: TRUTHS.get(text, text) for key, text in varied.items()},
         },
-        record={"schedule": schedule, "method": name, "seed": seed, **varies, "stretch": stretch},
+        record={
+            "schedule": schedule,
+            "method": name,
+            "seed": seed,
+            **varies,
+            "steps_factor": steps_factor,
+        },
         fit=fit,
     )
 
@@ -59,14 +65,14 @@ def plan_jobs(
     schedules: Sequence[str],
     seeds: Sequence[int],
     nproc: int,
-    stretch: float = 1.0,
+    steps_factor: float = 1.0,
     variants: Sequence[Mapping[str, str]] = ({},),
 ) -> list[Job]:
     """Return the jobs in the order they run in.
 
     Runs that are compared with each other, those of one seed, schedule and work, follow each other:
     a machine that slows down in the course of hours then slows all of them. Peers come behind all
-    methods. A run that freezes makes ``stretch`` times as many steps as that of none.
+    methods. A run that freezes makes ``steps_factor`` times as many steps as that of none.
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
@@ -75,20 +81,22 @@ def plan_jobs(
             f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
             "none and one that freezes as well"
         )
-    if not 0.0 < stretch < math.inf:
-        raise ValueError(f"--stretch is {stretch}; it must be above 0")
-    if stretch != 1.0 and "none" not in others:
-        raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
+    if not 0.0 < steps_factor < math.inf:
+        raise ValueError(f"--steps-factor is {steps_factor}; it must be above 0")
+    if steps_factor != 1.0 and "none" not in others:
+        raise ValueError(
+            "--steps-factor multiplies the steps of none; name it in --methods as well"
+        )
     for key in variants[0]:
         if not any(key in concerning(method, variants[0]) for method in others):
             raise ValueError(
                 f"--vary has {key}, which concerns none of --methods {' '.join(others)}"
             )
-    if stretch != 1.0:
+    if steps_factor != 1.0:
         others.sort(key=freezes)  # stable: none comes first
     names = [*others, *(peer_name(peer, one) for peer in peers for one in others if freezes(one))]
     return [
-        _job(schedule, name, seed, variant, nproc, stretch if freezes(name) else 1.0)
+        _job(schedule, name, seed, variant, nproc, steps_factor if freezes(name) else 1.0)
         for seed in seeds
         for schedule in schedules
         # Those together that differ in the freezing alone.
@@ -122,11 +130,13 @@ def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -
     return found
 
 
-def _fitted(peer: str, output: Path, *, none: Path, beside: Path, stretch: float) -> dict[str, Any]:
+def _fitted(
+    peer: str, output: Path, *, none: Path, beside: Path, steps_factor: float
+) -> dict[str, Any]:
     """Return the keys of a peer, or of a longer run, from runs with folders below ``output``."""
     run = _finished(output / none)
     if not peer:
-        return _with_steps(run, max(1, round(stretch * run.summary.steps)))
+        return _with_steps(run, max(1, round(steps_factor * run.summary.steps)))
     fit = fewer_steps if peer == FEWER_STEPS else fewer_microbatches
     return fit(run, _finished(output / beside).seconds)
 
