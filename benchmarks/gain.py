@@ -10,8 +10,6 @@ machine does hits both. Tables are printed as markdown; --json FILE keeps all va
 that are none of the benchmark's go to both trainers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

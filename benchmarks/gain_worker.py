@@ -3,8 +3,6 @@
 torchrun starts it, with what to do as JSON: ``gain.launch`` says what is in it.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable

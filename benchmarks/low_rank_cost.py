@@ -10,8 +10,6 @@ of each rank, and the time of turning all subspaces once, which a step does for 
 microbatches. All of them take turns, and the median of each counts. On a GPU if there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Processes of a benchmark: how they are started, and the trainer in each of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

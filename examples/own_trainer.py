@@ -6,8 +6,6 @@ It trains a small transformer to count on, on GPUs where there are enough, else 
 are there for freezing end with "# freezing".
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from functools import partial

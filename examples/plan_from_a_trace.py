@@ -17,8 +17,6 @@ the order of their start in the unfrozen batches.
 The plan goes to the screen as a table, or with --json to a file.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

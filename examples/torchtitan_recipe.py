@@ -7,8 +7,6 @@ It needs an environment of its own, see docs/torchtitan_recipe.md. For another m
 like the one at the end, or hand any of upstream's to ``with_freezing``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields

@@ -133,8 +133,9 @@ paper_runs() {
   mkdir -p "$output/paper"
   timelyfreeze paper table "$table" "$output/paper" --emulate --methods timelyfreeze --seeds 42 "${few_of_paper[@]}" \
     -- "${keys[@]}" "${short[@]}" | tee "$output/paper/table_$table.md"
-  "$python" benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/paper/default_$config" \
-    --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --freezing.preset= "${keys[@]}" "${short[@]}"
+  timelyfreeze compare run "train_configs/$config.toml" "$output/paper/default_$config" --methods timelyfreeze \
+    --schedules "${schedules[@]}" --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= \
+    "${keys[@]}" "${short[@]}"
 }
 
 run_paper_1b() {
@@ -202,9 +203,9 @@ run_emulate() {
   fi
   timelyfreeze estimate train_configs/smollm2_alpaca_gpt4.toml --schedules "${schedules[@]}" -- --emulation.enable \
     "${weights[@]}" "${keys[@]}" "${tiny[@]}"
-  "$python" benchmarks/prediction_error.py run train_configs/smollm2_alpaca_gpt4.toml "$output/emulate" \
-    --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
-    "${weights[@]}" "${keys[@]}" "${short[@]}"
+  timelyfreeze compare run train_configs/smollm2_alpaca_gpt4.toml "$output/emulate" --methods timelyfreeze \
+    --schedules "${schedules[@]}" --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 \
+    --validation.no-enable "${weights[@]}" "${keys[@]}" "${short[@]}"
 }
 
 run_pipeline() {

@@ -4,8 +4,6 @@ Implements arXiv:2602.05754. What this package exports is loaded when it is firs
 importing it needs no torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

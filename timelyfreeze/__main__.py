@@ -1,7 +1,5 @@
 """Entry point: ``python -m timelyfreeze COMMAND ...``, the same as ``timelyfreeze COMMAND ...``."""
 
-from __future__ import annotations
-
 import sys
 
 from timelyfreeze.cli.main import main

@@ -1,7 +1,5 @@
 """Freezing in a trainer of one's own, on ``torch.distributed.pipelining``."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import prediction_error
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +58,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MAINS: dict[str, Callable[[Path], int]] = {
     "compare_table": lambda folder: compare.main(["show", "--table", str(folder)]),
-    "prediction_error": lambda folder: prediction_error.main(["table", str(folder)]),
     "compare_show": lambda folder: compare.main(["show", str(folder), "--output", str(folder)]),
 }
 FILES = ["summary.json", "losses.csv", "settings.json", "scores.json", "steps.csv"]
@@ -165,22 +163,13 @@ WORDS: list[Any] = [
     "--odd",
 ]
 WORDS += ["--reference", "--title", "x" * 5000, "/dev/null/x", "9" * 400]
-WORDS += ["--r-max", "nan", "--seeds", "", "--rounds"]
+WORDS += ["nan", "--seeds", ""]
 
 
-@pytest.mark.parametrize(
-    "main",
-    [
-        compare.main,
-        prediction_error.main,
-    ],
-    ids=lambda main: main.__module__,
-)
 def test_any_command_line_is_refused_with_what_is_wrong(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    main: Callable[..., int],
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -189,7 +178,7 @@ def test_any_command_line_is_refused_with_what_is_wrong(
     def breaks(arguments: list[str]) -> None:
         capfd.readouterr()
         try:
-            status = main(arguments)
+            status = compare.main(arguments)
         except SystemExit as error:  # argparse
             status = error.code
         assert status == 2

@@ -4,8 +4,6 @@ The process gets the lines on standard input, and its last line of output says w
 each, both as JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

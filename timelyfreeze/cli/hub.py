@@ -1,7 +1,5 @@
 """A model named by its id on the hub: fetched once for each host, a folder from then on."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

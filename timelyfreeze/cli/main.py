@@ -1,7 +1,5 @@
 """The map of the product: every command, and the module that it is in."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ same folder. Where the project runs from its own folder (an editable install, a 
 folder or ``PYTHONPATH`` is.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

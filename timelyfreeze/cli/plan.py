@@ -1,7 +1,5 @@
 """The command ``timelyfreeze plan``: what freezing would bring, told on a laptop."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ any process starts, a model that is named by its id on the hub is fetched. On on
 asks for it goes on with another number of processes once all of its own have ended.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

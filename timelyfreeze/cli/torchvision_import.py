@@ -6,8 +6,6 @@ all models of transformers, which look whether torchvision is installed. These t
 boxes, which nothing here does. So they are declared, without anything behind.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path

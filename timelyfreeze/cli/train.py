@@ -1,7 +1,5 @@
 """``timelyfreeze train``: starts a run with torchrun, in the environment that it needs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What torchrun starts in each process of a run."""
 
-from __future__ import annotations
-
 import runpy
 
 from timelyfreeze.cli import overlay

@@ -23,8 +23,6 @@ show  reads what runs wrote, wherever they were made: RUN is the folder of a run
       status 1 if there were runs that could not be read; all others are compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """What repeats of a run have in common: curves over time, and points of speed against quality."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

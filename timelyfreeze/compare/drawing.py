@@ -3,8 +3,6 @@
 The same method has the same colour everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -8,8 +8,6 @@ and with as much work in a step. Of several, the one that was started closest in
 because a machine is not equally fast all day.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 An emulated pipeline is as fast as its virtual clock says.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ those of one schedule: nothing shares axes that could not be compared. A plot wh
 says so, and has no figure.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections import Counter

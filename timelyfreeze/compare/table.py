@@ -1,7 +1,5 @@
 """The table of a comparison: means over seeds, what a reader must know, and single runs as CSV."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """Puts a controller together for a rank's stages, once its arguments are found right."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What all ranks measured between two logged steps, put together."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ when times are compared with it, every so many steps; when a policy's check is d
 :meth:`FreezeController.collect`, for logged metrics.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

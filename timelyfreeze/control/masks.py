@@ -4,8 +4,6 @@ How much follows from the phase and the plan, which tensors from the policy or a
 resumed runs come to the same masks without talking.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ of a few numbers per tensor makes them known to all, and every rank applies the 
 numbers. So all ranks hold the same decision without any of them being in charge.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What freezing has done so far, in a few numbers and in words."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Mapping

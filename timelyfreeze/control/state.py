@@ -6,8 +6,6 @@ where as many processes go on, each takes its own state; otherwise one that all 
 which the slowest process's times count, as they do in a plan.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -9,8 +9,6 @@ they run here; the virtual clock says when each would have run if every rank had
 own. Notation: A actions, N ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

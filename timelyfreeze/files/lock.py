@@ -1,7 +1,5 @@
 """A file that one process holds until it ends, however it ends; on shared file systems too."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

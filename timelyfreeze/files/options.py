@@ -4,8 +4,6 @@
 argparse puts the option's name in front of what they say.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Files that others may read while they are written again, and folders that can take none."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,9 +4,9 @@ A type hint says what a value may be: a dataclass or NamedTuple (an object), a m
 lists, an enum (its value), a class with ``parse`` (its text), numbers, truth, text of one line,
 each with None where the hint has it. ``Annotated`` adds a rule: ``Within(0, 1)``,
 ``OneOf("B", "W")``. Files may come from anywhere: key, value and rule are named.
-"""
 
-from __future__ import annotations
+pydantic can do this too; with it each command starts 0.14 s later, and 10 MB more are installed.
+"""
 
 import json
 import math

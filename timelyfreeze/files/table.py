@@ -5,8 +5,6 @@ anywhere: a value that no run can have is told by line and column. What a column
 its type: ``Fraction``, or ``Annotated[str, OneOf("B", "W")]``.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ tensor has that probability of being frozen. A draw here also keeps the frozen f
 near the ratio, because the fraction is what shortens the backward. Notation: n tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

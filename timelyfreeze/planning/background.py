@@ -9,8 +9,6 @@ but for a call that somebody waits for: beside other work that priority gets nex
 What goes in and comes out is pickled; function and arguments must be importable by name.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -8,8 +8,6 @@ for each row of the program, give a bound that holds; how close it comes depends
 are to the dual values of an optimum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Implements arXiv:2602.05754, Sec. 3.2.2: Eq. 6 under constraints [1] to [4]. Not
 S stages, R freezable actions.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Collection, Sequence

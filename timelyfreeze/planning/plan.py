@@ -3,8 +3,6 @@
 Notation: A actions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields

@@ -1,7 +1,5 @@
 """The program solved to a vertex by HiGHS' simplex method: exact, and fast for small pipelines."""
 
-from __future__ import annotations
-
 import highspy
 import numpy as np
 from numpy.typing import NDArray

@@ -3,8 +3,6 @@
 Fig. 4 of arXiv:2602.05754, and Figs. 1 and 2 of Egeria.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

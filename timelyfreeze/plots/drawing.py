@@ -1,7 +1,5 @@
 """Draws what a run folder has, and tells what it has not. Imports matplotlib only when it draws."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

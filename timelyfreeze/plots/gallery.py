@@ -4,8 +4,6 @@ A run leaves what it measured as ``timelines/measured_<phase>.json``; what its p
 from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Backward time against freeze ratio, stage by stage: Fig. 15 of arXiv:2602.05754."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ One palette (Okabe and Ito's, which colour-blind readers can tell apart), one se
 files that are the same whenever the same data is drawn.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The plot of batches: a lane for each rank, a block for each action (Figs. 7 to 13)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any

@@ -34,8 +34,6 @@ alpha = 0.9, 0.071 for 0.99. A threshold below that asks for updates that undo e
 more than having no direction; the default is just above.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated

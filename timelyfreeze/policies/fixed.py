@@ -1,7 +1,5 @@
 """The first k layers stay frozen: the simplest baseline of SmartPipe (Sec. V) and AutoFreeze."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which layer of the model each tensor of a pipeline belongs to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

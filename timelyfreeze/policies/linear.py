@@ -3,8 +3,6 @@
 A baseline of SmartPipe (Sec. V), which freezes one more layer with each epoch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from timelyfreeze.policies.policy import Check, Decision, FreezePolicy, register_policy

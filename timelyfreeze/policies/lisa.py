@@ -5,8 +5,6 @@ uniformly. As the embedding is live, the chain of input gradients runs through t
 is saved is the weight gradients of the frozen blocks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ says, or as it comes. *Which* tensors: drawn at random, or as a policy says. Eve
 answer the second alone, or have the first answered by the plan (arXiv:2602.05754, App. C.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

@@ -12,8 +12,6 @@ with g_l the gradient of block l in the step of the check. Where the equation le
   it only, the first block could never be frozen as long as its own norm is the smallest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -4,8 +4,6 @@ Notation: L layers (transformer blocks). Arrays have one number for each, from f
 for each that is still live.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

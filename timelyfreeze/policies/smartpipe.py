@@ -18,8 +18,6 @@ The e_1 epochs without freezing of Algorithm 1 are the warm-up, ``freezing.last_
 for every method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

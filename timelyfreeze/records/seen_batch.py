@@ -1,7 +1,5 @@
 """The timeline of a batch as its ranks measured it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What a run learned over steps and time: its losses, when one was reached, and accuracies."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

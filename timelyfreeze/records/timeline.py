@@ -4,8 +4,6 @@ A timeline is what plots and traces are made of. It is either predicted, from a 
 bounds it was made from, or measured, from one batch as all ranks saw it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property

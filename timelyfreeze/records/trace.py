@@ -7,8 +7,6 @@ actions, and what it waited for. Where several timelines are given, each has pro
 so that batches lie below each other on one time axis.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """The few words ranks exchange about freezing, over ``torch.distributed``."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ it, and pipeline stages decide by it what to exchange. Compiled blocks need it o
 their forward; see :mod:`timelyfreeze.runtime.masked_backward`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

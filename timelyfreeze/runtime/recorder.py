@@ -5,8 +5,6 @@ the action needs has arrived. On a GPU the clock is a pair of CUDA events that a
 stream and read later, so measuring never makes the host wait inside a step.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The part of a sharded tensor that is here, and sums over the parts of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch

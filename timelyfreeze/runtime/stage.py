@@ -4,8 +4,6 @@ Every schedule of ``torch.distributed.pipelining`` calls the same few methods of
 one subclass serves them all. Without a recorder and masks attached it behaves as its base class.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

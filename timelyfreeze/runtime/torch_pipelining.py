@@ -5,8 +5,6 @@ Written against torch 2.13 to 2.15. Each name is asked for where it is not in al
 when one of them moves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ What moves in torch's private names need not fail: with one release a middle sta
 lost its gradients. So an untested release is an error, and not a warning.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -3,8 +3,6 @@
 Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a user chooses about what follows from a frozen front: cache, elastic pipeline, packing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

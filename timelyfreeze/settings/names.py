@@ -5,8 +5,6 @@ Whoever calls the library knows ``seed``, whoever wrote a configuration file kno
 rule of a field's type is told by these names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints

@@ -1,7 +1,5 @@
 """Batch times put together from what each rank saw of its own part."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ message gives a lower bound on the distance of the two clocks, and one in the ot
 upper bound. Notation: N clocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ and the next batch does the opposite. Every step then learns, each tensor from a
 the microbatches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

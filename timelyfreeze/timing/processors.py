@@ -12,8 +12,6 @@ apart, on one rank, from waiting for a peer that is still at work. Together it s
 batches take longer than their actions and dependencies explain.
 """
 
-from __future__ import annotations
-
 import heapq
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What if: every case of a grid, worked out from one bounds file without a device."""
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping

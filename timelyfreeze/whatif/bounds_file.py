@@ -4,8 +4,6 @@ A training run and the profile save the same files: ``bounds.json``, and ``sched
 The bounds file may have one more entry, ``pipeline``: sizes, overheads and how they were measured.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """What if the first layers were frozen for good: alone, cached, re-split, run ahead of, shrunk."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is asked and what comes of it: a grid of schedules, caps, microbatches and splits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate

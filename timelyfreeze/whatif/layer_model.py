@@ -14,8 +14,6 @@ The overhead of a layer is measured by the profile, which times stages of two si
 run it is the time of the stages in the middle over their layers, and the fixed overhead is 0.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

@@ -8,8 +8,6 @@ Loads are whole numbers: nanoseconds, parameters, bytes. Of a rank with several 
 their times or parameters counts, and of memory what the rank holds at its fullest.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@ A part is the embedding, a layer, the last norm or the head. Nothing is taken to
 the most that a run needs, except what is told to be frozen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 

@@ -1,7 +1,5 @@
 """Plans of a grid and frozen fronts as a table for the terminal, as JSON and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

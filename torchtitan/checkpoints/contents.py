@@ -1,7 +1,5 @@
 """A checkpoint's table of contents, which torch pickles, read without running what it names."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The finished checkpoints of a run, and where they lie."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A checkpoint in memory, for a pipeline that goes on with other ranks."""
 
-from __future__ import annotations
-
 import io
 from collections import ChainMap
 from typing import Any

@@ -7,8 +7,6 @@ process has saved of its own can be read by more processes or fewer.
 ``docs/upstream.md`` says what upstream does without.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

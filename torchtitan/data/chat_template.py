@@ -8,8 +8,6 @@ date would differ from one day to the next, so templates that ask whether it exi
 3.2) write their own date.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path

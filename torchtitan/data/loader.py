@@ -1,7 +1,5 @@
 """Batches of a data set, from a loader that any number of ranks and workers can resume."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence

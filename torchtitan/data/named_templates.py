@@ -1,7 +1,5 @@
 """Chat templates by name, for tokenizers that bring none or models tuned in another format."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

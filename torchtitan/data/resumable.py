@@ -1,7 +1,5 @@
 """Data of one data-parallel rank, in an order that any number of ranks and workers can resume."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

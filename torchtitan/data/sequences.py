@@ -4,8 +4,6 @@ Examples are packed in windows of consecutive examples of a stream. What a windo
 its examples alone, so a stream is resumed by the number of its window and of the sequence in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple

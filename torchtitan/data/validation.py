@@ -1,7 +1,5 @@
 """Validation on instruction data: upstream's validator, its loader swapped, its average mended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ is there is replaced.
 A run on pictures is scored on all of its validation pictures instead: top-1, top-5 and the loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """lm-eval's own command line: what it is given, and what its results say."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

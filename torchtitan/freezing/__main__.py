@@ -1,7 +1,5 @@
 """Entry point: ``torchrun ... -m torchtitan.freezing --job.config_file train_configs/x.toml``."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """What freezing adds to a trainer that is built: clocks on its stages, and a controller."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

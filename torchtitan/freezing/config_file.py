@@ -5,8 +5,6 @@ silence, and a text where a number belongs fails much later. Here keys and types
 first, all of them, by the annotations of the configuration.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import tomllib

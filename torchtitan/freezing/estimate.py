@@ -1,7 +1,5 @@
 """``timelyfreeze estimate``: what each rank's memory will hold. Needs no GPU and no launch."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields

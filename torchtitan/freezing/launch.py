@@ -3,8 +3,6 @@
 Patches, configuration, checks, then upstream's main function with our trainer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -4,8 +4,6 @@ What is learned stands in the margin. Examples, chat template, packing and order
 training with the same configuration would use; no model is built.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from itertools import islice

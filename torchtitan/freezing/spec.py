@@ -1,7 +1,5 @@
 """Upstream's train spec with our parts put in: RoPE, data, loss, stages, validation, metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, wraps

@@ -1,7 +1,5 @@
 """A signal to stop, on which all ranks act after the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """TorchTitan's trainer with the phases of freezing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress

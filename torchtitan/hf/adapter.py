@@ -1,7 +1,5 @@
 """Weights of a LLaMA or its relatives, from a Hugging Face folder's names to ours and back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -11,8 +11,6 @@ The mask is a plain tensor for torch's scaled dot product, so this works on the 
 It costs the full square of the sequence where a causal kernel computes half of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The checkpoint is read one output file at a time, so that no more than a file's 
 in memory, whatever the size of the model.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Which model a configuration asks for: a flavor by name, or what a Hugging Face folder says."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields, replace

@@ -3,8 +3,6 @@
 No weight is read, so a folder of any size is looked through in a moment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

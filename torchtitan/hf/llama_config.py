@@ -1,7 +1,5 @@
 """What a LLaMA, Mistral, Qwen2 or Qwen3 model is made of, in the words of ``config.json``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """The tensors of a checkpoint, written as safetensors: a model's, or adapters alone for peft."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Batches of pictures, from a loader that any number of ranks and workers can resume."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

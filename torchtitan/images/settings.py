@@ -1,7 +1,5 @@
 """What a configuration says of pictures: where they are, their colors, their classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

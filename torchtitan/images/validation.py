@@ -1,7 +1,5 @@
 """Validation on pictures: held-out loss, top-1 and top-5, on every schedule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

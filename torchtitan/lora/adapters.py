@@ -4,8 +4,6 @@ A weight is called in a checkpoint as it is without adapters: ``layers.0.attenti
 adapter's two are ``layers.0.attention.wq.lora_A.default.weight`` and the same with ``lora_B``.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What TorchTitan asks of a device module, answered for a CPU."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -9,8 +9,6 @@ Patches of module attributes are made by :func:`install`, once, before a trainer
 are functions that the trainer and the train spec call.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """Weights of an image classifier, from a Hugging Face folder's names to ours and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

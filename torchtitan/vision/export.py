@@ -1,7 +1,5 @@
 """``timelyfreeze export`` of every model, image classifiers beside LLaMA."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

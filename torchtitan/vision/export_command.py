@@ -1,7 +1,5 @@
 """``timelyfreeze export``: a run's weights as a Hugging Face folder, whatever its model."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

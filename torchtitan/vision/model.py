@@ -3,8 +3,6 @@
 The library is an optional extra, so it is imported when a model is asked for.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

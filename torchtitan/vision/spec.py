@@ -1,7 +1,5 @@
 """What TorchTitan needs to train an image classifier."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

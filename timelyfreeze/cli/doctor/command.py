@@ -1,7 +1,5 @@
 """``timelyfreeze doctor``: what is wrong with this host, and with ranks together."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

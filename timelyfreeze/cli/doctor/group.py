@@ -1,7 +1,5 @@
 """What ranks find together: whether they meet, releases, clocks, what messages take."""
 
-from __future__ import annotations
-
 import os
 import socket
 import statistics

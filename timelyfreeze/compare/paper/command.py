@@ -12,8 +12,6 @@ follows -- goes to the trainer, after the settings of the paper. Exit status 1 i
 cannot be read, or a figure could not be drawn.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ bounds or ``--outside-ms`` tells it, the optimizer's time too. Splits other than
 left out, and so are caps that the paper does not have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A run is scored in a process of its own, its log beside that of the training. It
 own folder, those of the model before training to ``base_model`` in the output.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The runs that are asked for: each method under each schedule with each seed, and their peers."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import Counter

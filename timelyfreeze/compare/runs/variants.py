@@ -10,8 +10,6 @@ It belongs to one freezing method, whose time it is given: ``fewer_steps_for_apf
 trains follows from that time and from the run of none (``asked``).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The plan that a run follows: what it says of each step, until another one takes its place."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

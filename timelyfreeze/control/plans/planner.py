@@ -1,7 +1,5 @@
 """Plans one run: when times are kept, when a plan is solved from them, and when again."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Nothing is measured for it that is not measured anyway: the times of the last st
 exchanged, once every so many steps, and rank 0 says what has become of them.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

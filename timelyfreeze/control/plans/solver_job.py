@@ -1,7 +1,5 @@
 """A plan in the making: rank 0 solves, all ranks take the answer at the end of the same step."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@ Replicas have rows of their own and run through the same blocks: a batch begins 
 where each of them has all of its rows.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import time

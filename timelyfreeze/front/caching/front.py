@@ -1,7 +1,5 @@
 """Which front of the model is frozen in every microbatch, and what tells it from any other."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

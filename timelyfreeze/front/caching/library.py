@@ -1,7 +1,5 @@
 """The cache as a trainer of one's own asks for it: checked, opened, and told from others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index

@@ -1,7 +1,5 @@
 """What a frozen front puts out, row by row: in memory first, then on the disk."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

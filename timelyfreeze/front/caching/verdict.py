@@ -1,7 +1,5 @@
 """What a cache of a frozen front brings: whether reading is faster than computing, and its use."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """How a pipeline shrinks as its front freezes: fewer ranks, another cut, more replicas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Such a stage has no backward and its weights stand still. Where its output is kn
 behind it. Where not, it may forward the next batch while live stages work on this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ Every message between two stages that a batch passes by, or begins behind, is le
 sides. So nobody waits for one, whatever the schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Linear layers whose frozen microbatches still give a gradient, in a subspace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache

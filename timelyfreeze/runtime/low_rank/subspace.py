@@ -5,8 +5,6 @@ orthonormal directions of that side, shape [d, k]. All of it is float32: an orth
 is rounded to bfloat16 is none.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import torch

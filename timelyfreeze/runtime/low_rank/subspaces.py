@@ -8,8 +8,6 @@ for the next batch, S random with few rows: inner products of sketches are those
 on average. Notation is that of ``subspace``.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -15,8 +15,6 @@ gradients that agree stops growing after about 256 steps, and a running mean los
 than some thousandths of it. So it suits short intervals and decays that are not close to 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

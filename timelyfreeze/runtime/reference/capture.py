@@ -1,7 +1,5 @@
 """Takes what goes into neighbouring blocks of a stage and comes out of them, once."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

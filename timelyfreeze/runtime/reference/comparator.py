@@ -6,8 +6,6 @@ seen since the check before, they tell each other there, and only there: so all 
 nobody waits for a comparison that takes longer.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

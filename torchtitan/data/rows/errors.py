@@ -1,7 +1,5 @@
 """What is wrong with data: which file, which example, which field."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Sequence

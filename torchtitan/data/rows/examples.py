@@ -3,8 +3,6 @@
 The examples are not encoded: ``torchtitan.data.dataset`` does that while training.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib

@@ -1,7 +1,5 @@
 """The kinds of rows that are known by their columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What is said in an example of instruction data: messages, before a template makes a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

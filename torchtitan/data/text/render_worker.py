@@ -4,8 +4,6 @@ It is run as a file and needs jinja2 alone. Requests come as JSON on lines of th
 answers go to the standard output; the input's end is this process's.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal

@@ -4,8 +4,6 @@ A template is somebody's program. Jinja's sandbox keeps it from Python and files
 the length of its text are limited here, as a whole and not operator by operator.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The tokenizer of a Hugging Face folder, read as transformers reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ policy without a plan, in any pipeline, and an elastic run, which plans again; a
 one of the same stages and microbatches.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

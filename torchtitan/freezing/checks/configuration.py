@@ -1,7 +1,5 @@
 """Finds errors in the configuration before any process group starts, all of them at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Finds errors in instruction data: templates, packing, examples held out, validation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What works with what: each feature of a run, and what it needs of the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import attrgetter

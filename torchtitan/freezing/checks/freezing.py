@@ -1,7 +1,5 @@
 """Finds errors in what is frozen: phases without room, adapters that are not those of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

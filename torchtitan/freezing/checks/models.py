@@ -1,7 +1,5 @@
 """Finds models that cannot be cut into stages, and weights that cannot be loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Finds schedules, batches and orders that make no pipeline, or none that can be emulated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator
 from math import prod

@@ -1,7 +1,5 @@
 """What features may need of a run, each with what to change where it is not met."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

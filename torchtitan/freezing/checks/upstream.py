@@ -1,7 +1,5 @@
 """Finds values that break the rule of their key, and what upstream refuses with a stack trace."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 from typing import Any

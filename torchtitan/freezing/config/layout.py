@@ -1,7 +1,5 @@
 """How a configuration lays out its pipeline, told without processes or a model, and in a file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

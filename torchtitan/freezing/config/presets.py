@@ -1,7 +1,5 @@
 """Presets: one word for keys that belong together, ``freezing.preset``."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter

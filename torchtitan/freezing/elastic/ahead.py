@@ -1,7 +1,5 @@
 """What makes the frozen front of a trainer work a batch ahead of the live stages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """AutoFreeze's packing in a run: which batch suits what is frozen, and a run that has it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 

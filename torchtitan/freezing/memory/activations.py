@@ -8,8 +8,6 @@ its input and a number per row. What a CPU computes in their place keeps more.
 The casts of weights that autocast makes are not counted: all microbatches share them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

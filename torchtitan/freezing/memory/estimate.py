@@ -5,8 +5,6 @@ by :mod:`torchtitan.freezing.memory.activations`, and how many microbatches a ra
 going through the schedule's order (:mod:`timelyfreeze.whatif.rank_memory`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -3,8 +3,6 @@
 All ranks work out the same: nothing but the configuration, the profile and the schedule is read.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Where stages are built and measured, one at a time, so that only one needs memory."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 So a pipeline can be planned for devices that are not at hand; see docs/plan.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ the stage at hand gets memory. There is no optimizer. The files have bounds as a
 them, and responses to freezing.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run keeps of its batches: timelines of typical ones, and a sample of the backwards."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, deque
 from pathlib import Path

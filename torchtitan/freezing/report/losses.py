@@ -1,7 +1,5 @@
 """A run's losses: watched, reported, and measured against those of another run."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a run is shown and recorded by: parts with the same few hooks, and what all of them know."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

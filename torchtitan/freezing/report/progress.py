@@ -1,7 +1,5 @@
 """What a person sees while training runs: a status line in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import os
 import statistics

@@ -1,7 +1,5 @@
 """A run from its first step to its last: hands all that upstream tells of it to its parts."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

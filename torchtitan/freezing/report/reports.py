@@ -1,7 +1,5 @@
 """The reports of a run: report.txt, what freezing brought, and report.md, the page on all of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

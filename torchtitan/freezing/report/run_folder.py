@@ -1,7 +1,5 @@
 """One folder per run, under a name that says what ran."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import chain, count

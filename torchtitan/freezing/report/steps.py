@@ -5,8 +5,6 @@ So rows of ``steps.csv`` are written at logged steps, all since the one before. 
 loses those since then; one that fails loses none.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What TensorBoard shows of a run: metrics by tag, in groups, and what runs are told apart by."""
 
-from __future__ import annotations
-
 import math
 from operator import attrgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """How long a run took, its memory, and what follows: kappa, time to a loss, utilization, cost."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace
