@@ -24,6 +24,6 @@ export TIMELYFREEZE_PYTHON=$python
 TIMELYFREEZE_UNTESTED_TORCH=$("$python" -c 'import torch; print(torch.__version__)')
 export TIMELYFREEZE_UNTESTED_TORCH
 echo "torch $TIMELYFREEZE_UNTESTED_TORCH in $folder"
-exec scripts/test.sh tests/timelyfreeze/runtime tests/timelyfreeze/control tests/timelyfreeze/emulation \
+exec scripts/test.sh tests/timelyfreeze/runtime tests/timelyfreeze/control \
   tests/test_api.py tests/test_api_cache.py tests/test_api_slips.py tests/examples \
   tests/multiprocess/gradients tests/multiprocess/runs/test_library.py

@@ -3,12 +3,16 @@
 from timelyfreeze.control.build import attach_clocks, build_controller, processors_of
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.emulated import (
+    EmulatedBatch,
+    EmulatedRecorder,
+    EmulatedState,
+    merge_ranks,
+)
 from timelyfreeze.control.report import FreezeReport, Reporter
 from timelyfreeze.control.state import (
     FreezingState,
-    merge_each_phase,
     pipeline_error,
     rank_keys,
     saved_states,
-    state_of,
 )

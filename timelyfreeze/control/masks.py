@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.policy_runner import PolicyRunner
-from timelyfreeze.masks import (
+from timelyfreeze.policies import (
     FreezeUnits,
     build_parameter_table,
     build_units,

@@ -42,3 +42,14 @@ from timelyfreeze.policies.policy import (
     registered_policies,
     together,
 )
+from timelyfreeze.policies.selection import (
+    FreezeUnits,
+    ParameterTable,
+    build_parameter_table,
+    build_units,
+    draw_uniform,
+    draw_whether,
+    fit_to_ratio,
+    fit_whole_stage,
+    mask_rng,
+)

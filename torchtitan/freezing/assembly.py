@@ -10,8 +10,14 @@ import torch.distributed as dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control import FreezeController, FreezingState, attach_clocks, build_controller
-from timelyfreeze.emulation import EmulatedRecorder, EmulatedState
+from timelyfreeze.control import (
+    EmulatedRecorder,
+    EmulatedState,
+    FreezeController,
+    FreezingState,
+    attach_clocks,
+    build_controller,
+)
 from timelyfreeze.front.caching import ActivationStore, folder_for
 from timelyfreeze.policies import FreezePolicy, parse_method
 from timelyfreeze.policies.egeria import Egeria

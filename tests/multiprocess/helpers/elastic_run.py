@@ -35,8 +35,8 @@ def run(scenario, folder):
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
+    from timelyfreeze.control import EmulatedRecorder
     from timelyfreeze.control.build import highest_learning_rate
-    from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.timelyfreeze.emulation.test_controller import (
+from tests.timelyfreeze.control.test_emulated import (
     LAST_STEP,
     ORDERS,
     PLACES,

@@ -24,7 +24,7 @@ from tests.timelyfreeze.helpers.stages import (
     random_masks,
     sum_loss,
 )
-from timelyfreeze.emulation.controller import merge_ranks
+from timelyfreeze.control.emulated import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     named_order,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from timelyfreeze.masks import mask_rng
+from timelyfreeze.policies import mask_rng
 
 
 def is_of_inputs(weight: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.masks import ParameterTable
+from timelyfreeze.policies import ParameterTable
 from timelyfreeze.records.convergence import PassedEnergy, passed_energy
 from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime.shards import local_gradient, sum_over_shards

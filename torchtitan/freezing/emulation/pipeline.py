@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.emulation import merge_ranks
+from timelyfreeze.control import merge_ranks
 from timelyfreeze.runtime import run_in_order
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
+from timelyfreeze.control import EmulatedBatch, EmulatedRecorder
 from timelyfreeze.records.convergence import StepLog, TimedStep
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase

@@ -20,7 +20,7 @@ from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from timelyfreeze.emulation import merge_ranks
+from timelyfreeze.control import merge_ranks
 from timelyfreeze.policies import LORA
 from timelyfreeze.schedule import Action
 from timelyfreeze.whatif.rank_memory import (

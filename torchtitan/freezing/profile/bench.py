@@ -25,7 +25,7 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec
 
-from timelyfreeze.masks import ParameterTable, build_parameter_table, draw_uniform, mask_rng
+from timelyfreeze.policies import ParameterTable, build_parameter_table, draw_uniform, mask_rng
 from timelyfreeze.runtime import (
     NOTHING_FROZEN,
     ActionRecorder,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
+from timelyfreeze.policies.selection import ParameterTable, build_parameter_table
 from timelyfreeze.runtime.meters.update_meter import UpdateMeter, step_ratios
 from timelyfreeze.settings.phases import Phase
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from timelyfreeze.masks.selection import build_parameter_table
+from timelyfreeze.policies.selection import build_parameter_table
 from timelyfreeze.runtime.meters.update_meter import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.settings.phases import Phase
 

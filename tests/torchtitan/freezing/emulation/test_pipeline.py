@@ -14,7 +14,7 @@ from torchtitan.models.llama3.model.model import Transformer
 
 from tests.timelyfreeze.helpers.stages import process_group, sum_loss
 from tests.torchtitan.helpers.job_configs import config
-from timelyfreeze.emulation.controller import merge_ranks
+from timelyfreeze.control.emulated import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
 from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
 from torchtitan.freezing.config import pipeline_order

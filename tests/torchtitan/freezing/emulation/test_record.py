@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.timelyfreeze.helpers.ranks import HandClock
-from timelyfreeze.emulation.controller import EmulatedBatch
+from timelyfreeze.control.emulated import EmulatedBatch
 from timelyfreeze.records.convergence import SKIPPED_STEPS
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock

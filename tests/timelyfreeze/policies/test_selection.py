@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.masks.selection import (
+from timelyfreeze.policies.selection import (
     ParameterTable,
     build_parameter_table,
     draw_uniform,

@@ -16,11 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from timelyfreeze.control import (
-    FreezingState,
-    merge_each_phase,
-    state_of,
-)
+from timelyfreeze.control.state import FreezingState, merge_each_phase, state_of
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.runtime import ActionRecorder, Clock
 from timelyfreeze.schedule import (

@@ -4,7 +4,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
 from tests.timelyfreeze.helpers.ranks import HandClock
-from timelyfreeze.emulation.controller import EmulatedBatch, EmulatedRecorder, merge_ranks
+from timelyfreeze.control.emulated import EmulatedBatch, EmulatedRecorder, merge_ranks
 from timelyfreeze.schedule.order import Action, parse_order
 
 ORDER = parse_order(TWO_BY_TWO)

@@ -27,15 +27,15 @@ from tests.timelyfreeze.helpers.ranks import (
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.plans.planner import Planner
-from timelyfreeze.control.policy_runner import PolicyRunner
-from timelyfreeze.emulation.controller import (
+from timelyfreeze.control.emulated import (
     EmulatedRecorder,
     EmulatedState,
     merge_ranks,
     merge_states,
     split_state,
 )
+from timelyfreeze.control.plans.planner import Planner
+from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.schedule.order import Action, ScheduleOrder, one_f_one_b_order, parse_action
 from timelyfreeze.settings.freezing import SKIP_INPUT_GRADS

@@ -260,8 +260,8 @@ def fit_to_ratio(
     are frozen besides, drawn uniformly; if more, frozen ones are drawn to stay live. The paper
     counts single elements and rounds down; here whole tensors are drawn, each of those in question
     with the same probability, such that the expected number of frozen elements is the ratio's
-    exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`). What
-    is returned contains ``chosen``, bool, shape [n], or is part of it.
+    exactly and a draw stays near it (see :func:`draw_uniform`). What is returned contains
+    ``chosen``, bool, shape [n], or is part of it.
     """
     fraction = frozen_ratio(table, chosen)
     if not chosen.any():

@@ -18,7 +18,7 @@ from tests.timelyfreeze.helpers.pipelines import (
     simulate,
     split_microbatches,
 )
-from timelyfreeze.emulation.controller import merge_ranks, rank_spans, virtual_batch
+from timelyfreeze.control.emulated import merge_ranks, rank_spans, virtual_batch
 from timelyfreeze.runtime.torch_pipelining import named_order
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import (

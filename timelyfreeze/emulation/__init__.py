@@ -1,8 +1,0 @@
-"""A pipeline whose ranks take turns on one device."""
-
-from timelyfreeze.emulation.controller import (
-    EmulatedBatch,
-    EmulatedRecorder,
-    EmulatedState,
-    merge_ranks,
-)
