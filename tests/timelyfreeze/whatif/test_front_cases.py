@@ -256,7 +256,7 @@ class TestShrinking:
         assert found.shrunk_ms == pytest.approx(2 * (8 * 1.0 + 2 * 2.0))
         # Without it M0 is 12 million, and 42 / 6 + 6 is one too much.
         light = replace(file.metadata, parameters=PartParameters(0, (6_000_000,) * 8, 0))
-        assert self.shrunk(replace(file, notes=light), 7).shrunk_ranks == 2
+        assert self.shrunk(replace(file, metadata=light), 7).shrunk_ranks == 2
 
     def test_the_memory_that_was_there_is_the_limit_by_time(self, tmp_path: Path) -> None:
         stages = [LAYER.plus(LAYER)] * S

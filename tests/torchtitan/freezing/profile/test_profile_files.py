@@ -104,7 +104,7 @@ def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: P
     assert file.metadata.processors is None
     path.write_text(bounds_text(replace(by_hand, n_processors=1.5), job_config, None))
     again = read_bounds_file(path)
-    assert (again.notes.layer, again.notes.processors) == (None, 1.5)
+    assert (again.metadata.layer, again.metadata.processors) == (None, 1.5)
 
 
 def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
