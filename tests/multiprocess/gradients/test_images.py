@@ -14,6 +14,7 @@ from one_process import masked_sum
 from test_methods import ROW, frozen_by_step
 
 pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
 
 N_MICROBATCHES = 4
 NO_GRADIENT = "k_proj.bias"

@@ -14,6 +14,7 @@ from torchtitan.upstream import fixes as upstream_fixes
 from torchtitan.vision.model import FLAVORS
 
 pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
 
 
 @pytest.fixture(autouse=True)
