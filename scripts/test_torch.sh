@@ -25,5 +25,5 @@ TIMELYFREEZE_UNTESTED_TORCH=$("$python" -c 'import torch; print(torch.__version_
 export TIMELYFREEZE_UNTESTED_TORCH
 echo "torch $TIMELYFREEZE_UNTESTED_TORCH in $folder"
 exec scripts/test.sh tests/timelyfreeze/runtime tests/timelyfreeze/control \
-  tests/test_api.py tests/test_api_cache.py tests/test_api_slips.py tests/examples \
+  tests/timelyfreeze/test_api.py tests/timelyfreeze/test_api_cache.py tests/timelyfreeze/test_api_slips.py tests/examples \
   tests/multiprocess/gradients tests/multiprocess/runs/test_library.py

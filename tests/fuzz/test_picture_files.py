@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed: the extra vision has
 from PIL import Image
 
 from tests.fuzz.mangling import fuzzed, mangled_bytes, message_of
-from tests.make_assets.pictures import pixels, png, rows, write_parquet
+from tests.tools.make_assets.pictures import pixels, png, rows, write_parquet
 from torchtitan.images.sources import ImageError, ImageExamples, ImagePlace, read_images
 
 

@@ -19,7 +19,7 @@ import soak
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tests.make_assets.__main__ as make_assets
+import tests.tools.make_assets.__main__ as make_assets
 import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed

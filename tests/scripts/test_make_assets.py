@@ -13,7 +13,7 @@ ASSETS = ROOT / "tests" / "assets"
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.make_assets", *args]
+    command = [sys.executable, "-m", "tests.tools.make_assets", *args]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

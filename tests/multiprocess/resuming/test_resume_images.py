@@ -10,7 +10,7 @@ from launcher import EMULATED, asked_for, assert_goes_on, run_scenarios
 from methods import STEPS
 from test_methods import ROW
 
-from tests.make_assets.pictures import rows, write_parquet
+from tests.tools.make_assets.pictures import rows, write_parquet
 from tests.torchtitan.helpers.image_models import CLASSES, SIZE
 
 pytest.importorskip("transformers")

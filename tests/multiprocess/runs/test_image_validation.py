@@ -9,7 +9,7 @@ pytest.importorskip("torchvision", reason="torchvision is not installed: the ext
 
 from image_validation import CLASSES, SIZE, Logged, build_validator, modules
 
-from tests.make_assets.pictures import write_folder
+from tests.tools.make_assets.pictures import write_folder
 
 ALONE = ("GPipe", "1F1B")
 

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from tests.make_assets.pictures import pixels, write_folder
+from tests.tools.make_assets.pictures import pixels, write_folder
 from tests.torchtitan.helpers.image_models import KINDS, SETTINGS, SIZE, args_of, library_model
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.evaluation.command import main

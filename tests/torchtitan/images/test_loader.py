@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.make_assets.pictures import png, rows, write_folder, write_parquet
+from tests.tools.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing.config import JobConfig
 from torchtitan.images.loader import build_image_dataloader, build_validation_dataloader

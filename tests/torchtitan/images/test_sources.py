@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tests.make_assets.pictures import pixels, png, rows, write_folder, write_parquet
+from tests.tools.make_assets.pictures import pixels, png, rows, write_folder, write_parquet
 from torchtitan.images.sources import (
     ImageError,
     ImageExamples,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.make_assets.pictures import pixels
+from tests.tools.make_assets.pictures import pixels
 from torchtitan.images.transforms import PADDED_CROP, RESIZED_CROP, ImageTransform
 
 pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")

@@ -10,7 +10,7 @@ import torch
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 
-from tests.make_assets.pictures import write_folder
+from tests.tools.make_assets.pictures import write_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.images.sources import ImagePlace, read_images

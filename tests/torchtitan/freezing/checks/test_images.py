@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")
 
-from tests.make_assets.pictures import png, rows, write_folder, write_parquet
+from tests.tools.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.checks import (

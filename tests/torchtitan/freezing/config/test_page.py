@@ -6,12 +6,12 @@ import pytest
 from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
 
-from tests.configuration_page import PAGE, SECTIONS, sentences, with_tables
+from tests.tools.configuration_page import PAGE, SECTIONS, sentences, with_tables
 
 
 def test_the_page_has_the_tables() -> None:
     page = PAGE.read_text()
-    assert with_tables(page) == page, "python -m tests.configuration_page writes it again"
+    assert with_tables(page) == page, "python -m tests.tools.configuration_page writes it again"
 
 
 @pytest.mark.parametrize("name", SECTIONS)

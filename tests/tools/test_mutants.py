@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.mutants import ROOT, Mutant, chosen, first_failure, read_mutants
+from tests.tools.mutants import ROOT, Mutant, chosen, first_failure, read_mutants
 
 MUTANTS = read_mutants()
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.test_api import plain_schedule
 from tests.timelyfreeze.helpers.layered import EVEN_WIDTH, make_parts
 from tests.timelyfreeze.helpers.rows import BATCH, N_ROWS, NumberedRows
 from tests.timelyfreeze.helpers.stages import (
@@ -20,6 +19,7 @@ from tests.timelyfreeze.helpers.stages import (
     V_SHAPED,
     process_group,
 )
+from tests.timelyfreeze.test_api import plain_schedule
 from timelyfreeze import ActivationCache, Row, TimelyFreeze
 from timelyfreeze.front.caching.verdict import N_COMPUTED, CacheDecision
 

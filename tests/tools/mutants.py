@@ -1,6 +1,6 @@
 """Small faults, put into the product one at a time: does a test fail for each?
 
-Usage: python -m tests.mutants [WORD ...]    those whose name or file has one of the words
+Usage: python -m tests.tools.mutants [WORD ...]    those whose name or file has one of the words
 
 ``mutants.toml`` lists them, each with the tests that should see it. They run in a copy of the
 tracked files, so that nothing here changes. A mutant is caught if its tests run and one of them
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CAUGHT, SURVIVED, BROKEN = "caught", "SURVIVED", "BROKEN"
 # What pytest's exit status says of a mutant; by any other the tests did not run.
 VERDICTS = {0: SURVIVED, 1: CAUGHT}
@@ -57,7 +57,7 @@ class Mutant(NamedTuple):
 
 def read_mutants() -> list[Mutant]:
     """Return all mutants, in the order of their file."""
-    listed = tomllib.loads((ROOT / "tests/mutants.toml").read_text())["mutant"]
+    listed = tomllib.loads((ROOT / "tests/tools/mutants.toml").read_text())["mutant"]
     return [Mutant(**values) for values in listed]
 
 

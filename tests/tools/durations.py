@@ -1,6 +1,6 @@
-"""Writes ``tests/durations.json``: how long each part of the suite took, and its longest tests.
+"""Writes ``durations.json``: how long each part of the suite took, and its longest tests.
 
-Usage: python -m tests.durations MACHINE, after scripts/test.sh and scripts/test.sh unit.
+Usage: python -m tests.tools.durations MACHINE, after scripts/test.sh and scripts/test.sh unit.
 """
 
 import json
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
-FILE = ROOT / "tests" / "durations.json"
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "tests/tools/durations.json"
 PARTS = ("unit", "one_process", "several_processes")
 N_LONGEST = 200
 

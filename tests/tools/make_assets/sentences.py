@@ -2,7 +2,7 @@
 
 import random
 
-from tests.make_assets.tables import GROUP_MARKS, ORDINALS, PLANETS
+from tests.tools.make_assets.tables import GROUP_MARKS, ORDINALS, PLANETS
 
 
 def an(noun: str) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tests.test_api import SHORT, Loop, _one_process, plain_schedule  # noqa: F401 - a fixture
 from tests.timelyfreeze.helpers.stages import make_batch, make_modules
+from tests.timelyfreeze.test_api import SHORT, Loop, _one_process, plain_schedule  # noqa: F401 - a fixture
 from timelyfreeze import TimelyFreeze, api
 from timelyfreeze.runtime import Exchange
 

@@ -11,8 +11,8 @@ set. Written under ``tests/assets``:
 - ``tokenizer/``: a byte-level BPE of at most 2048 tokens, the vocabulary of upstream's debug model
 
 Usage:
-    python -m tests.make_assets            # write the files
-    python -m tests.make_assets --check    # exit 1 if a file differs from what would be written
+    python -m tests.tools.make_assets            # write the files
+    python -m tests.tools.make_assets --check    # exit 1 if a file would change
 """
 
 import argparse
@@ -24,10 +24,15 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.make_assets.advice import HOWTOS, REASONS
-from tests.make_assets.rows import MAKERS, Rng, Row, howto_prose
-from tests.make_assets.sentences import animal_facts, country_facts, element_facts, planet_facts
-from tests.make_assets.tables import (
+from tests.tools.make_assets.advice import HOWTOS, REASONS
+from tests.tools.make_assets.rows import MAKERS, Rng, Row, howto_prose
+from tests.tools.make_assets.sentences import (
+    animal_facts,
+    country_facts,
+    element_facts,
+    planet_facts,
+)
+from tests.tools.make_assets.tables import (
     ANIMALS,
     COUNTRIES,
     ELEMENTS,
@@ -41,7 +46,7 @@ from timelyfreeze.files.options import status_of
 SEED = 20260
 VOCAB_SIZE = 2048
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 def unique_rows(
@@ -221,7 +226,7 @@ def _write_or_check(args: argparse.Namespace) -> int:
             sys.stdout.write(f"{path}: {len(data)} bytes\n")
     for name in stale:
         sys.stderr.write(
-            f"{args.output / name} differs; run python -m tests.make_assets to rewrite it\n"
+            f"{args.output / name} differs; run python -m tests.tools.make_assets to rewrite it\n"
         )
     return 1 if stale else 0
 

@@ -1,6 +1,6 @@
 """Writes the tables of keys in docs/configuration.md from the fields of the configuration.
 
-Run it after a change: python -m tests.configuration_page
+Run it after a change: python -m tests.tools.configuration_page
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchtitan.freezing.config.job_config import (
     Vision,
 )
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/configuration.md"
 SECTIONS: dict[str, type] = {
     "freezing": Freezing,
     "freezing.cache": CacheSettings,

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from tests.make_assets.advice import HOWTOS, REASONS
-from tests.make_assets.sentences import (
+from tests.tools.make_assets.advice import HOWTOS, REASONS
+from tests.tools.make_assets.sentences import (
     an,
     animal_facts,
     clock,
@@ -15,7 +15,7 @@ from tests.make_assets.sentences import (
     upper_first,
     without_zero,
 )
-from tests.make_assets.tables import (
+from tests.tools.make_assets.tables import (
     ANIMALS,
     CATEGORIES,
     COUNTRIES,
