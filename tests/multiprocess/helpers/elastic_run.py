@@ -31,7 +31,7 @@ from torchtitan.freezing.launch import prepare, trainer_for
 
 def run(scenario, folder):
     if scenario.get("module"):
-        importlib.import_module(scenario["module"])
+        importlib.import_module(f"imported.{scenario['module']}")
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 

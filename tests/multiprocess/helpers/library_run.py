@@ -12,9 +12,9 @@ A scenario with "cache" trains over a few epochs without and with an activation 
 on rows of its own, and notes what was learned.
 """
 
-import always_reads  # noqa: F401 - this import has the cache read whatever that costs
 import torch
 import torch.distributed as dist
+from imported import always_reads  # noqa: F401 - this import has the cache read whatever that costs
 from launcher import run_each_scenario
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

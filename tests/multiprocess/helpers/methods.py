@@ -25,7 +25,7 @@ class Row:
         settings: What is set besides.
         monotone: Whether what is frozen once stays frozen.
         prefix: Whether what is frozen is the front of the model.
-        module: File beside this one to import first, which registers the method.
+        module: File in ``imported`` to import first, which registers the method.
     """
 
     method: str

@@ -4,7 +4,7 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/run_scenarios.py S
     OUTPUT_FOLDER
 
 A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
-"machine": what the fake clock shows, "module": name of a file beside this one that is imported
+"machine": what the fake clock shows, "module": name of a file in ``imported``, which is imported
 first, "save_at": steps after which a checkpoint is written, "n_batches": of each replica's rows,
 "keep_weights": whether to write the weights that the last step began with}. Starting processes
 costs far more than these runs do, so tests that need the same number of processes share one start.
@@ -185,7 +185,7 @@ class Told(logging.Handler):
 
 def run(scenario, folder):
     if scenario.get("module"):
-        importlib.import_module(scenario["module"])
+        importlib.import_module(f"imported.{scenario['module']}")
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     if scenario.get("upstream"):
         from torchtitan.protocols import train_spec

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import waits_for_front  # noqa: F401
+from imported import waits_for_front  # noqa: F401
 
 from timelyfreeze.policies import Check, Decision, register_policy
 

@@ -1,7 +1,7 @@
 """Random pictures instead of a data set, and image classifiers of a few thousand parameters."""
 
-import tiny_images  # noqa: F401
 import torch
+from imported import tiny_images  # noqa: F401
 
 import torchtitan.vision.spec as vision_spec
 from tests.torchtitan.helpers.image_models import CLASSES, some_pictures
