@@ -60,8 +60,9 @@ class PhaseSchedule:
 
     Attributes:
         last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
-        last_monitor_step: T_m >= T_w + 2. Until the halfway step nothing is frozen (upper bound),
-            afterwards everything is (lower bound). The plan is made at the end of this step.
+        last_monitor_step: T_m >= T_w + 2, of mixed monitoring 3. Until the halfway step nothing is
+            frozen (upper bound), afterwards everything is (lower bound). The plan is made at the
+            end of this step.
         last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the plan
             applies in full.
         monitoring: One of ``MONITORING_WAYS``.
@@ -86,10 +87,13 @@ class PhaseSchedule:
             raise ValueError(f"{warmup} is {self.last_warmup_step}; it must be 0 or more")
         if not self.measures and self.last_ramp_step == self.last_monitor_step:
             return
-        if self.last_monitor_step < self.last_warmup_step + 2:
+        is_mixed = self.monitoring == MIXED
+        least = PASSES_FOR_BOTH if is_mixed else 2
+        if self.last_monitor_step < self.last_warmup_step + least:
+            why = "as many as mixed monitoring needs" if is_mixed else "one step for each bound"
             raise ValueError(
-                f"{monitor} is {self.last_monitor_step}; it must be at least 2 above {warmup} "
-                f"({self.last_warmup_step}), one step for each bound"
+                f"{monitor} is {self.last_monitor_step}; it must be at least {least} above "
+                f"{warmup} ({self.last_warmup_step}), {why}"
             )
         if self.last_ramp_step <= self.last_monitor_step:
             raise ValueError(
