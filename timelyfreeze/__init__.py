@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from timelyfreeze.schedule import ScheduleOrder as ScheduleOrder
     from timelyfreeze.schedule import build_dag as build_dag
     from timelyfreeze.schedule import build_order as build_order
-    from timelyfreeze.schedule import critical_path as critical_path
     from timelyfreeze.schedule import makespan as makespan
     from timelyfreeze.schedule import order_from_csv as order_from_csv
     from timelyfreeze.schedule import order_to_csv as order_to_csv
@@ -58,7 +57,7 @@ _ROOMS = {
     ),
     "schedule": (
         "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",
-        "build_order", "critical_path", "makespan", "order_from_csv", "order_to_csv",
+        "build_order", "makespan", "order_from_csv", "order_to_csv",
         "parse_action", "parse_order", "start_times",
     ),
     "settings": ("ActivationCache", "FreezeSettings", "Phase"),

@@ -6,7 +6,6 @@ from timelyfreeze.schedule.dag import (
     check_delays,
     check_durations,
     connect,
-    critical_path,
     critical_positions,
     dependencies,
     edge_delays,

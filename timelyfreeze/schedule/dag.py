@@ -180,18 +180,6 @@ def makespan(
     return float(np.max(start + np.asarray(durations_ms, np.float64)))
 
 
-def critical_path(
-    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
-) -> tuple[Action, ...]:
-    """A chain of actions, each starting as the one before arrives, that lasts the whole batch.
-
-    Where several chains are equally long, the one found depends only on the order of ``actions``.
-    Durations, and delays between them, sum to ``makespan``; arguments as ``start_times``.
-    """
-    finish = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms, np.float64)
-    return tuple(dag.actions[i] for i in critical_positions(dag, finish, delays_ms))
-
-
 def critical_positions(
     dag: PipelineDag, end_ms: ArrayLike, delays_ms: ArrayLike | None = None
 ) -> tuple[int, ...]:

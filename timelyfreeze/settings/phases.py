@@ -87,13 +87,11 @@ class PhaseSchedule:
             raise ValueError(f"{warmup} is {self.last_warmup_step}; it must be 0 or more")
         if not self.measures and self.last_ramp_step == self.last_monitor_step:
             return
-        is_mixed = self.monitoring == MIXED
-        least = PASSES_FOR_BOTH if is_mixed else 2
+        least = PASSES_FOR_BOTH if self.monitoring == MIXED else 2
         if self.last_monitor_step < self.last_warmup_step + least:
-            why = "as many as mixed monitoring needs" if is_mixed else "one step for each bound"
             raise ValueError(
                 f"{monitor} is {self.last_monitor_step}; it must be at least {least} above "
-                f"{warmup} ({self.last_warmup_step}), {why}"
+                f"{warmup} ({self.last_warmup_step}), to measure both bounds"
             )
         if self.last_ramp_step <= self.last_monitor_step:
             raise ValueError(

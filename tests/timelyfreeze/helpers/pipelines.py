@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.schedule.dag import PipelineDag, critical_positions, start_times
 from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, build_order, parse_order
 from timelyfreeze.timing.bounds import DurationBounds
 
@@ -31,6 +32,14 @@ BY_HAND = {
     "zero_bubble": ZERO_BUBBLE,
     "v_shape": V_SHAPE,
 }
+
+
+def critical_path(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> tuple[Action, ...]:
+    """The chain of actions that a batch waits for, from durations instead of ends."""
+    end_ms = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms)
+    return tuple(dag.actions[i] for i in critical_positions(dag, end_ms, delays_ms))
 
 
 def needs(action: Action, split: set[tuple[int, int]], n_stages: int) -> list[Action]:

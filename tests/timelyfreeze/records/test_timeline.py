@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.helpers.pipelines import BY_HAND, hand_order
+from tests.timelyfreeze.helpers.pipelines import BY_HAND, critical_path, hand_order
 from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.records.timeline import (
     MEASURED,
@@ -17,7 +17,7 @@ from timelyfreeze.records.timeline import (
     timeline_from_json,
     timeline_to_json,
 )
-from timelyfreeze.schedule.dag import build_dag, critical_path, critical_positions
+from timelyfreeze.schedule.dag import build_dag, critical_positions
 from timelyfreeze.schedule.order import one_f_one_b_order, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds

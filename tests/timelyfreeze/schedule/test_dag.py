@@ -11,12 +11,13 @@ from tests.timelyfreeze.helpers.pipelines import (
     BY_HAND,
     TWO_BY_TWO,
     V_SHAPE,
+    critical_path,
     hand_order,
     needs,
     random_order,
     split_microbatches,
 )
-from timelyfreeze.schedule.dag import build_dag, connect, critical_path, makespan, start_times
+from timelyfreeze.schedule.dag import build_dag, connect, makespan, start_times
 from timelyfreeze.schedule.order import (
     Action,
     ScheduleError,

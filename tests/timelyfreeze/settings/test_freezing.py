@@ -67,7 +67,7 @@ def test_the_defaults_are_right() -> None:
         ({"last_monitor_step": 1, "last_ramp_step": 1}, "last_monitor_step is 1, as last_warmup_"),
         (
             {"last_monitor_step": 3, "monitoring": "mixed", "discard_batches": 0},
-            r"last_monitor_step is 3; it must be at least 3 above last_warmup_step \(1\), as many",
+            r"last_monitor_step is 3; it must be at least 3 above last_warmup_step \(1\), to",
         ),
         ({"discard_batches": -1}, "discard_batches is -1; it must be 0 or more"),
         ({"discard_batches": 2}, "discard_batches is 2; it must be below the 2 batches of each"),

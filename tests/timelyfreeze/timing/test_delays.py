@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 import timelyfreeze.planning.lp
 import timelyfreeze.planning.simplex
-from tests.timelyfreeze.helpers.pipelines import random_bounds, random_order
+from tests.timelyfreeze.helpers.pipelines import critical_path, random_bounds, random_order
 from tests.timelyfreeze.helpers.programs import noisy_bounds, scheduled
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.schedule.dag import (
     PipelineDag,
     build_dag,
-    critical_path,
     edge_delays,
     makespan,
     start_times,
