@@ -39,11 +39,9 @@ def test_the_plan_is_the_one_made_here() -> None:
 
 
 def test_goes_on_meanwhile() -> None:
-    started = time.monotonic()
-    with BackgroundCall(time.sleep, 30.0) as call:
+    # Neither beginning nor giving up waits for the function: longer than a test may take.
+    with BackgroundCall(time.sleep, 3600.0) as call:
         assert not call.done
-    # Neither beginning nor giving up waits for the function.
-    assert time.monotonic() - started < 25.0
 
 
 def test_done_says_when_there_is_an_answer_also_one_larger_than_a_pipe() -> None:

@@ -23,10 +23,10 @@ from tests.timelyfreeze.helpers.stages import process_group
 
 
 @pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
+def mesh(request: pytest.FixtureRequest) -> Iterator[DeviceMesh]:
     with process_group("fake", 2):
-        # A name of its own: what torch keeps for an equal mesh would name groups of other tests.
-        yield init_device_mesh("cpu", (2,), mesh_dim_names=("limits",))
+        # A name for each test: what torch keeps for an equal mesh would name groups of other tests.
+        yield init_device_mesh("cpu", (2,), mesh_dim_names=(request.node.name,))
 
 
 @pytest.mark.slow
