@@ -10,9 +10,9 @@ from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.fronts import answer_fronts
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid, Split
 from timelyfreeze.whatif.partition import PARAMETERS, PARTITIONS, TIME
-from timelyfreeze.whatif.report import front_report, plan_report
+from timelyfreeze.whatif.report import best_of, front_report, plan_report
 
 _MAX_MS = 1e15
 _SPLITS = (DEFAULT_SPLIT, BEST_SPLIT, *PARTITIONS)
@@ -36,18 +36,26 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if getattr(options, name) != parser.get_default(name):
             parser.error(f"argument --{name.replace('_', '-')}: it {why}")
+    if len(options.bounds) > 1:
+        for name in ("frozen_layers", "json", "csv"):
+            if getattr(options, name) is not None:
+                parser.error(f"argument --{name.replace('_', '-')}: it takes one BOUNDS")
     return status_of(lambda: _plan(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze plan",
-        description="Plans every combination of schedules, r_max, microbatches and splits from one "
-        "file of measured bounds, which a training run or the profile has saved. Needs no device.",
+        description="Plans every combination of schedules, r_max, microbatches and splits from "
+        "files of measured bounds, which training runs or the profile have saved. Needs no device.",
     )
     milliseconds, positive = number(0.0, _MAX_MS), number(0.0, _MAX_MS, above=True)
     share = number(0.0, 1.0)
-    parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
+    parser.add_argument(
+        "bounds", nargs="+", type=Path, metavar="BOUNDS",
+        help="bounds.json of a run; of several, such as runs with other ranks of gradients, the "
+        "best is told last",
+    )  # fmt: skip
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
     measured = "default: as many as were measured"
@@ -118,16 +126,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    file = read_bounds_file(options.bounds)
-    grid = _grid(options, file)
-    if options.frozen_layers is None:
-        report = plan_report(answer(file, grid, options.layers), file, grid)
-    else:
-        found = answer_fronts(
-            file, grid, options.frozen_layers, partition=options.shrink_by, layers=options.layers
-        )
-        report = front_report(found, file, grid)
-    print(report.text())
+    cases: list[Case] = []
+    for path in options.bounds:
+        file = read_bounds_file(path)
+        grid = _grid(options, file)
+        if options.frozen_layers is None:
+            answered = answer(file, grid, options.layers)
+            cases += answered.cases
+            report = plan_report(answered, file, grid)
+        else:
+            fronts = answer_fronts(
+                file,
+                grid,
+                options.frozen_layers,
+                partition=options.shrink_by,
+                layers=options.layers,
+            )
+            report = front_report(fronts, file, grid)
+        print(report.text())
+    if len(options.bounds) > 1:
+        print("\n".join(["", "of all files", *best_of(cases)]))
     if options.json is not None:
         options.json.write_text(report.json())
     if options.csv is not None:

@@ -189,6 +189,7 @@ class ScheduleCases:
             n_microbatches=n_microbatches,
             batches=grid.batches,
             max_freeze_ratio=cap,
+            gradient_rank=self.file.metadata.gradient_rank,
             split=title,
             layers=split,
             step_ms=grid.step_ms(plan.unfrozen_batch_ms),

@@ -48,6 +48,8 @@ class PipelineMetadata:
     # its own.
     processors: Annotated[float, Within(0.0, above=True)] | None = None
     first_stage: Annotated[str, OneOf(*FIRST_STAGE_MODES)] | None = None  # how it was frozen
+    # Directions in which frozen weights still learn.
+    gradient_rank: Annotated[int, Within(0, 10**9)] | None = None
     # What is done about input gradients that nobody needs.
     skip_input_grads: Annotated[str, OneOf(*SKIP_INPUT_GRADS)] | None = None
     # number of layers of each stage

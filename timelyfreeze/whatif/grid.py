@@ -90,6 +90,8 @@ class Case:
     n_microbatches: int  # microbatches of a batch
     batches: int  # batches of a step
     max_freeze_ratio: float | str  # the cap r_max, or ``settings.AUTO``
+    # Directions in which frozen weights still learn; None where the file does not tell.
+    gradient_rank: int | None
     split: str  # its name, as asked for
     layers: Split | None  # layers of each stage; None where the file does not tell
     step_ms: float  # step without freezing, milliseconds

@@ -114,6 +114,8 @@ def best_of(cases: Sequence[Case]) -> list[str]:
         text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
         cap = render_cap(soonest.max_freeze_ratio)
         keys |= {"freezing.method": PLANNED, "freezing.max_freeze_ratio": cap}
+        if soonest.gradient_rank is not None:
+            keys["freezing.gradient_rank"] = str(soonest.gradient_rank)
     if soonest.split in PARTITIONS:
         keys["parallelism.partition"] = soonest.split
     adapted = min(cases, key=lambda case: case.per_microbatch(case.all_frozen_step_ms))
@@ -134,7 +136,8 @@ def _least(case: Case) -> float:
 
 def _frozen(case: Case) -> str:
     cap = render_cap(case.max_freeze_ratio)
-    return f"{_where(case)}, r_max {cap}: {case.frozen_microbatch_ms:.2f} ms"
+    rank = "" if case.gradient_rank is None else f", rank {case.gradient_rank}"
+    return f"{_where(case)}, r_max {cap}{rank}: {case.frozen_microbatch_ms:.2f} ms"
 
 
 def _where(case: Case) -> str:

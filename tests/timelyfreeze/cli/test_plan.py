@@ -58,6 +58,29 @@ def test_a_table_and_the_same_in_files(
     assert [line[1] for line in lines] == ["8", "8"]
 
 
+def test_the_best_of_several_files_is_told_last(
+    bounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(bounds.read_text())
+    data["captured"], data["captured_mean"], data["pipeline"]["gradient_rank"] = 0.6, 0.8, 32
+    other = tmp_path / "with_a_rank.json"
+    other.write_text(json.dumps(data))
+    arguments = ["--schedules", "1F1B", "--r-max", "auto"]
+    assert main([str(bounds), str(other), *arguments]) == 0
+    text = capsys.readouterr().out
+    last = text.partition("of all files\n")[2]
+    assert "rank 32" in last
+    assert "--freezing.gradient_rank=32" in last
+    assert main([str(other), *arguments]) == 0
+    alone = capsys.readouterr().out
+    assert [line for line in alone.splitlines() if "soonest" in line or "its keys" in line] == [
+        line for line in last.splitlines() if "soonest" in line or "its keys" in line
+    ]
+    with pytest.raises(SystemExit):
+        main([str(bounds), str(other), "--json", str(tmp_path / "plan.json")])
+    assert "argument --json: it takes one BOUNDS" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("first_stage", ["all_or_nothing", "per_tensor"])
 def test_the_plan_of_the_pipeline_that_was_measured_is_that_of_the_run(
     tmp_path: Path, first_stage: str

@@ -146,4 +146,5 @@ def test_a_row_is_its_tokens_or_one_picture(
 def test_notes_say_how_the_first_stage_was_frozen(rank: int, mode: str) -> None:
     """Gradients of a rank keep its chain, whatever the key says; who plans from the notes must."""
     given = config(freezing__gradient_rank=rank)
-    assert pipeline_metadata(given, pipeline_order(given, 8), 8).first_stage == mode
+    notes = pipeline_metadata(given, pipeline_order(given, 8), 8)
+    assert (notes.first_stage, notes.gradient_rank) == (mode, rank)
