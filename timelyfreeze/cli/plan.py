@@ -127,21 +127,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> int:
     cases: list[Case] = []
+    layers, n_frozen = options.layers, options.frozen_layers
     for path in options.bounds:
         file = read_bounds_file(path)
         grid = _grid(options, file)
-        if options.frozen_layers is None:
-            answered = answer(file, grid, options.layers)
-            cases += answered.cases
-            report = plan_report(answered, file, grid)
+        if n_frozen is None:
+            planned = answer(file, grid, layers)
+            cases += planned.cases
+            report = plan_report(planned, file, grid)
         else:
-            fronts = answer_fronts(
-                file,
-                grid,
-                options.frozen_layers,
-                partition=options.shrink_by,
-                layers=options.layers,
-            )
+            partition = options.shrink_by
+            fronts = answer_fronts(file, grid, n_frozen, partition=partition, layers=layers)
             report = front_report(fronts, file, grid)
         print(report.text())
     if len(options.bounds) > 1:

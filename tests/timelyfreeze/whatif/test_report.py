@@ -12,9 +12,9 @@ def case(**changes: Any) -> Case:
     """Eight microbatches that take 100 ms each, 80 ms under the plan."""
     values: dict[str, Any] = {
         "schedule": "1F1B", "n_microbatches": 8, "batches": 1, "max_freeze_ratio": 0.25,
-        "gradient_rank": None,
-        "split": "default", "layers": None, "step_ms": 800.0, "frozen_step_ms": 640.0,
-        "all_frozen_step_ms": 400.0, "steps_factor": 1.1, "mean_ratio": 0.2, "stage_ratios": (0.2,),
+        "gradient_rank": None, "split": "default", "layers": None, "step_ms": 800.0,
+        "frozen_step_ms": 640.0, "all_frozen_step_ms": 400.0, "steps_factor": 1.1,
+        "mean_ratio": 0.2, "stage_ratios": (0.2,),
         "bubble": 0.3, "frozen_bubble": 0.2, "best_unfrozen_layers": None,
         "best_unfrozen_step_ms": None, "tokens_per_second": None,
     }  # fmt: skip

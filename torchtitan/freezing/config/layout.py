@@ -122,7 +122,7 @@ def pipeline_metadata(
         ranks=order.n_ranks,
         processors=n_processors,
         first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
-        gradient_rank=None if isinstance(freezing.gradient_rank, str) else freezing.gradient_rank,
+        gradient_rank=freezing.gradient_rank,
         skip_input_grads=freezing.skip_input_grads,
         layers=layers if len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)
