@@ -125,7 +125,7 @@ class CompiledBlocks:
         self.positions = tuple(
             tuple(position[id(p)] for p in block.parameters()) for block in self._blocks
         )
-        self._frozen: frozenset[nn.Module] = frozenset()
+        self._frozen: dict[nn.Module, NDArray[np.bool_]] = {}
         self._hidden: list[Tensor] = []
         for block in self._blocks:
             block.register_forward_pre_hook(self._hide)
@@ -135,21 +135,23 @@ class CompiledBlocks:
     def without_weight_gradients(self, mask: NDArray[np.bool_] | None) -> Iterator[None]:
         """Run the stage's forward such that the blocks that ``mask`` freezes have no dW.
 
-        It is over the module's parameters, True throughout a frozen block. None freezes nothing.
+        It is over the module's parameters, True throughout a frozen block but for what is always
+        exact. None freezes nothing.
         """
         if mask is not None:
             pairs = zip(self._blocks, self.positions, strict=True)
-            self._frozen = frozenset(b for b, where in pairs if mask[list(where)].all())
+            self._frozen = {block: mask[list(where)] for block, where in pairs}
         try:
             yield
         finally:
-            self._frozen = frozenset()
+            self._frozen = {}
             self._show()
 
     def _hide(self, block: nn.Module, inputs: Any) -> None:
         # Without gradients at all, a third variant would be compiled for nothing.
         if block in self._frozen and torch.is_grad_enabled():
-            self._hidden = [p for p in block.parameters() if p.requires_grad]
+            pairs = zip(block.parameters(), self._frozen[block], strict=True)
+            self._hidden = [p for p, is_frozen in pairs if is_frozen and p.requires_grad]
             for parameter in self._hidden:
                 parameter.requires_grad_(False)
 

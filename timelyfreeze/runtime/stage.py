@@ -70,7 +70,6 @@ class FreezingStage(LowRankStage):
         self.parameter_names = tuple(name for name, _ in named)
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._blocks = CompiledBlocks(self.submod)
-        self.frozen_together = self._blocks.positions
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self.low_rank = None
         self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
@@ -78,6 +77,9 @@ class FreezingStage(LowRankStage):
             layers = LowRankLayers(dict(named), self.submod, rank=gradient_rank, seed=seed)
             self.low_rank = layers
             self.exact = np.array([n not in layers.weights for n, _ in named], dtype=np.bool_)
+        self.frozen_together = tuple(
+            tuple(i for i in block if not self.exact[i]) for block in self._blocks.positions
+        )
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
         self.message_bytes = 0  # size of what this stage sends to the next
@@ -249,13 +251,11 @@ class FreezingStage(LowRankStage):
         if isinstance(self.submod, FSDPModule):
             keep_gradients_unreduced(self.submod)
         parameters = parameters_of_graph(self.submod, self._left_out())
-        return masked_full_backward(
-            bwd_kwargs["stage_output"],
-            bwd_kwargs["output_grads"],
-            stage_inputs,
-            [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
-            chain_end,
-        )
+        live = [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen]
+        if self.low_rank is not None:
+            live += self.low_rank.leaves()
+        outputs, output_grads = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
+        return masked_full_backward(outputs, output_grads, stage_inputs, live, chain_end)
 
     def _graph_of(self, microbatch: int) -> AbstractContextManager[None]:
         """Return what the module runs in, so that it keeps nothing for what no backward will do."""

@@ -27,6 +27,7 @@ from tests.timelyfreeze.helpers.stages import (
     uniform_masks,
     whole,
 )
+from tests.timelyfreeze.runtime.low_rank.test_stage import covered, wanted_gradients
 
 Masks = dict[int, dict[int, np.ndarray]]
 
@@ -138,6 +139,43 @@ def test_stages_in_front_that_are_frozen_whole_run_no_backward() -> None:
     assert all(not sent.any() for (stage, _), sent in ran.sent.items() if stage == 1)
     ran.sent = wanted.sent
     assert_equal(ran, wanted)
+
+
+# -- frozen blocks that learn in a subspace --------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+@pytest.mark.parametrize("prepared", [lambda module: module, recomputing])
+def test_frozen_blocks_give_the_part_that_lies_in_their_subspaces(
+    prepared: Callable[[nn.Module], nn.Module], ratio: float
+) -> None:
+    modules = [prepared(module) for module in make_modules()]
+    plain = copy.deepcopy(modules)
+    pipeline = Pipeline([compiled(module) for module in modules], FULL, gradient_rank=2)
+    masks = covered(plain, block_masks(pipeline, 8, ratio))
+    once = pipeline.run(masks)
+    wanted = wanted_gradients(plain, once, masks, pipeline.stages)
+    found = [gradient for of_stage in once.gradients for gradient in of_stage]
+    torch.testing.assert_close(found, wanted)
+    once = copy.deepcopy(once.gradients)
+    for stage in pipeline.stages:  # directions are no part of what is compiled
+        stage.low_rank.bases = {name: -q for name, q in stage.low_rank.bases.items()}
+    twice = pipeline.run(masks).gradients
+    torch.testing.assert_close(twice, [[2 * g for g in of_stage] for of_stage in once])
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_subspaces_of_compiled_blocks_are_those_of_gathered_weights() -> None:
+    gradients = []
+    for is_sharded in (False, True):
+        modules = [compiled(module) for module in make_modules()]
+        if is_sharded:
+            shard(modules, reshard_after_forward=False)
+        pipeline = Pipeline(modules, FULL, gradient_rank=2)
+        masks = covered(make_modules(), block_masks(pipeline, 9, 0.5))
+        found = pipeline.run(masks).gradients
+        gradients.append(whole(found) if is_sharded else found)
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 # -- what is computed ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.autograd import Function
 from torch.nn import functional
 
@@ -24,7 +25,8 @@ class LowRankLayers:
     Sums are float32, over the frozen microbatches of a batch. ``turned_in`` makes what their
     subspaces are turned in, once a step, so that the time of it can be told. ``without_chain`` are
     weights of layers whose input needs no gradient, so that no gradient of their output comes by:
-    they stay exact.
+    they stay exact. Inside a compiled block nothing is read here: a graph is to serve all blocks
+    that are alike, so it knows a layer's tensors alone (see ``LowRankLinear._compiled``).
     """
 
     def __init__(
@@ -46,6 +48,10 @@ class LowRankLayers:
                 layer.low_rank, layer.low_rank_name = self, name
                 self.weights[name], self._layers[name] = layer.weight, layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
+        blocks = (block for block in module.modules() if isinstance(block, OptimizedModule))
+        inside = (layer for block in blocks for layer in block.modules())
+        self._compiled = [layer for layer in inside if isinstance(layer, LowRankLinear)]
+        self._leaves = self._leaves_of_compiled()
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
@@ -54,6 +60,19 @@ class LowRankLayers:
         self._microbatch = -1
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
+
+    def _leaves_of_compiled(self) -> dict[str, Tensor]:
+        """Return a tensor for each weight of a compiled block, whose gradient is what is summed."""
+        leaves: dict[str, Tensor] = {}
+        for layer in self._compiled:
+            shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
+            leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
+            layer.low_rank_leaf = leaves.setdefault(layer.low_rank_name, leaf)
+        return leaves
+
+    def leaves(self) -> list[Tensor]:
+        """Return what a backward has to lead to, besides live tensors, in compiled blocks."""
+        return [leaf for name, leaf in self._leaves.items() if name in self.frozen]
 
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
         """Go on with the subspaces of a checkpoint, by name."""
@@ -79,6 +98,8 @@ class LowRankLayers:
         ``postpones`` products, which wait for :meth:`catch_up`.
         """
         self._microbatch, self.frozen, self._postpones = microbatch, frozen, postpones
+        for layer in self._compiled:
+            layer.low_rank_basis = self.bases[layer.low_rank_name]
         try:
             yield
         finally:
@@ -112,6 +133,9 @@ class LowRankLayers:
         One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
         the gradients are those of gathered weights, until they are reduced.
         """
+        for name, leaf in self._leaves.items():
+            if leaf.grad is not None:
+                self._sums[name], leaf.grad = leaf.grad, None
         for name, total in self._sums.items():
             weight, basis = self._layers[name].weight, self.bases[name]
             left, right = (total.t(), basis.t()) if is_of_inputs(weight) else (basis, total)
@@ -127,6 +151,8 @@ class LowRankLayers:
         self._sums.clear()
         self._casts.clear()
         self._postponed.clear()
+        for leaf in self._leaves.values():
+            leaf.grad = None
 
     # -- layers ------------------------------------------------------------------------------------
 
@@ -159,9 +185,13 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
 
     low_rank: LowRankLayers
     low_rank_name: str
+    low_rank_basis: Tensor
+    low_rank_leaf: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, as the base class does."""
+        if torch.compiler.is_compiling():
+            return self._compiled(x)
         layers, name = self.low_rank, self.low_rank_name
         if name not in layers.frozen or not torch.is_grad_enabled():
             return super().forward(x)
@@ -176,6 +206,16 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
             x = x.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         return layers.attach(name, functional.linear(x, layers.weight(name, dtype), bias), x)
+
+    def _compiled(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, in a graph that has the weight's gradient, or that of the leaf."""
+        y = super().forward(x)
+        if self.weight.requires_grad or not torch.is_grad_enabled():
+            return y
+        rows = x.detach().reshape(-1, x.shape[-1])
+        if is_of_inputs(self.weight):
+            rows = rows @ self.low_rank_basis.to(rows.dtype)
+        return _Sum.apply(y, rows, self.low_rank_basis, self.low_rank_leaf)
 
 
 class _Take(Function):  # type: ignore[misc]
@@ -199,6 +239,26 @@ class _Take(Function):  # type: ignore[misc]
         (kept,) = ctx.saved_tensors
         ctx.layers.take(ctx.microbatch, ctx.name, dy.reshape(-1, dy.shape[-1]), kept)
         return dy, None, None, None, None
+
+
+class _Sum(Function):  # type: ignore[misc]
+    """The identity, whose backward gives the product in the subspace to a leaf.
+
+    It has no effect beside its outputs, as a compiled graph must not; the leaf adds up float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, kept: Tensor, basis: Tensor, leaf: Tensor) -> Tensor:
+        ctx.save_for_backward(kept, basis)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        kept, basis = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        of_inputs = kept.shape[1] == basis.shape[1]
+        product = kept.t() @ rows if of_inputs else (rows @ basis.to(rows.dtype)).t() @ kept
+        return dy, None, None, product.float()
 
 
 @cache

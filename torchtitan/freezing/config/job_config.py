@@ -86,7 +86,7 @@ class Freezing(FreezeSettings):
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
     learning; nothing but those weights is frozen (see docs/low_rank.md). "auto": 32 for text models
-    at least 512 wide, else 0; and 0 where it does not work, as with compiled blocks."""
+    at least 512 wide, else 0; and 0 where it does not work, as with tensor parallelism."""
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.

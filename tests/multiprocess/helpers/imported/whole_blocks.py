@@ -11,7 +11,7 @@ def attach(stage, *args, **kwargs):
         return  # compiled, so it knows
     blocks = {}
     for i, name in enumerate(stage.parameter_names):
-        if name.startswith("layers."):
+        if name.startswith("layers.") and not stage.exact[i]:
             blocks.setdefault(name.split(".")[1], []).append(i)
     stage.frozen_together = tuple(map(tuple, blocks.values()))
 

@@ -147,7 +147,7 @@ def test_subspaces_belong_to_a_plan(method: str, rank: int) -> None:
         (0, {"model__flavor": "8M"}),  # 256 wide
         (0, {"model__flavor": "SmolLM2-135M", "freezing__method": "apf"}),
         (0, {"model__flavor": "Llama-3-8B", "parallelism__tensor_parallel_degree": 2}),
-        (0, {"model__flavor": "Llama-3-8B", "compile__enable": True}),
+        (32, {"model__flavor": "Llama-3-8B", "compile__enable": True}),
         (0, {"model__name": "vit", "model__flavor": "4M"}),
         (0, {"model__flavor": "none of ours"}),
     ],
