@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from elastic_scenarios import (
     N_STEPS,
     PHASES,
@@ -17,6 +18,7 @@ from elastic_scenarios import (
 )
 from launcher import merged, run_scenarios
 from matplotlib.figure import Figure
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.timelyfreeze.helpers.pipelines import simulate
 from timelyfreeze.planning import plan_from_json
@@ -37,6 +39,9 @@ THAWING = {
     "freezing__thawing.layers": 7,
     "training__steps": 22,
 }
+
+# The same, and frozen weights learn in subspaces.
+LEARNING = {**PLANNED, "freezing__gradient_rank": 4}
 
 folder = rows_folder
 
@@ -59,11 +64,14 @@ def planned(folder):
         scenario(folder, "plans there", is_elastic=False, front=7, **emulated, **THERE),
         scenario(folder, "thaws", is_elastic=True, module="thawing_policy", **emulated, **THAWING),
     ]
-    for step in SAVED:
-        saved = f"planned/plans/checkpoint/step-{step}"
-        scenarios.append(
-            scenario(folder, f"from {step}", is_elastic=True, resumes=saved, **emulated, **PLANNED)
-        )
+    learns = {**emulated, **LEARNING, "checkpoint__no_last_save_model_only": None}
+    scenarios.append(scenario(folder, "learns", is_elastic=True, save_at=SAVED, **learns))
+    for name, settings in {"plans": {**emulated, **PLANNED}, "learns": learns}.items():
+        for step in SAVED:
+            saved = f"planned/{name}/checkpoint/step-{step}"
+            scenarios.append(
+                scenario(folder, f"{name} from {step}", is_elastic=True, resumes=saved, **settings)
+            )
     return run_scenarios(folder / "planned", 1, scenarios, script="elastic_run.py")
 
 
@@ -154,9 +162,10 @@ def test_it_plans_and_freezes_as_if_it_had_begun_there(planned):
     assert any(any(mask) and not all(mask) for mask in stable)
 
 
+@pytest.mark.parametrize("name", ["plans", "learns"])
 @pytest.mark.parametrize("step", SAVED)
-def test_a_planned_run_that_is_resumed_learns_the_same(planned, step):
-    whole, resumed = planned["plans"], planned[f"from {step}"]
+def test_a_planned_run_that_is_resumed_learns_the_same(planned, name, step):
+    whole, resumed = planned[name], planned[f"{name} from {step}"]
     assert shapes(resumed) == [[4, 1, 8], [2, 1, 4]]
     assert resumed[0]["plans"][-1] == whole[0]["plans"][-1]
     for key in ("phases", "masks", "losses", "rows"):
@@ -164,6 +173,25 @@ def test_a_planned_run_that_is_resumed_learns_the_same(planned, step):
     for key in ("weights", "moments"):
         want, have = merged(whole, key), merged(resumed, key)
         torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+def subspaces_at(folder, step):
+    at = folder / "planned/learns/checkpoint" / f"step-{step}"
+    saved = FileSystemReader(at).read_metadata().state_dict_metadata
+    bases = {
+        name: torch.zeros(entry.size) for name, entry in saved.items() if "subspace.basis" in name
+    }
+    dcp.load(bases, checkpoint_id=at, no_dist=True)
+    return bases
+
+
+@pytest.mark.usefixtures("planned")
+def test_subspaces_go_along(folder):
+    """In two steps half of the weights turn, each in a step of its own; the others' stay."""
+    before, after = (subspaces_at(folder, step) for step in SAVED[:2])
+    assert before.keys() == after.keys()
+    stayed = [name for name in before if torch.equal(before[name], after[name])]
+    assert 0 < len(stayed) < len(before)
 
 
 def test_unfrozen_it_plans_once_more_for_the_pipeline_of_the_start(planned):

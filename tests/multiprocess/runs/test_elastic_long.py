@@ -107,12 +107,15 @@ def test_killed_in_the_midst_of_a_move_it_comes_to_the_same_weights(folder):
 
 @pytest.fixture(scope="module")
 def planned(folder):
-    """A run with a plan, and one that is resumed while times are measured again."""
-    saved = "planned/plans/checkpoint/step-11"
-    scenarios = [
-        scenario(folder, "plans", is_elastic=True, save_at=[11], **PLANNED),
-        scenario(folder, "resumed", is_elastic=True, resumes=saved, **PLANNED),
-    ]
+    """Runs with a plan, and runs that are resumed while times are measured again."""
+    scenarios = []
+    for name, more in {"plans": {}, "learns": {"freezing__gradient_rank": 4}}.items():
+        saved = f"planned/{name}/checkpoint/step-11"
+        settings = {"is_elastic": True, **PLANNED, **more}
+        scenarios += [
+            scenario(folder, name, save_at=[11], **settings),
+            scenario(folder, f"{name} again", resumes=saved, **settings),
+        ]
     return run_scenarios(folder / "planned", 4, scenarios, script="elastic_run.py")
 
 
@@ -140,13 +143,15 @@ def test_it_plans_and_freezes_as_if_it_had_begun_there(planned, folder):
 
 
 @pytest.mark.long
-def test_a_planned_run_that_is_resumed_learns_the_same(planned):
-    for rank, resumed in zip(planned["plans"], planned["resumed"], strict=True):
+@pytest.mark.parametrize("name", ["plans", "learns"])
+def test_a_planned_run_that_is_resumed_learns_the_same(planned, name):
+    whole, again = planned[name], planned[f"{name} again"]
+    for rank, resumed in zip(whole, again, strict=True):
         assert resumed["plans"][-1] == rank["plans"][-1]
         assert resumed["masks"] == [found for found in rank["masks"] if found[0] > 11]
         assert resumed["losses"] == [found for found in rank["losses"] if found[0] > 11]
     for key in ("weights", "moments"):
-        want, have = merged(planned["plans"], key), merged(planned["resumed"], key)
+        want, have = merged(whole, key), merged(again, key)
         torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 

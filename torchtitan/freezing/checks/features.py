@@ -73,8 +73,8 @@ PACKING = _if_frozen(
      one_of("activation_checkpoint.mode", "none", "full")),
     lambda run: run.freezing.packing.is_on)
 SUBSPACES = _if_frozen(
-    "freezing.gradient_rank", "subspaces belong to whole layers that stay where they are",
-    (*needs.WHOLE_LAYERS, one_of("model.converters", []), without(ELASTIC)),
+    "freezing.gradient_rank", "a subspace belongs to a whole layer with plain products",
+    (*needs.WHOLE_LAYERS, one_of("model.converters", [])),
     lambda run: makes_plan(run.freezing.method) and run.freezing.gradient_rank not in (AUTO, 0))
 # Also of a profile, whatever the method.
 SPLIT = Feature(

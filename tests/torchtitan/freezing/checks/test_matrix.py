@@ -193,7 +193,7 @@ GRID: dict[str, str] = {
     "planned egeria": f"one rank, {_LAYERS}, flex",
     "egeria of pictures": f"one rank, {_LAYERS}, one picture",
     "epochs": "no rows, packing",
-    "rank": f"{_LAYERS}, moves, converters",
+    "rank": f"{_LAYERS}, converters",
     "lora": "peft, qwen3, tensor, converters, early",
     "saved": "adapters, saves all",
     "cache": f"planned, text, qwen3, packing, {_LAYERS}",
