@@ -51,7 +51,10 @@ class LowRankLayers:
         blocks = (block for block in module.modules() if isinstance(block, OptimizedModule))
         inside = (layer for block in blocks for layer in block.modules())
         self._compiled = [layer for layer in inside if isinstance(layer, LowRankLinear)]
-        self._leaves = self._leaves_of_compiled()
+        for layer in self._compiled:
+            shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
+            leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
+            layer.low_rank_leaf = leaf
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
@@ -61,18 +64,9 @@ class LowRankLayers:
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
 
-    def _leaves_of_compiled(self) -> dict[str, Tensor]:
-        """Return a tensor for each weight of a compiled block, whose gradient is what is summed."""
-        leaves: dict[str, Tensor] = {}
-        for layer in self._compiled:
-            shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
-            leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
-            layer.low_rank_leaf = leaves.setdefault(layer.low_rank_name, leaf)
-        return leaves
-
     def leaves(self) -> list[Tensor]:
         """Return what a backward has to lead to, besides live tensors, in compiled blocks."""
-        return [leaf for name, leaf in self._leaves.items() if name in self.frozen]
+        return [each.low_rank_leaf for each in self._compiled if each.low_rank_name in self.frozen]
 
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
         """Go on with the subspaces of a checkpoint, by name."""
@@ -122,6 +116,9 @@ class LowRankLayers:
             product = kept.t() @ dy  # up to half the time of its transpose
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
+        self._sum_up(name, product)
+
+    def _sum_up(self, name: str, product: Tensor) -> None:
         known = self._sums.get(name)
         self._sums[name] = product.float() if known is None else known.add_(product)
 
@@ -133,9 +130,9 @@ class LowRankLayers:
         One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
         the gradients are those of gathered weights, until they are reduced.
         """
-        for name, leaf in self._leaves.items():
-            if leaf.grad is not None:
-                self._sums[name], leaf.grad = leaf.grad, None
+        for layer in self._compiled:
+            if layer.low_rank_leaf.grad is not None:
+                self._sum_up(layer.low_rank_name, layer.low_rank_leaf.grad)
         for name, total in self._sums.items():
             weight, basis = self._layers[name].weight, self.bases[name]
             left, right = (total.t(), basis.t()) if is_of_inputs(weight) else (basis, total)
@@ -151,8 +148,8 @@ class LowRankLayers:
         self._sums.clear()
         self._casts.clear()
         self._postponed.clear()
-        for leaf in self._leaves.values():
-            leaf.grad = None
+        for layer in self._compiled:
+            layer.low_rank_leaf.grad = None
 
     # -- layers ------------------------------------------------------------------------------------
 
