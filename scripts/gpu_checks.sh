@@ -5,7 +5,8 @@
 #                                                   in this order
 #
 #   paper_1b   training steps of Llama-3.2-1B, 4 ranks in one process (80 GB), the paper's four schedules at r_max 0.8:
-#              by the paper's method beside the paper's numbers, and by our defaults; predicted and measured
+#              by the paper's method beside the paper's numbers, and by our defaults; predicted and measured; 1F1B
+#              also in compiled blocks
 #   paper_8b   the same with a quarter of the layers and of the vocabulary of Llama-3-8B (80 GB): each stage takes a
 #              quarter of its time, so the plans are those of 8B
 #   low_rank   linear layers of blocks of 135M, 1B and 8B: exact, frozen, and with gradients in subspaces
@@ -103,13 +104,13 @@ choose_python dev
 mkdir -p "$output"
 
 # Keys of the trainer that --small puts last, so that they win.
-tiny=() few=() short=()
+tiny=() few=() short=() eager=()
 if [ -n "$small" ]; then
   # Many CPUs multiply in bfloat16 ten times as slowly as in float32.
   tiny=(--model.flavor=8M --training.seq_len=64 --training.mixed_precision_param=float32)
   few=(--training.steps=14 --lr_scheduler.warmup_steps=2 --freezing.last_warmup_step=2 --freezing.last_monitor_step=8
     --freezing.last_ramp_step=10 --freezing.discard_batches=1 --metrics.log_freq=1)
-  short=("${tiny[@]}" "${few[@]}")
+  short=("${tiny[@]}" "${few[@]}") eager=(--compile.backend=aot_eager)  # whose compiling takes no minutes
 fi
 # TorchTitan's own split: that of the SmolLM2 configuration is for 4 stages and a CPU's times.
 own_split=(--parallelism.pipeline_parallel_first_stage_less_layers=1 --parallelism.pipeline_parallel_last_stage_less_layers=1)
@@ -136,6 +137,9 @@ paper_runs() {
   timelyfreeze compare run "train_configs/$config.toml" "$output/paper/default_$config" --methods timelyfreeze \
     --schedules "${schedules[@]}" --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= \
     "${keys[@]}" "${short[@]}"
+  timelyfreeze compare run "train_configs/$config.toml" "$output/paper/compiled_$config" --methods timelyfreeze \
+    --schedules 1F1B --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= \
+    --compile.enable "${eager[@]}" "${keys[@]}" "${short[@]}"
 }
 
 run_paper_1b() {

@@ -74,6 +74,7 @@ def assert_paper_runs(output: Path, number: int, config: str) -> None:
     rows = [line for line in lines if " | timelyfreeze | " in line]
     assert rows[-1].startswith("| ZBVZeroBubble | timelyfreeze | ")
     assert_predicted(output / f"paper/default_{config}", "ZBVZeroBubble")
+    assert_predicted(output / f"paper/compiled_{config}", "1F1B")
 
 
 def assert_predicted(output: Path, schedule: str) -> None:
