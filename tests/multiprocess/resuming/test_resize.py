@@ -11,10 +11,14 @@ import json
 
 import pytest
 from launcher import EMULATED, ROOT, arguments, asked_for, merged, run_scenarios
-from methods import ROWS
+from methods import ROWS, Row
 from test_hybrid import APF, SETTINGS
 
-METHODS = {example.method: example for example in ROWS}
+SUBSPACES = "timelyfreeze in subspaces"
+METHODS = {
+    **{example.method: example for example in ROWS},
+    SUBSPACES: Row("timelyfreeze", {"freezing__gradient_rank": 4}),
+}
 # Steps at which a run goes on with twice as many processes, and then with half of them; phases are
 # those of the table of methods.
 UP, DOWN = "up", "down"
@@ -22,6 +26,7 @@ CHAINS = {
     "timelyfreeze: warm-up, lower bound": ("timelyfreeze", 1, 5),
     "timelyfreeze: upper bound, ramp": ("timelyfreeze", 3, 8),
     "timelyfreeze+apf: upper bound, ramp": ("timelyfreeze+apf", 3, 7),
+    f"{SUBSPACES}: upper bound, ramp": (SUBSPACES, 3, 8),
     "timelyfreeze+autofreeze: lower bound, stable": ("timelyfreeze+autofreeze", 5, 11),
     # From the first step on, so that some tensors have never been updated.
     "fixed: stable": ("fixed", 3, 7),
