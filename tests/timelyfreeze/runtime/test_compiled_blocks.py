@@ -178,6 +178,13 @@ def test_subspaces_of_compiled_blocks_are_those_of_gathered_weights() -> None:
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+def test_what_was_compiled_in_place_is_refused() -> None:
+    modules = make_modules()
+    modules[1].compile(backend="aot_eager")
+    with pytest.raises(ValueError, match=r"compiled in place.*gradient_rank.* 2 it must be what"):
+        Pipeline(modules, FULL, gradient_rank=2)
+
+
 # -- what is computed ------------------------------------------------------------------------------
 
 

@@ -48,6 +48,11 @@ class LowRankLayers:
                 layer.low_rank, layer.low_rank_name = self, name
                 self.weights[name], self._layers[name] = layer.weight, layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
+        if any(part._compiled_call_impl is not None for part in module.modules()):
+            raise ValueError(
+                f"a part of the stage was compiled in place, by Module.compile(); with "
+                f"{key('gradient_rank')} {rank} it must be what torch.compile(part) returns"
+            )
         blocks = (block for block in module.modules() if isinstance(block, OptimizedModule))
         inside = (layer for block in blocks for layer in block.modules())
         self._compiled = [layer for layer in inside if isinstance(layer, LowRankLinear)]
