@@ -47,10 +47,11 @@ CASES = {
             "parallelism__data_parallel_shard_degree": 2,
         },
     ),
-    "in subspaces": (
+    "in subspaces, bf16 by autocast": (
         2,
         {
             **PLANNED,
+            **BF16,
             "freezing__gradient_rank": 8,
             "parallelism__pipeline_parallel_schedule": "Interleaved1F1B",
             "activation_checkpoint__mode": "full",

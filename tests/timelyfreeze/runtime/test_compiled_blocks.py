@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tests.timelyfreeze.helpers.stages import (
     FULL,
     N_MICROBATCHES,
     SINGLE,
+    WIDTH,
     Block,
     Checkpointed,
     Pipeline,
@@ -176,6 +177,38 @@ def test_subspaces_of_compiled_blocks_are_those_of_gathered_weights() -> None:
         found = pipeline.run(masks).gradients
         gradients.append(whole(found) if is_sharded else found)
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class Thin(nn.Module):
+    """A layer with fewer outputs than inputs, which are float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.down, self.up = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3),
+            nn.Linear(3, WIDTH),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.up(self.down(self.norm(hidden).float()))
+
+
+def test_products_in_subspaces_are_those_of_eager_blocks_under_autocast() -> None:
+    modules = make_modules()
+    modules[1:3] = Thin(), Thin()
+    gradients = []
+    for is_compiled in (False, True):
+        own = copy.deepcopy(modules)
+        if is_compiled:
+            own[1:3] = (
+                torch.compile(thin, backend="aot_eager", fullgraph=True) for thin in own[1:3]
+            )
+        pipeline = Pipeline(own, FULL, gradient_rank=2)
+        masks = covered(modules, uniform_masks(modules, True))
+        with torch.autocast("cpu", torch.bfloat16):
+            gradients.append(pipeline.run(masks).gradients)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.02, atol=0.02)
 
 
 def test_what_was_compiled_in_place_is_refused() -> None:

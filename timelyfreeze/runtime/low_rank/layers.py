@@ -214,7 +214,7 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
         y = super().forward(x)
         if self.weight.requires_grad or not torch.is_grad_enabled():
             return y
-        rows = x.detach().reshape(-1, x.shape[-1])
+        rows = x.detach().to(y.dtype).reshape(-1, x.shape[-1])  # under autocast x may be longer
         if is_of_inputs(self.weight):
             rows = rows @ self.low_rank_basis.to(rows.dtype)
         return _Sum.apply(y, rows, self.low_rank_basis, self.low_rank_leaf)
