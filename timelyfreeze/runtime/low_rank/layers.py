@@ -48,18 +48,10 @@ class LowRankLayers:
                 layer.low_rank, layer.low_rank_name = self, name
                 self.weights[name], self._layers[name] = layer.weight, layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
-        if any(part._compiled_call_impl is not None for part in module.modules()):
-            raise ValueError(
-                f"a part of the stage was compiled in place, by Module.compile(); with "
-                f"{key('gradient_rank')} {rank} it must be what torch.compile(part) returns"
-            )
-        blocks = (block for block in module.modules() if isinstance(block, OptimizedModule))
-        inside = (layer for block in blocks for layer in block.modules())
-        self._compiled = [layer for layer in inside if isinstance(layer, LowRankLinear)]
+        self._compiled = _compiled_layers(module, rank)
         for layer in self._compiled:
             shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
-            leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
-            layer.low_rank_leaf = leaf
+            layer.low_rank_leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
@@ -218,6 +210,18 @@ class LowRankLinear(nn.Linear):  # type: ignore[misc]
         if is_of_inputs(self.weight):
             rows = rows @ self.low_rank_basis.to(rows.dtype)
         return _Sum.apply(y, rows, self.low_rank_basis, self.low_rank_leaf)
+
+
+def _compiled_layers(module: nn.Module, rank: int) -> list[LowRankLinear]:
+    """Return the adopted layers inside of compiled blocks."""
+    if any(part._compiled_call_impl is not None for part in module.modules()):
+        raise ValueError(
+            f"a part of the stage was compiled in place, by Module.compile(); with "
+            f"{key('gradient_rank')} {rank} it must be what torch.compile(part) returns"
+        )
+    blocks = (block for block in module.modules() if isinstance(block, OptimizedModule))
+    inside = (layer for block in blocks for layer in block.modules())
+    return [layer for layer in inside if isinstance(layer, LowRankLinear)]
 
 
 class _Take(Function):  # type: ignore[misc]
