@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--first-stage", nargs="+", choices=FIRST_STAGE_MODES, default=["all_or_nothing"])
     add("--blocks", type=count, default=8, help="turns of each trainer")
     add("--steps", type=count, default=5, help="steps in a turn")
-    add("--config", type=_config, default="train_configs/tiny_8m.toml")
+    add("--config", type=existing_file, default=str(ROOT / "train_configs/tiny_8m.toml"))
     add("--json", type=new_file)
     options, settings = parser.parse_known_args(arguments)
     return status_of(lambda: _measure(options, settings))
@@ -54,10 +54,6 @@ def _method(text: str) -> str:
     if method is None:
         raise argparse.ArgumentTypeError("none is what the method is compared with")
     return text
-
-
-def _config(text: str) -> str:
-    return str(existing_file(str(ROOT / text)))
 
 
 def _measure(options: argparse.Namespace, settings: list[str]) -> int:
@@ -85,11 +81,10 @@ def launch(
     """Run one pair of trainers under torchrun and return the row that its rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
         task = {
-            name: getattr(options, name)
-            for name in ("what", "method", "ranks", "blocks", "steps", "config")
+            name: getattr(options, name) for name in ("what", "method", "ranks", "blocks", "steps")
         }
         task |= {"schedule": schedule, "first_stage": first_stage}
-        task |= {"settings": settings, "folder": folder}
+        task |= {"settings": settings, "folder": folder, "config": str(options.config.absolute())}
         done = subprocess.run(
             command_of("gain_worker.py", options.ranks, task),
             cwd=ROOT,

@@ -3,30 +3,46 @@
 torchrun starts it, with what to do as JSON: ``gain.launch`` says what is in it.
 """
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from processes import TimedTrainer, run_worker, write_on_first_rank
-
 PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 
-def work(task: dict[str, Any]) -> None:
-    """Run one pair; rank 0 writes the row."""
+def main(arguments: list[str]) -> None:
+    """Run the pair that the one argument says in JSON; rank 0 writes the row."""
+    import torch.distributed as dist
+    from torchtitan.tools.logging import init_logger
+
+    if len(arguments) != 1:
+        sys.exit("error: gain.py starts this in each of its processes; run that")
+    init_logger()
+    task = json.loads(arguments[0])
     is_plain = task["what"] == "plain"
     before = Turns(task, "none", upstream=is_plain)
     row = compare(task, before, Turns(task, "none" if is_plain else task["method"]))
-    write_on_first_rank(Path(task["folder"]) / "row.json", row)
+    if dist.get_rank() == 0:
+        (Path(task["folder"]) / "row.json").write_text(json.dumps(row))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class Turns:
     """A trainer that runs a few steps at a time, past its ramp if it freezes."""
 
     def __init__(self, task: dict[str, Any], method: str, *, upstream: bool = False) -> None:
+        from torchtitan.protocols import train_spec
+
+        from torchtitan.freezing.launch import prepare
+
         keys = {
+            "metrics.log_freq": 1_000_000,
+            "training.steps": 10_000,
             "job.config_file": task["config"],
             "job.dump_folder": f"{task['folder']}/{method}{upstream}",
             "parallelism.pipeline_parallel_degree": task["ranks"],
@@ -43,8 +59,17 @@ class Turns:
                 "training.dataset_path": "tests/assets/c4_test",
                 "model.flavor": "debugmodel",
             }
-        self._timed = TimedTrainer(keys, task["settings"], upstream=upstream)
-        self.controller = self._timed.controller
+        keywords = [f"--{key}={value}" for key, value in keys.items()]
+        config = prepare([*keywords, *task["settings"]])
+        if upstream:
+            from torchtitan.train import Trainer as Chosen
+
+            train_spec._extra_train_specs.clear()
+        else:
+            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
+        self._trainer: Any = Chosen(config)
+        self.controller = getattr(self._trainer, "controller", None)
+        self._data = self._trainer.batch_generator(self._trainer.dataloader)
         self.step_ms: list[float] = []
         plans = self.controller is not None and self.controller.plans
         self.run(PHASES["last_ramp_step"] + 2 if plans else PHASES["last_warmup_step"] + 3)
@@ -56,7 +81,10 @@ class Turns:
 
         dist.barrier()
         for _ in range(n_steps):
-            self.step_ms.append(self._timed.step_ms(self._timed.trainer.step + 1))
+            started = time.perf_counter()
+            self._trainer.step += 1
+            self._trainer.train_step(self._data)
+            self.step_ms.append(1e3 * (time.perf_counter() - started))
 
 
 def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
@@ -147,7 +175,7 @@ def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
     from timelyfreeze.runtime import ActionRecorder
     from timelyfreeze.schedule import parse_action
 
-    copy = ActionRecorder(recorder._clock)
+    copy = ActionRecorder(recorder.clock)
     action = parse_action("0F0")
     with copy.recorded_batch():
         started = time.perf_counter()
@@ -158,4 +186,4 @@ def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
 
 
 if __name__ == "__main__":
-    run_worker("gain.py", work)
+    main(sys.argv[1:])

@@ -1,11 +1,10 @@
-"""Processes of a benchmark: how they are started, and the trainer in each of them."""
+"""What benchmarks share: options, the processes that they start, and the machine's name."""
 
 import json
 import os
 import platform
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,62 +59,3 @@ def machine() -> str:
         f"{device.get_device_name()}, {os.cpu_count()} cores, {platform.system()}, "
         f"torch {torch.__version__}"
     )
-
-
-def run_worker(starter: str, work: Callable[[dict[str, Any]], None]) -> None:
-    """Do, in a process that torchrun has started, what its one argument says in JSON."""
-    if len(sys.argv) != 2:
-        sys.exit(f"error: {starter} starts this in each of its processes; run that")
-    import torch.distributed as dist
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
-    work(json.loads(sys.argv[1]))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def write_on_first_rank(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole or not at all, in the process of rank 0."""
-    import torch.distributed as dist
-
-    if dist.get_rank() == 0:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(content))
-        part.rename(path)
-
-
-class TimedTrainer:
-    """A trainer that runs one step after the other and never ends by itself.
-
-    Args:
-        keys: Configuration by key.
-        arguments: Further arguments of the trainer.
-        upstream: Whether it is TorchTitan's own instead of ours.
-    """
-
-    def __init__(
-        self, keys: Mapping[str, Any], arguments: Sequence[str], *, upstream: bool = False
-    ) -> None:
-        from torchtitan.protocols import train_spec
-
-        from torchtitan.freezing.launch import prepare
-
-        keys = {"metrics.log_freq": 1_000_000, "training.steps": 10_000, **keys}
-        config = prepare([*(f"--{key}={value}" for key, value in keys.items()), *arguments])
-        if upstream:
-            from torchtitan.train import Trainer as Chosen
-
-            train_spec._extra_train_specs.clear()
-        else:
-            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
-        self.trainer: Any = Chosen(config)
-        self.controller = getattr(self.trainer, "controller", None)
-        self._data = self.trainer.batch_generator(self.trainer.dataloader)
-
-    def step_ms(self, step: int) -> float:
-        """Make a step as if it were number ``step`` and return how long it took."""
-        started = time.perf_counter()
-        self.trainer.step = step
-        self.trainer.train_step(self._data)
-        return 1e3 * (time.perf_counter() - started)

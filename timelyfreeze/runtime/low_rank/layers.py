@@ -109,11 +109,7 @@ class LowRankLayers:
             self._add(name, dy, kept)
 
     def _add(self, name: str, dy: Tensor, kept: Tensor) -> None:
-        if is_of_inputs(self.weights[name]):
-            product = kept.t() @ dy  # up to half the time of its transpose
-        else:
-            product = (dy @ self.basis(name, dy.dtype)).t() @ kept
-        self._sum_up(name, product)
+        self._sum_up(name, _product(dy, kept, self.basis(name, dy.dtype)))
 
     def _sum_up(self, name: str, product: Tensor) -> None:
         known = self._sums.get(name)
@@ -262,9 +258,14 @@ class _Sum(Function):  # type: ignore[misc]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, Tensor]:
         kept, basis = ctx.saved_tensors
         rows = dy.reshape(-1, dy.shape[-1])
-        of_inputs = kept.shape[1] == basis.shape[1]
-        product = kept.t() @ rows if of_inputs else (rows @ basis.to(rows.dtype)).t() @ kept
-        return dy, None, None, product.float()
+        return dy, None, None, _product(rows, kept, basis.to(rows.dtype)).float()
+
+
+def _product(dy: Tensor, kept: Tensor, basis: Tensor) -> Tensor:
+    """Return dW in the subspace: (X Q)^T dY or (dY Q)^T X, as ``kept``, which is X Q or X, says."""
+    if kept.shape[1] == basis.shape[1]:  # X is wider than Q
+        return kept.t() @ dy  # up to half the time of its transpose
+    return (dy @ basis).t() @ kept
 
 
 @cache
