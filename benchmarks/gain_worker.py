@@ -16,11 +16,11 @@ PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 def main(arguments: list[str]) -> None:
     """Run the pair that the one argument says in JSON; rank 0 writes the row."""
+    if len(arguments) != 1:
+        sys.exit("error: gain.py starts this in each of its processes; run that")
     import torch.distributed as dist
     from torchtitan.tools.logging import init_logger
 
-    if len(arguments) != 1:
-        sys.exit("error: gain.py starts this in each of its processes; run that")
     init_logger()
     task = json.loads(arguments[0])
     is_plain = task["what"] == "plain"
