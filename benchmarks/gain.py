@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--first-stage", nargs="+", choices=FIRST_STAGE_MODES, default=["all_or_nothing"])
     add("--blocks", type=count, default=8, help="turns of each trainer")
     add("--steps", type=count, default=5, help="steps in a turn")
-    add("--config", type=existing_file, default=str(ROOT / "train_configs/tiny_8m.toml"))
+    in_root = "train_configs/tiny_8m.toml"
+    add("--config", type=lambda text: existing_file(str(ROOT / text)), default=in_root)
     add("--json", type=new_file)
     options, settings = parser.parse_known_args(arguments)
     return status_of(lambda: _measure(options, settings))
@@ -84,7 +85,7 @@ def launch(
             name: getattr(options, name) for name in ("what", "method", "ranks", "blocks", "steps")
         }
         task |= {"schedule": schedule, "first_stage": first_stage}
-        task |= {"settings": settings, "folder": folder, "config": str(options.config.absolute())}
+        task |= {"settings": settings, "folder": folder, "config": str(options.config)}
         done = subprocess.run(
             command_of("gain_worker.py", options.ranks, task),
             cwd=ROOT,
