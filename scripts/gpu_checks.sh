@@ -4,9 +4,9 @@
 #   scripts/gpu_checks.sh [OPTIONS] [PART ...]      default: every part that the machine and the options allow,
 #                                                   in this order
 #
-#   paper_1b   training steps of Llama-3.2-1B, 4 ranks in one process (80 GB), the paper's four schedules at r_max 0.8:
-#              by the paper's method beside the paper's numbers, and by our defaults; predicted and measured; 1F1B
-#              also in compiled blocks
+#   paper_1b   training steps of Llama-3.2-1B, 4 ranks in one process (80 GB), at r_max 0.8: by the paper's method
+#              beside the paper's numbers, and by our defaults; predicted and measured
+#   compiled   paper_1b by our defaults under 1F1B, in compiled blocks
 #   paper_8b   the same with a quarter of the layers and of the vocabulary of Llama-3-8B (80 GB): each stage takes a
 #              quarter of its time, so the plans are those of 8B
 #   low_rank   linear layers of blocks of 135M, 1B and 8B: exact, frozen, and with gradients in subspaces
@@ -24,6 +24,7 @@
 #   --model FOLDER       Hugging Face folder of SmolLM2-135M-Instruct; emulate begins from random weights without it
 #   --examples FILE      its training examples: instruction, input, output
 #   --questions FOLDER   local questions, as for timelyfreeze evaluate --data-dir
+#   --schedules NAMES    of paper_*, in one word with spaces; default: the paper's four
 #   --small              the same commands with a tiny model and few steps, without a GPU too: to see that all of it
 #                        works before GPUs are rented
 #
@@ -40,14 +41,16 @@ fail() {
 }
 
 gpus='' output=outputs/gpu_checks model='' examples='' questions='' small='' parts=()
+schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble)
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage 0 ;;
     --small) small=yes ;;
-    --gpus | --output | --model | --examples | --questions)
+    --gpus | --output | --model | --examples | --questions | --schedules)
       [ $# -ge 2 ] || fail "$1 needs a value"
       case $1 in
         --gpus) gpus=$2 ;;
+        --schedules) read -ra schedules <<<"$2" ;;
         --output) output=$(realpath -m "$2") ;;
         --model) model=$(realpath -m "$2") ;;
         --examples) examples=$(realpath -m "$2") ;;
@@ -55,7 +58,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    paper_1b | paper_8b | low_rank | tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    paper_1b | paper_8b | compiled | low_rank | tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
     *) refuse "'$1' is no part and no option" ;;
   esac
   shift
@@ -78,9 +81,9 @@ if [ ${#parts[@]} -eq 0 ]; then
   # A whole model with its optimizer, and all microbatches of GPipe.
   memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 || true)
   if [ -n "$small" ] || [ "${memory_mib:-0}" -ge 75000 ]; then
-    parts=(paper_1b paper_8b)
+    parts=(paper_1b paper_8b compiled)
   else
-    echo "The first GPU has ${memory_mib:-0} MiB; paper_1b and paper_8b need 80 GB and are left out." >&2
+    echo "The first GPU has ${memory_mib:-0} MiB; paper_1b, paper_8b and compiled need 80 GB and are left out." >&2
   fi
   if [ "$gpus" -ge 2 ]; then
     parts+=(low_rank tests pipeline emulate profile memory)
@@ -121,29 +124,30 @@ timelyfreeze() {
   "$python" -m timelyfreeze "$@"
 }
 
+# A batch a step, 10 steps of each bound and some 20 under the plan.
+paper_keys=(--training.dataset=alpaca "${random_weights[@]}" --training.global_batch_size=-1 --training.steps=46
+  --lr_scheduler.warmup_steps=6 --freezing.last_warmup_step=6 --freezing.last_monitor_step=26
+  --freezing.last_ramp_step=27 --freezing.discard_batches=2 --metrics.log_freq=1 --plots.no_enable)
+# Padding counts as it does under the paper's preset, so that throughputs compare.
+by_defaults=(--emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= --report.count_padding)
+
 # paper_runs TABLE CONFIG [KEYS ...]
 paper_runs() {
-  local table=$1 config=$2 schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) few_of_paper=()
-  # A batch a step, 10 steps of each bound and some 20 under the plan.
-  local keys=(--training.dataset=alpaca "${random_weights[@]}" --training.global_batch_size=-1 --training.steps=46
-    --lr_scheduler.warmup_steps=6 --freezing.last_warmup_step=6 --freezing.last_monitor_step=26
-    --freezing.last_ramp_step=27 --freezing.discard_batches=2 --metrics.log_freq=1 --plots.no_enable "${@:3}")
-  if [ -n "$small" ]; then
-    schedules=(ZBVZeroBubble) few_of_paper=(--schedules "${schedules[@]}")
-  fi
-  mkdir -p "$output/paper"
-  timelyfreeze paper table "$table" "$output/paper" --emulate --methods timelyfreeze --seeds 42 "${few_of_paper[@]}" \
-    -- "${keys[@]}" "${short[@]}" | tee "$output/paper/table_$table.md"
-  timelyfreeze compare run "train_configs/$config.toml" "$output/paper/default_$config" --methods timelyfreeze \
-    --schedules "${schedules[@]}" --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= \
-    "${keys[@]}" "${short[@]}"
-  timelyfreeze compare run "train_configs/$config.toml" "$output/paper/compiled_$config" --methods timelyfreeze \
-    --schedules 1F1B --seeds 42 -- --emulation.enable --freezing.max_freeze_ratio=0.8 --freezing.preset= \
-    --compile.enable "${eager[@]}" "${keys[@]}" "${short[@]}"
+  local folder=$output/paper_$1 keys=("${paper_keys[@]}" "${@:3}" "${short[@]}")
+  timelyfreeze paper table "$1" "$folder" --emulate --methods timelyfreeze --schedules "${schedules[@]}" --seeds 42 \
+    -- "${keys[@]}"
+  timelyfreeze compare run "train_configs/$2.toml" "$folder/defaults" --methods timelyfreeze \
+    --schedules "${schedules[@]}" --seeds 42 -- "${by_defaults[@]}" "${keys[@]}" >"$folder/defaults.log"
+  timelyfreeze compare show "$folder" --table
 }
 
 run_paper_1b() {
   paper_runs 4 llama3_2_1b_alpaca_gpt4
+}
+
+run_compiled() {
+  timelyfreeze compare run train_configs/llama3_2_1b_alpaca_gpt4.toml "$output/compiled" --methods none timelyfreeze \
+    --schedules 1F1B --seeds 42 -- "${by_defaults[@]}" --compile.enable "${eager[@]}" "${paper_keys[@]}" "${short[@]}"
 }
 
 run_paper_8b() {

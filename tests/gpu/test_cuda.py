@@ -1,10 +1,12 @@
 """What only a GPU can show. Run with ``scripts/gpu_checks.sh``; skipped where there is none."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from timelyfreeze.policies.policy import Measurement, Metric, Source
+from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
@@ -77,7 +79,33 @@ def test_vectors_on_the_host_give_the_metrics_of_those_on_the_device(source, dty
             with torch.no_grad():
                 parameter -= 0.01 * parameter.grad
         for meter in (device, host):
-            meter.add_step()
+            meter.add_step(np.ones(len(parameters)))
         on_device, on_host = device.take(), host.take()
         for metric, numbers in on_device.items():
             assert on_host[metric] == pytest.approx(numbers, rel=1e-5)
+
+
+def test_subspaces_turn_without_a_wait_and_give_the_projected_gradient():
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(96, 64, bias=False), nn.Linear(64, 128, bias=False)).cuda()
+    weights = dict(block.named_parameters())
+    low_rank = LowRankLayers(weights, block, rank=16, seed=0)
+    x = torch.randn(256, 96, device="cuda", requires_grad=True)
+    block(x).square().sum().backward()
+    expected = {name: weight.grad.clone() for name, weight in weights.items()}
+    subspaces = Subspaces([low_rank], seed=0)
+    subspaces.begin_step(1, is_warm=False)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        subspaces.end_batch(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for weight in weights.values():
+        weight.grad = None
+    with low_rank.action_of(0, weights.keys()):
+        block(x).square().sum().backward()
+    low_rank.add_to_gradients()
+    for name, weight in weights.items():
+        q, whole = low_rank.bases[name], expected[name]
+        projected = whole @ q @ q.T if name == "1.weight" else q @ (q.T @ whole)
+        torch.testing.assert_close(weight.grad, projected, rtol=1e-4, atol=1e-4 * whole.abs().max())

@@ -59,6 +59,8 @@ def test_work_is_what_a_step_does() -> None:
     one = {"training.seq_len": 64, "training.steps": 10, "optimizer.lr": 0.1, "freezing.seed": 1}
     assert not work_differs(one, {**one, "training.steps": 20, "optimizer.lr": 0.2})
     assert work_differs(one, {**one, "training.seq_len": 32})
+    counting = {**one, "report.count_padding": True}
+    assert work_differs(counting, {**counting, "report.count_padding": False})
     # Nothing is known against a run that left no settings.
     assert not work_differs(one, {})
 

@@ -129,11 +129,15 @@ def read_value(text: str) -> Any:
 
 
 def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
-    """Tell whether steps, however many, of two runs have other things to do, where known."""
+    """Tell whether steps, however many, of two runs have other things to do, where known.
+
+    Or count it otherwise.
+    """
     return any(
         key in other and other[key] != value
         for key, value in one.items()
-        if key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps"
+        if (key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps")
+        or key == "report.count_padding"
     )
 
 

@@ -38,24 +38,24 @@ def next_basis(
     steps. It only ever turns within what G shows, and G may lie in the basis where every microbatch
     was frozen; so the weakest direction is given up for a random one, new in each step. Ranks that
     share G call this together; ``place`` counts the turns of a step. Q stays where G is 0 or not
-    finite.
+    finite. The host waits for no device here.
     """
     g = gradient.float()
     if not is_of_inputs(gradient):
         g = g.t()
     # Of products alone, which are small, the largest element is brought to 1: squares of 1e-25
     # would be 0, and a copy of G takes as long as all of this.
-    seen = _scaled(g @ beside(basis, g))
-    product = None if seen is None else _scaled(whole(g.t() @ seen))
-    if product is None:
-        return basis
-    turned = _orthonormal(product)
-    tried = random_columns(basis.shape[0], 1, seed, step, name, place).to(basis.device)
+    seen, is_seen = _scaled(g @ beside(basis, g))
+    product, is_known = _scaled(whole(g.t() @ seen))
+    is_known = is_known & is_seen
+    turned = _orthonormal(torch.where(is_known, product, basis))
+    tried = random_columns(basis.shape[0], 1, seed, step, name, place)
+    tried = tried.to(basis.device, non_blocking=True)
     kept = turned[:, :-1]
     for _ in range(2):  # once more for what rounding left of the others
         tried -= kept @ (kept.t() @ tried)
     turned[:, -1:] = tried / tried.norm()
-    return turned
+    return torch.where(is_known, turned, basis)
 
 
 def energies(basis: Tensor, gradient: Tensor) -> Tensor:
@@ -74,10 +74,11 @@ def beside(basis: Tensor, gradient: Tensor) -> Tensor:
     return DTensor.from_local(basis, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _scaled(tensor: Tensor) -> Tensor | None:
-    """Return a tensor over its largest element; None if that is 0 or not finite."""
+def _scaled(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor over its largest element, and whether that is finite and above 0."""
     scale = whole(tensor.abs().max())
-    return tensor / scale if torch.isfinite(scale) and scale > 0.0 else None
+    is_known = scale.isfinite() & (scale > 0.0)
+    return tensor / scale.where(is_known, 1.0), is_known
 
 
 def whole(tensor: Tensor) -> Tensor:

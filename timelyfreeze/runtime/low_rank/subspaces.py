@@ -21,7 +21,6 @@ from timelyfreeze.runtime.low_rank.subspace import (
     energies,
     is_of_inputs,
     next_basis,
-    random_columns,
     whole,
 )
 
@@ -50,8 +49,9 @@ class Subspaces:
         self._layers, self._seed, self._step, self._is_warm = tuple(layers), seed, 0, True
         self._is_measured = False
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
-        # Of each weight: inner products inside and in all, faded, and how many gradients it had.
+        # Of each weight: inner products inside and in all, faded.
         self._agreed: dict[str, Tensor] = {}
+        self._n_seen: dict[str, int] = {}  # how many gradients each had
 
     def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step. ``is_warm``: it comes after the warm-up."""
@@ -63,7 +63,7 @@ class Subspaces:
     @property
     def knows_energies(self) -> bool:
         """Whether two gradients in a row were compared, with directions that are not random."""
-        return any(seen[2] > 2 for seen in self._agreed.values())
+        return any(n > 2 for n in self._n_seen.values())
 
     def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
@@ -72,32 +72,36 @@ class Subspaces:
         they were turned by.
         """
         self._is_measured = True
-        sums, agreed = torch.zeros(2), torch.zeros(2)
+        found: list[Tensor] = []
         for layers in self._layers:
             for name, weight in layers.weights.items():
-                if weight.grad is None:
-                    continue
-                basis = layers.bases[name]
-                sums += energies(basis, weight.grad).cpu()
-                seen = self._agreed.setdefault(name, torch.zeros(3))
-                seen[:2] *= _FADE
-                sketch = self._sketch(name, weight.grad)
-                if name in self._former:
-                    former, q = self._former[name]
-                    inside = ((sketch @ q) * (former @ q)).sum()
-                    seen[:2] += torch.stack([inside, (sketch * former).sum()]).cpu()
-                # The first directions are random, and say nothing of those that follow.
-                if seen[2] > 0:
-                    self._former[name] = sketch, basis
-                seen[2] += 1
-                agreed += seen[:2]
-        return Energies(*sums.tolist(), *agreed.tolist())
+                if weight.grad is not None:
+                    agreed = self._agree(name, layers.bases[name], weight.grad)
+                    found.append(torch.cat([energies(layers.bases[name], weight.grad), agreed]))
+        # One wait for all weights.
+        return Energies(*torch.stack(found).sum(dim=0).tolist()) if found else Energies()
+
+    def _agree(self, name: str, basis: Tensor, gradient: Tensor) -> Tensor:
+        """Return the inner products of a weight's gradients so far, inside and in all, faded."""
+        sketch, n_seen = self._sketch(name, gradient), self._n_seen.get(name, 0)
+        agreed = _FADE * self._agreed.get(name, sketch.new_zeros(2))
+        if name in self._former:
+            former, q = self._former[name]
+            agreed += torch.stack([((sketch @ q) * (former @ q)).sum(), (sketch * former).sum()])
+        # The first directions are random, and say nothing of those that follow.
+        if n_seen > 0:
+            self._former[name] = sketch, basis
+        self._agreed[name], self._n_seen[name] = agreed, n_seen + 1
+        return agreed
 
     def _sketch(self, name: str, gradient: Tensor) -> Tensor:
         """Return S G, shape [rows of S, d]; ranks that share G call this together."""
         g = gradient.float() if is_of_inputs(gradient) else gradient.float().t()
-        columns = random_columns(g.shape[0], _ROWS, self._seed, 0, name, place=1)
-        return whole(beside(columns.to(g.device), g).t() @ g)
+        # Drawn where G is: S is as large as a few columns of each weight, and the same each time.
+        numbers = torch.Generator(g.device)
+        numbers.manual_seed((self._seed * 2**32 + zlib.crc32(name.encode())) % 2**63)
+        columns = torch.randn(g.shape[0], _ROWS, generator=numbers, device=g.device)
+        return whole(beside(columns, g).t() @ g)
 
     def end_batch(self, index: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
@@ -120,7 +124,8 @@ class Subspaces:
         for name, basis in [pair for layers in self._layers for pair in layers.bases.items()]:
             nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
             sketch, former = self._former.get(name, nothing)
-            seen = self._agreed.get(name, torch.zeros(3))
+            agreed = self._agreed.get(name, basis.new_zeros(2))
+            seen = torch.cat([agreed, agreed.new_tensor([self._n_seen.get(name, 0)])])
             found = {"basis": basis, "sketch": sketch, "former": former, "agreed": seen}
             kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
         return kept
@@ -131,5 +136,7 @@ class Subspaces:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
             for name in layers.weights:
                 self._former[name] = saved[f"sketch.{name}"], saved[f"former.{name}"]
-                self._agreed[name] = saved[f"agreed.{name}"]
+                *agreed, n_seen = saved[f"agreed.{name}"].tolist()
+                self._agreed[name] = layers.bases[name].new_tensor(agreed)
+                self._n_seen[name] = int(n_seen)
         self._is_measured = True  # the gradients before may have been
