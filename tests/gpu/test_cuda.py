@@ -94,7 +94,7 @@ def test_subspaces_turn_without_a_wait_and_give_the_projected_gradient():
     block(x).square().sum().backward()
     expected = {name: weight.grad.clone() for name, weight in weights.items()}
     subspaces = Subspaces([low_rank], seed=0)
-    subspaces.begin_step(1, is_warm=False)
+    subspaces.begin_step(1, 1)
     torch.cuda.set_sync_debug_mode("error")
     try:
         subspaces.end_batch(0)

@@ -218,7 +218,7 @@ class FreezeController:
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
-        self._subspaces.begin_step(step, is_warm=self.phase is not Phase.WARMUP)
+        self._subspaces.begin_step(step, phases.last_warmup_step)
         if self.checks is None:
             return
         if self.phase is not Phase.OFF:
@@ -256,7 +256,7 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         # It takes time, and so not while times are measured, unless there was no warm-up.
-        measures = self.phase is Phase.WARMUP or (
+        measures = self._subspaces.prepares or (
             self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
         )
         if self.plans and measures and self._batch_index == 0:

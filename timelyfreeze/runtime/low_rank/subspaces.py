@@ -24,7 +24,9 @@ from timelyfreeze.runtime.low_rank.subspace import (
     whole,
 )
 
-_ITERATIONS = 3
+# The last steps of the warm-up turn each weight several times. Earlier turns would be wasted, as
+# gradients move on, and steps without any are what frozen ones are compared with.
+_PREPARING, _ITERATIONS = 12, 3
 # Steps in which each weight turns once after the warm-up, not all of them in the same: a turn takes
 # longer than a microbatch's products in a subspace, and directions change slowly.
 _EVERY = 4
@@ -43,22 +45,27 @@ class Energies(NamedTuple):
 
 
 class Subspaces:
-    """Subspaces that turn after gradients: several times a step in warm-up, later once in four."""
+    """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps."""
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
-        self._layers, self._seed, self._step, self._is_warm = tuple(layers), seed, 0, True
+        self._layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
         self._is_measured = False
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
         # Of each weight: inner products inside and in all, faded.
         self._agreed: dict[str, Tensor] = {}
         self._n_seen: dict[str, int] = {}  # how many gradients each had
 
-    def begin_step(self, step: int, *, is_warm: bool) -> None:
-        """Enter an optimizer step. ``is_warm``: it comes after the warm-up."""
-        self._step, self._is_warm = step, is_warm
+    def begin_step(self, step: int, last_warmup_step: int) -> None:
+        """Enter an optimizer step."""
+        self._step, self._last_warmup_step = step, last_warmup_step
         if not self._is_measured:
             self._former.clear()
         self._is_measured = False
+
+    @property
+    def prepares(self) -> bool:
+        """Whether this step is one of the last of the warm-up."""
+        return 0 <= self._last_warmup_step - self._step < _PREPARING
 
     @property
     def knows_energies(self) -> bool:
@@ -114,8 +121,8 @@ class Subspaces:
                         )
 
     def _n_turns(self, name: str) -> int:
-        if not self._is_warm:
-            return _ITERATIONS
+        if self._step <= self._last_warmup_step:
+            return _ITERATIONS if self.prepares else 0
         return 1 if (self._step + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> No
     assert meter.knows_energies
     assert third != 0.0
     for step in (4, 5):
-        meter.begin_step(step, is_warm=True)
+        meter.begin_step(step, 0)
     assert agreed() == pytest.approx(0.9 * third)
 
 

@@ -25,7 +25,7 @@ class Run:
         self.subspaces = Subspaces([self.layers], SEED)
 
     def begin(self, step: int, *, is_warm: bool) -> None:
-        self.subspaces.begin_step(step, is_warm=is_warm)
+        self.subspaces.begin_step(step, 0 if is_warm else step)
         for name, weight in self.layers.weights.items():
             weight.grad = gradient_of(name, weight, step)
 
@@ -47,6 +47,21 @@ def test_they_turn_several_times_a_step_in_the_warm_up() -> None:
                 gradient = gradient_of(name, weight, step)
                 expected[name] = next_basis(expected[name], gradient, SEED, step, name, place)
         assert all(torch.equal(run.layers.bases[name], q) for name, q in expected.items())
+
+
+def test_they_wait_until_the_warm_up_is_about_to_end() -> None:
+    run = Run()
+    turned = []
+    for step in range(1, 21):
+        before = dict(run.layers.bases)
+        run.subspaces.begin_step(step, 20)
+        for name, weight in run.layers.weights.items():
+            weight.grad = gradient_of(name, weight, step)
+        run.subspaces.end_batch(0)
+        changed = [not torch.equal(run.layers.bases[n], q) for n, q in before.items()]
+        assert set(changed) == {run.subspaces.prepares}
+        turned.append(run.subspaces.prepares)
+    assert turned == [False] * 8 + [True] * 12
 
 
 def test_later_each_turns_once_in_four_steps() -> None:
