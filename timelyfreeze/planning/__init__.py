@@ -30,4 +30,5 @@ from timelyfreeze.planning.solution import (
     solution_to_plain,
     solve_from_bounds,
     solve_from_times,
+    steps_error,
 )

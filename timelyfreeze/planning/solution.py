@@ -135,13 +135,31 @@ def solve_from_times(
     return solve_from_bounds(*bounds_from_times(ranks, declared, choices.n_processors), choices)
 
 
-def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return what subspaces hold of the gradients' energy, and of the mean gradient."""
-    inside, whole, agreed_inside, agreed = np.sum(energies, axis=0).tolist()
+def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float, float | None]:
+    """Return what subspaces hold of the gradients' energy, of the mean gradient, and its error.
+
+    The error is the standard one of a ratio of sums, of weights that know nothing of each other.
+    """
+    inside, whole, agreed_inside, agreed, *squares = np.sum(energies, axis=0).tolist()
     captured = inside / whole if whole > 0.0 else 0.0
     mean = agreed_inside / agreed if agreed > 0.0 else -1.0
-    # Noise of the measurement can bring more than all, or less than nothing.
-    return captured, mean if 0.0 <= mean <= 1.0 else captured
+    if not 0.0 <= mean <= 1.0:  # noise of the measurement
+        return captured, captured, None
+    inside_2, agreed_2, product = squares
+    residual = inside_2 - 2.0 * mean * product + mean**2 * agreed_2
+    return captured, mean, math.sqrt(max(residual, 0.0)) / agreed
+
+
+def steps_error(dag: PipelineDag, plan: FreezePlan, bounds: DurationBounds) -> float | None:
+    """Return the standard error of a plan's ``steps_factor``; None where it is not known."""
+    error = bounds.captured_mean_error
+    if error is None:
+        return None
+    around = (bounds.captured_mean - error, bounds.captured_mean + error)
+    low, high = (
+        steps_factor(dag, plan.ratios, bounds.captured, min(max(each, 0.0), 1.0)) for each in around
+    )
+    return (low - high) / 2.0
 
 
 def solve_from_bounds(
@@ -195,8 +213,8 @@ class RankTimes:
     # times of the batches before, which nothing is planned from
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
     # what the gradients of linear weights had inside of their subspaces, and in all, and what those
-    # of batches in a row agreed on, inside and in all
-    energies: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    # of batches in a row agreed on, inside and in all; of this the sums of squares and products
+    energies: tuple[float, ...] = (0.0,) * 7
 
 
 def bounds_from_times(
@@ -234,7 +252,7 @@ def bounds_from_times(
     factor = interval_factor(monitored.missed_by(bounds))
     if factor is not None:
         factor *= monitored.with_doubled_messages(bounds)
-    captured, captured_mean = _captured([each.energies for each in ranks])
+    captured, captured_mean, captured_mean_error = _captured([each.energies for each in ranks])
     return order, replace(
         bounds,
         outside_ms=min(
@@ -243,6 +261,7 @@ def bounds_from_times(
         interval_factor=factor,
         captured=captured,
         captured_mean=captured_mean,
+        captured_mean_error=captured_mean_error,
     )
 
 

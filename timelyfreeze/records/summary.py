@@ -101,6 +101,7 @@ class RunSummary:
     average_freeze_ratio: float | None = metric("{:.3f}", ends=True)
 
     steps_factor: float | None = metric("{:.2f}")  # estimated steps to a loss, over those without
+    steps_factor_error: float | None = metric("{:.2f}")  # its standard error, of what frozen keep
     # the same for time: ``steps_factor`` times ``kappa``, or times the predicted ratio of batches
     # where ``kappa`` is not known
     time_to_loss: float | None = metric("{:.2f}", ends=True)

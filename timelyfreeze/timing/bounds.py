@@ -63,6 +63,7 @@ class DurationBounds:
         captured: Part of the gradients' energy that frozen weights keep; 0 where frozen means
             nothing.
         captured_mean: The same of the mean gradient, which all batches share.
+        captured_mean_error: Its standard error; None where it was not measured.
     """
 
     min_ms: NDArray[np.float64]
@@ -74,6 +75,7 @@ class DurationBounds:
     interval_factor: float | None = None
     captured: float = 0.0
     captured_mean: float = 0.0
+    captured_mean_error: float | None = None
 
     def __post_init__(self) -> None:
         """Keep both arrays from being written to."""
@@ -280,6 +282,7 @@ class BoundsTable:
     interval_factor: Annotated[float, Within(1.0, MOST)] | None = None
     captured: Annotated[float, Within(0.0, MOST)] = 0.0
     captured_mean: Annotated[float, Within(0.0, MOST)] = 0.0
+    captured_mean_error: Annotated[float, Within(0.0, MOST)] | None = None
 
 
 def bounds_to_json(
@@ -302,6 +305,7 @@ def bounds_to_json(
 # What a file has of bounds besides their durations and links.
 _KEPT = (
     "pinned", "p2p_overhead_ms", "outside_ms", "interval_factor", "captured", "captured_mean",
+    "captured_mean_error",
 )  # fmt: skip
 
 

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from timelyfreeze.planning.solution import (
     solution_from_plain,
     solution_to_plain,
     solve_from_times,
+    steps_error,
+    steps_factor,
 )
 from timelyfreeze.schedule import one_f_one_b_order
 from timelyfreeze.schedule.dag import build_dag, makespan
@@ -113,15 +116,30 @@ def test_without_messages_the_interval_is_that_of_the_batches() -> None:
 def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     ranks = [
         replace(rank(row), energies=found)
-        for row, found in zip(ROWS, [(1.0, 4.0, 2.0, 2.0), (3.0, 4.0, 1.0, 2.0)], strict=True)
-    ]
-    bounds = solve_from_times(ranks, ORDER, SolverChoices(0.5)).bounds
-    assert (bounds.captured, bounds.captured_mean) == (0.5, 0.75)
+        for row, found in zip(
+            ROWS, [(3.2, 4.0, 2.0, 2.0, 4.0, 4.0, 4.0), (4.0, 4.0, 1.0, 2.0, 1.0, 4.0, 2.0)],
+            strict=True,
+        )
+    ]  # fmt: skip
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+    bounds = solution.bounds
+    assert (bounds.captured, bounds.captured_mean) == (0.9, 0.75)
+    # Two weights, which agree on 2 of 2 and on 1 of 2.
+    error = math.hypot(2.0 - 0.75 * 2.0, 1.0 - 0.75 * 2.0) / 4.0
+    assert bounds.captured_mean_error == pytest.approx(error)
+    low, high = (
+        steps_factor(solution.dag, solution.plan.ratios, 0.9, 0.75 + sign * error)
+        for sign in (1, -1)
+    )
+    assert low < solution.plan.steps_factor < high
+    assert steps_error(solution.dag, solution.plan, bounds) == pytest.approx((high - low) / 2)
+    unknown = replace(bounds, captured_mean_error=None)
+    assert steps_error(solution.dag, solution.plan, unknown) is None
     for agreed in ((-1.0, 2.0), (3.0, 2.0), (0.0, 0.0), (-2.0, -1.0)):
-        noisy = [replace(ranks[0], energies=(2.0, 4.0, *agreed)), rank(ROWS[1])]
+        noisy = [replace(ranks[0], energies=(2.0, 4.0, *agreed, 1.0, 1.0, 1.0)), rank(ROWS[1])]
         assert solve_from_times(noisy, ORDER, SolverChoices(0.5)).bounds.captured_mean == 0.5
     bounds = solve_from_times(list(map(rank, ROWS)), ORDER, SolverChoices(0.5)).bounds
-    assert (bounds.captured, bounds.captured_mean) == (0.0, 0.0)
+    assert (bounds.captured, bounds.captured_mean, bounds.captured_mean_error) == (0.0, 0.0, None)
 
 
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:

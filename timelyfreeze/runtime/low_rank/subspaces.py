@@ -42,6 +42,10 @@ class Energies(NamedTuple):
     whole: float = 0.0  # all of it
     agreed_inside: float = 0.0  # inner products of gradients of batches in a row, in the subspaces
     agreed: float = 0.0  # the same of whole gradients; 0 where nothing is known yet
+    # Sums of the squares of both, and of their products.
+    agreed_inside_2: float = 0.0
+    agreed_2: float = 0.0
+    agreed_product: float = 0.0
 
 
 class Subspaces:
@@ -85,8 +89,12 @@ class Subspaces:
                 if weight.grad is not None:
                     agreed = self._agree(name, layers.bases[name], weight.grad)
                     found.append(torch.cat([energies(layers.bases[name], weight.grad), agreed]))
-        # One wait for all weights.
-        return Energies(*torch.stack(found).sum(dim=0).tolist()) if found else Energies()
+        if not found:
+            return Energies()
+        of_weights = torch.stack(found)
+        inside, whole = of_weights[:, 2], of_weights[:, 3]
+        squares = torch.stack([inside @ inside, whole @ whole, inside @ whole])
+        return Energies(*torch.cat([of_weights.sum(dim=0), squares]).tolist())  # one wait for all
 
     def _agree(self, name: str, basis: Tensor, gradient: Tensor) -> Tensor:
         """Return the inner products of a weight's gradients so far, inside and in all, faded."""

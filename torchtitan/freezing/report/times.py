@@ -13,7 +13,7 @@ from torchtitan.distributed import ParallelDims
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.front.caching import CacheUse, use_of_parts
-from timelyfreeze.planning import FreezePlan
+from timelyfreeze.planning import FreezePlan, steps_error
 from timelyfreeze.records.convergence import TimedStep, kappa_over_p_eff
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
@@ -172,6 +172,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
         "predicts_for": controller.active_plan.predicts_for,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
+        "steps_factor_error": bounds and steps_error(controller.active_plan.dag, plan, bounds),
         "upper_bound_gain": plan.upper_bound_gain,
         "planned_stage_ratios": plan.stage_mean_ratios(),
     }

@@ -40,7 +40,7 @@ def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> N
     of_mean, of_energy = [], []
     for _ in range(400):
         layer.draw()
-        inside, whole, agreed_inside, agreed = meter.energies()
+        inside, whole, agreed_inside, agreed, *_ = meter.energies()
         of_energy.append(inside / whole)
         of_mean.append((agreed_inside, agreed))
     of_mean = torch.tensor(of_mean[2:]).mean(0)
@@ -83,3 +83,17 @@ def test_a_meter_goes_on_from_a_checkpoint() -> None:
     layer.draw()
     after = [each.energies() for each in (meter, other)]
     assert after[0] == after[1]
+
+
+def test_squares_and_products_are_those_of_weights() -> None:
+    layers = [Layer(60, 40), Layer(40, 60)]
+    meters = [Subspaces(found, SEED) for found in ([layers[0]], [layers[1]], layers)]  # type: ignore[list-item]
+    layers[1].weights, layers[1].bases = {"v": layers[1].weight}, {"v": layers[1].basis}
+    for _ in range(4):
+        for layer in layers:
+            layer.draw()
+        *one_by_one, both = (meter.energies() for meter in meters)
+    for each in one_by_one:
+        squares = (each.agreed_inside**2, each.agreed**2, each.agreed_inside * each.agreed)
+        assert each[4:] == pytest.approx(squares, rel=1e-5)
+    assert both == pytest.approx([sum(pair) for pair in zip(*one_by_one, strict=True)], rel=1e-5)

@@ -120,6 +120,8 @@ def test_the_estimated_time_to_a_loss_comes_first() -> None:
     ]
     line, *_ = report(**SPEED, steps_factor=1.15, time_to_loss=0.92, kappa_error=0.034)
     assert "a step takes 0.80 +- 0.03 of the time, and about" in line
+    line, *_ = report(**SPEED, steps_factor=1.15, time_to_loss=0.92, steps_factor_error=0.021)
+    assert line.endswith("1.15 +- 0.02 times as many are needed")
 
 
 def test_utilization_stands_with_its_peak() -> None:

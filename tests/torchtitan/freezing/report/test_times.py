@@ -58,9 +58,13 @@ def controller(
         planner=SimpleNamespace(failure=failure),
         plans=plans,
         active_plan=SimpleNamespace(
-            switched_off=switched_off, predicts_for="4 ranks that share 2 cores"
+            switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
         ),
-        bounds=None if plan is None else SimpleNamespace(interval_factor=1.25),
+        bounds=(
+            None
+            if plan is None
+            else SimpleNamespace(interval_factor=1.25, captured_mean_error=None)
+        ),
     )
 
 
