@@ -135,10 +135,13 @@ def solve_from_times(
     return solve_from_bounds(*bounds_from_times(ranks, declared, choices.n_processors), choices)
 
 
-def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float, float | None]:
+def _captured(
+    energies: Sequence[Sequence[float]], n_ranks: int
+) -> tuple[float, float, float | None]:
     """Return what subspaces hold of the gradients' energy, of the mean gradient, and its error.
 
-    The error is the standard one of a ratio of sums, of weights that know nothing of each other.
+    The error is the standard one of a ratio of sums, of weights that know nothing of each other;
+    replicas of a pipeline's ``n_ranks`` tell of the same weights.
     """
     inside, whole, agreed_inside, agreed, *squares = np.sum(energies, axis=0).tolist()
     captured = inside / whole if whole > 0.0 else 0.0
@@ -147,7 +150,8 @@ def _captured(energies: Sequence[Sequence[float]]) -> tuple[float, float, float 
         return captured, captured, None
     inside_2, agreed_2, product = squares
     residual = inside_2 - 2.0 * mean * product + mean**2 * agreed_2
-    return captured, mean, math.sqrt(max(residual, 0.0)) / agreed
+    n_replicas = max(1.0, len(energies) / n_ranks)
+    return captured, mean, math.sqrt(max(n_replicas * residual, 0.0)) / agreed
 
 
 def steps_error(dag: PipelineDag, plan: FreezePlan, bounds: DurationBounds) -> float | None:
@@ -252,7 +256,9 @@ def bounds_from_times(
     factor = interval_factor(monitored.missed_by(bounds))
     if factor is not None:
         factor *= monitored.with_doubled_messages(bounds)
-    captured, captured_mean, captured_mean_error = _captured([each.energies for each in ranks])
+    captured, captured_mean, captured_mean_error = _captured(
+        [each.energies for each in ranks], order.n_ranks
+    )
     return order, replace(
         bounds,
         outside_ms=min(

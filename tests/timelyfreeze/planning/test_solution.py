@@ -127,6 +127,8 @@ def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     # Two weights, which agree on 2 of 2 and on 1 of 2.
     error = math.hypot(2.0 - 0.75 * 2.0, 1.0 - 0.75 * 2.0) / 4.0
     assert bounds.captured_mean_error == pytest.approx(error)
+    replicas = solve_from_times([*ranks, *ranks], ORDER, SolverChoices(0.5)).bounds
+    assert replicas.captured_mean_error == pytest.approx(error)
     low, high = (
         steps_factor(solution.dag, solution.plan.ratios, 0.9, 0.75 + sign * error)
         for sign in (1, -1)

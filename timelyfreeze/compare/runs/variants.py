@@ -129,10 +129,7 @@ def read_value(text: str) -> Any:
 
 
 def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
-    """Tell whether steps, however many, of two runs have other things to do, where known.
-
-    Or count it otherwise.
-    """
+    """Tell whether steps, however many, of two runs do or count other things, where known."""
     return any(
         key in other and other[key] != value
         for key, value in one.items()

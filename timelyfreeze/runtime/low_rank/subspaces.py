@@ -91,7 +91,7 @@ class Subspaces:
                     found.append(torch.cat([energies(layers.bases[name], weight.grad), agreed]))
         if not found:
             return Energies()
-        of_weights = torch.stack(found)
+        of_weights = torch.stack(found).double()  # whose squares may be small
         inside, whole = of_weights[:, 2], of_weights[:, 3]
         squares = torch.stack([inside @ inside, whole @ whole, inside @ whole])
         return Energies(*torch.cat([of_weights.sum(dim=0), squares]).tolist())  # one wait for all
