@@ -32,6 +32,7 @@ from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
+from timelyfreeze.records.convergence import UNFROZEN_PHASES
 from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -90,6 +91,7 @@ class FreezeController:
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
         self._subspaces = subspaces or Subspaces((), settings.seed)
+        self._turning: list[tuple[Any, Any]] = []  # marks of this step
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
@@ -153,6 +155,13 @@ class FreezeController:
         if self.planner.is_solving:
             return "it is still being solved"
         return self.planner.failure or "the run did not pass through the monitoring steps"
+
+    def turning_ms(self) -> float:
+        """Return what subspaces took of the current step, in phases that freeze nothing; waits."""
+        clock = self._recorder.clock
+        for _, end in self._turning:
+            clock.wait(end)
+        return sum(clock.elapsed_ms(*span) for span in self._turning)
 
     @property
     def phase(self) -> Phase:
@@ -219,6 +228,7 @@ class FreezeController:
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
         self._subspaces.begin_step(step, phases.last_warmup_step)
+        self._turning.clear()
         if self.checks is None:
             return
         if self.phase is not Phase.OFF:
@@ -259,9 +269,12 @@ class FreezeController:
         measures = self._subspaces.prepares or (
             self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
         )
+        began = self._recorder.clock.mark()
         if self.plans and measures and self._batch_index == 0:
             self.planner.measured.energies = self._subspaces.energies()
         self._subspaces.end_batch(self._batch_index)
+        if self._subspaces.layers and self.phase in UNFROZEN_PHASES:
+            self._turning.append((began, self._recorder.clock.mark()))
         self._updates.add_batch(frozen)
         self._log.add_masks(frozen)
         is_cold = self._batches_in_phase < self.settings.discard_batches

@@ -106,6 +106,12 @@ class TimedStep:
     phase: Phase | None  # None without freezing
     ms: float
     n_tokens: float = 0.0
+    turning_ms: float = 0.0  # of these, what subspaces took, which a run without freezing has not
+
+    @property
+    def plain_ms(self) -> float:
+        """What the step would have taken without freezing, if it froze nothing."""
+        return self.ms - self.turning_ms if self.phase in UNFROZEN_PHASES else self.ms
 
 
 class StepLog:
@@ -170,7 +176,7 @@ class StepLog:
     def kappa_error(self) -> float | None:
         """Return the standard error of kappa, as :func:`kappa_error` has it."""
         before, after = self.unfrozen(), self.last(Phase.STABLE)
-        return kappa_error([step.ms for step in before], [step.ms for step in after])
+        return kappa_error([step.plain_ms for step in before], [step.ms for step in after])
 
     def medians_ms(self) -> list[float | None]:
         """Return the median step of each pipeline, without its first ones."""
@@ -190,5 +196,5 @@ def _warm(
 
 
 def median_ms(steps: Sequence[TimedStep]) -> float | None:
-    """Return the median time of steps; None if there are none."""
-    return statistics.median(step.ms for step in steps) if steps else None
+    """Return the median time of steps, without turns where none is frozen; None without steps."""
+    return statistics.median(step.plain_ms for step in steps) if steps else None

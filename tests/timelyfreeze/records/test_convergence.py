@@ -95,6 +95,17 @@ def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:
     assert steps.kappa_since(Phase.STABLE) is None
 
 
+def test_what_subspaces_take_is_no_part_of_an_unfrozen_step() -> None:
+    steps = StepLog()
+    for phase, turning_ms in ((Phase.WARMUP, 30.0), (Phase.UPPER_BOUND, 10.0), (Phase.STABLE, 5.0)):
+        for _ in range(5):
+            steps.add(TimedStep(phase, 100.0 + turning_ms, 1.0, turning_ms))
+    summary = steps.summed_up(freezes=True)
+    assert (summary["step_ms_unfrozen"], summary["step_ms"]) == (100.0, 105.0)
+    assert steps.kappa_error() == 0.0
+    assert steps.kappa_since(Phase.STABLE) == 1.05
+
+
 def test_kappa_of_a_later_pipeline_is_over_unfrozen_steps_of_the_first() -> None:
     steps = StepLog()
     steps.begin_pipeline()  # nothing was measured before

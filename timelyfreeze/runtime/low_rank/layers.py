@@ -23,7 +23,7 @@ class LowRankLayers:
 
     One thread runs one action of a stage at a time, so layers read here what the stage has set.
     Sums are float32, over the frozen microbatches of a batch. ``turned_in`` makes what their
-    subspaces are turned in, once a step, so that the time of it can be told. ``without_chain`` are
+    subspaces are turned and measured in, so that the time of it can be told. ``without_chain`` are
     weights of layers whose input needs no gradient, so that no gradient of their output comes by:
     they stay exact. Inside a compiled block nothing is read here: a graph is to serve all blocks
     that are alike, so it knows a layer's tensors alone (see ``LowRankLinear._compiled``).

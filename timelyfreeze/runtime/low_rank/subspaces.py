@@ -52,7 +52,7 @@ class Subspaces:
     """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps."""
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
-        self._layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
+        self.layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
         self._is_measured = False
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
         # Of each weight: inner products inside and in all, faded.
@@ -84,11 +84,13 @@ class Subspaces:
         """
         self._is_measured = True
         found: list[Tensor] = []
-        for layers in self._layers:
-            for name, weight in layers.weights.items():
-                if weight.grad is not None:
-                    agreed = self._agree(name, layers.bases[name], weight.grad)
-                    found.append(torch.cat([energies(layers.bases[name], weight.grad), agreed]))
+        for layers in self.layers:
+            with layers.turned_in():
+                for name, weight in layers.weights.items():
+                    if weight.grad is not None:
+                        basis = layers.bases[name]
+                        agreed = self._agree(name, basis, weight.grad)
+                        found.append(torch.cat([energies(basis, weight.grad), agreed]))
         if not found:
             return Energies()
         of_weights = torch.stack(found).double()  # whose squares may be small
@@ -120,7 +122,7 @@ class Subspaces:
 
     def end_batch(self, index: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
-        for layers in self._layers if index == 0 else ():
+        for layers in self.layers if index == 0 else ():
             with layers.turned_in():
                 for name, weight in layers.weights.items():
                     for place in range(0 if weight.grad is None else self._n_turns(name)):
@@ -136,7 +138,7 @@ class Subspaces:
     def tensors(self) -> dict[str, Tensor]:
         """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0."""
         kept: dict[str, Tensor] = {}
-        for name, basis in [pair for layers in self._layers for pair in layers.bases.items()]:
+        for name, basis in [pair for layers in self.layers for pair in layers.bases.items()]:
             nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
             sketch, former = self._former.get(name, nothing)
             agreed = self._agreed.get(name, basis.new_zeros(2))
@@ -147,7 +149,7 @@ class Subspaces:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`tensors` returned."""
-        for layers in self._layers:
+        for layers in self.layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
             for name in layers.weights:
                 self._former[name] = saved[f"sketch.{name}"], saved[f"former.{name}"]

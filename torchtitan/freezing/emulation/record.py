@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
@@ -17,12 +17,21 @@ from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
 
+class _Marks(NamedTuple):
+    """From when to when a rank had something to do."""
+
+    rank: int
+    start: Any
+    end: Any
+    turns: bool = False
+
+
 class OptimizerClock:
     """Times the optimizers of stages that learn, on ``ranks``, which step theirs all at once."""
 
     def __init__(self, optimizers: Sequence[Optimizer], ranks: Sequence[int], clock: Clock) -> None:
         self.clock = clock
-        self._marks: list[tuple[int, Any, Any]] = []
+        self._marks: list[_Marks] = []
         self._began: Any = None
         for optimizer, rank in zip(optimizers, ranks, strict=True):
             optimizer.register_step_pre_hook(self._begin)
@@ -32,30 +41,39 @@ class OptimizerClock:
         self._began = self.clock.mark()
 
     def _end(self, rank: int, *_: Any) -> None:
-        self._marks.append((rank, self._began, self.clock.mark()))
+        self._marks.append(_Marks(rank, self._began, self.clock.mark()))
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
-        """Count what runs inside as part of the optimizer of a rank."""
+        """Count what runs inside, turns of subspaces, as part of the optimizer of a rank."""
         began = self.clock.mark()
         yield
-        self._marks.append((rank, began, self.clock.mark()))
+        self._marks.append(_Marks(rank, began, self.clock.mark(), turns=True))
 
-    def take_marks(self) -> list[tuple[int, Any, Any]]:
+    def take_marks(self) -> list[_Marks]:
         """Return the marks since the last call, for ``waited_ms``."""
         marks, self._marks = self._marks, []
         return marks
 
-    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]] | None = None) -> float:
+    def waited_ms(self, marks: Sequence[_Marks] | None = None) -> float:
         """Return how much longer the optimizers took one by one than the slowest rank's alone.
 
         Without ``marks`` in the step at hand, whose marks have not been taken yet.
         """
+        by_rank = self._by_rank(self._marks if marks is None else marks)
+        return sum(by_rank) - max(by_rank, default=0.0)
+
+    def turning_ms(self, marks: Sequence[_Marks]) -> float:
+        """Return how much longer the slowest rank took because subspaces were turned."""
+        without = self._by_rank([each for each in marks if not each.turns])
+        return max(self._by_rank(marks), default=0.0) - max(without, default=0.0)
+
+    def _by_rank(self, marks: Sequence[_Marks]) -> list[float]:
         by_rank: dict[int, float] = {}
-        for rank, start, end in self._marks if marks is None else marks:
+        for rank, start, end, _ in marks:
             self.clock.wait(end)
             by_rank[rank] = by_rank.get(rank, 0.0) + self.clock.elapsed_ms(start, end)
-        return sum(by_rank.values()) - max(by_rank.values(), default=0.0)
+        return list(by_rank.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +136,8 @@ class EmulationRecord:
             # The slowest replica's; they take turns.
             replicas = [mine[i :: self.n_replicas] for i in range(self.n_replicas)]
             virtual_ms = outside_ms + max(sum(b.virtual_ms for b in turn) for turn in replicas)
-            step = EmulatedStep(phase, virtual_ms, n_tokens, batches=mine)
+            turning_ms = self.optimizers.turning_ms(marks)
+            step = EmulatedStep(phase, virtual_ms, n_tokens, turning_ms, batches=mine)
             for steps in (self._not_shown, self._not_taken):
                 steps.append(step)
             self.steps.add(step)

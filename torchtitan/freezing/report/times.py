@@ -45,7 +45,10 @@ class StepTimes(RunPart):
         self.run.steps.begin_pipeline()
 
     def end_step(self, ended: EndedStep) -> None:
-        self.run.steps.add(TimedStep(ended.phase, 1e3 * ended.seconds, ended.of_device))
+        controller = self.run.controller
+        turning_ms = 0.0 if controller is None else controller.turning_ms()
+        ms = 1e3 * ended.seconds
+        self.run.steps.add(TimedStep(ended.phase, ms, ended.of_device, turning_ms))
         self._last_step = ended.step
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:

@@ -201,3 +201,20 @@ def test_a_run_too_short_to_measure_says_nothing() -> None:
     summary = run.record.summarize(freezes=False)
     assert summary.pop("emulated_ranks") == 2
     assert set(summary.values()) == {None}
+
+
+def test_turns_count_as_those_of_the_slowest_rank_and_not_where_nothing_is_frozen() -> None:
+    run = Run(optimizers_ms=(3.0, 5.0))
+    for phase in (Phase.UPPER_BOUND, Phase.STABLE):
+        for _ in range(SKIPPED_STEPS + 1):
+            run.batches((40.0, 100.0))
+            for rank, ms in enumerate((20.0, 10.0)):
+                with run.record.optimizers.of_rank(rank):
+                    run.clock.now_ms += ms
+            # 150 ms in all: 100 of a batch, 30 of turns, 8 of optimizers, 12 of others.
+            run.clock.now_ms -= 30.0
+            run.end_step(0.15, phase)
+    summary = run.record.summarize(freezes=True)
+    # 23 ms of the first rank, 15 of the second; without turns 3 and 5.
+    assert summary["virtual_step_ms"] == pytest.approx(40.0 + 12.0 + 23.0)
+    assert summary["virtual_step_ms_unfrozen"] == pytest.approx(40.0 + 12.0 + 5.0)

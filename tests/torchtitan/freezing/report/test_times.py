@@ -57,6 +57,7 @@ def controller(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
         plans=plans,
+        turning_ms=lambda: 0.0,
         active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
         ),
