@@ -9,6 +9,7 @@ import pytest
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import (
     PHASES,
+    HandClock,
     Ranks,
     StubStage,
     linear_ms,
@@ -339,6 +340,33 @@ def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() 
         for controller in ranks.controllers:
             assert controller.bounds is not None
             assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
+
+
+class SlowSubspaces:
+    """Takes 7 ms for each batch of a layer."""
+
+    layers, prepares, knows_energies = ("layer",), False, True
+
+    def __init__(self, clock: HandClock) -> None:
+        self._clock = clock
+
+    def begin_step(self, step: int, last_warmup_step: int) -> None:
+        """Have nothing to do."""
+
+    def end_batch(self, index: int) -> None:
+        self._clock.now_ms += 7.0
+
+
+def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
+    ranks, told = Ranks(ORDER), {}
+    for controller, clock in zip(ranks.controllers, ranks.clocks, strict=True):
+        controller._subspaces = SlowSubspaces(clock)  # type: ignore[assignment]
+    for step in range(1, 13):
+        ranks.run(step, step)
+        controller = ranks.controllers[0]
+        told.setdefault(controller.phase, set()).add(controller.turning_ms())
+    assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0 * ranks.batches_per_step}
+    assert told[Phase.LOWER_BOUND] == told[Phase.STABLE] == {0.0}
 
 
 def test_a_run_that_begins_after_monitoring_says_why_nothing_is_frozen(
