@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,6 @@ class Turns:
 def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
     """Let two trainers take turns and describe the difference."""
     controller, n_steps, median = after.controller, task["steps"], statistics.median
-    overhead = Overhead(controller) if controller is not None else None
     if controller is not None:
         controller.collect()
     ratios = []
@@ -107,8 +106,7 @@ def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]
     row["before, ms/step"] = round(median(before.step_ms), 1)
     row["after, ms/step"] = round(median(after.step_ms), 1)
     row["tokens/s ratio (min..max)"] = f"{ratio:.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
-    row["ratios"] = ratios
-    if controller is None or overhead is None:
+    if controller is None:
         return row
     metrics = controller.collect()
     batch_ms = median(ms for values in metrics.batch_ms.values() for ms in values)
@@ -117,7 +115,6 @@ def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]
     if controller.plans:
         row |= describe_plan(controller.plan, batch_ms, ratio)
     row["ratios applied"] = _two_digits(metrics.applied_stage_ratios.values())
-    row["overhead"] = f"{100 * overhead.ms / overhead.n_steps / median(after.step_ms):.2f}%"
     return row
 
 
@@ -135,54 +132,6 @@ def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
         "upper bound": f"{100 * plan.upper_bound_gain:+.1f}%",
         "mean ratios": _two_digits(plan.stage_mean_ratios().values()),
     }
-
-
-class Overhead:
-    """Adds up the time that the controller, its masks and its clocks take inside steps.
-
-    A clock around an action is too short to be timed each time; what one costs is measured
-    beforehand and counted.
-    """
-
-    def __init__(self, controller: Any) -> None:
-        """Wrap the controller's methods in clocks."""
-        self.ms, self.n_steps = 0.0, 0
-        for name in ("begin_step", "end_step", "_masks"):
-            setattr(controller, name, self._timed(getattr(controller, name), name))
-        self._clock_ms = _clock_cost_ms(controller._recorder)
-        measure = controller._recorder.measure
-
-        def counted(action: Any) -> Any:
-            self.ms += self._clock_ms
-            return measure(action)
-
-        controller._recorder.measure = counted
-
-    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.ms += 1e3 * (time.perf_counter() - started)
-                self.n_steps += name == "begin_step"
-
-        return timed
-
-
-def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
-    """Return what it costs to measure one action."""
-    from timelyfreeze.runtime import ActionRecorder
-    from timelyfreeze.schedule import parse_action
-
-    copy = ActionRecorder(recorder.clock)
-    action = parse_action("0F0")
-    with copy.recorded_batch():
-        started = time.perf_counter()
-        for _ in range(repeats):
-            with copy.measure(action):
-                pass
-        return 1e3 * (time.perf_counter() - started) / repeats
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from processes import machine
+from gain import machine
 from torch import Tensor, nn
 
 from timelyfreeze.files import markdown_table

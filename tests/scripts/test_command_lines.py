@@ -73,7 +73,6 @@ COMMANDS = {
             "--blocks": COUNT,
             "--steps": COUNT,
             "--config": (["train_configs/tiny_8m.toml"], ["/no/such", ".", "x" * 5000]),
-            "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
     "soak": Command(

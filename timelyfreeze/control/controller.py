@@ -91,7 +91,7 @@ class FreezeController:
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
         self._subspaces = subspaces or Subspaces((), settings.seed)
-        self._turning: list[tuple[Any, Any]] = []  # marks of this step
+        self._turning: tuple[Any, Any] | None = None  # marks of this step
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
@@ -158,10 +158,10 @@ class FreezeController:
 
     def turning_ms(self) -> float:
         """Return what subspaces took of the current step, in phases that freeze nothing; waits."""
-        clock = self._recorder.clock
-        for _, end in self._turning:
-            clock.wait(end)
-        return sum(clock.elapsed_ms(*span) for span in self._turning)
+        if self._turning is None:
+            return 0.0
+        self._recorder.clock.wait(self._turning[1])
+        return self._recorder.clock.elapsed_ms(*self._turning)
 
     @property
     def phase(self) -> Phase:
@@ -228,7 +228,7 @@ class FreezeController:
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
         self._subspaces.begin_step(step, phases.last_warmup_step)
-        self._turning.clear()
+        self._turning = None
         if self.checks is None:
             return
         if self.phase is not Phase.OFF:
@@ -269,12 +269,12 @@ class FreezeController:
         measures = self._subspaces.prepares or (
             self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
         )
-        began = self._recorder.clock.mark()
-        if self.plans and measures and self._batch_index == 0:
+        is_first, began = self._batch_index == 0, self._recorder.clock.mark()
+        if self.plans and measures and is_first:
             self.planner.measured.energies = self._subspaces.energies()
         self._subspaces.end_batch(self._batch_index)
-        if self._subspaces.layers and self.phase in UNFROZEN_PHASES:
-            self._turning.append((began, self._recorder.clock.mark()))
+        if self._subspaces.layers and self.phase in UNFROZEN_PHASES and is_first:
+            self._turning = began, self._recorder.clock.mark()
         self._updates.add_batch(frozen)
         self._log.add_masks(frozen)
         is_cold = self._batches_in_phase < self.settings.discard_batches

@@ -1,6 +1,7 @@
 import statistics
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -342,30 +343,23 @@ def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() 
             assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
 
 
-class SlowSubspaces:
-    """Takes 7 ms for each batch of a layer."""
+def slow_subspaces(clock: HandClock) -> Any:
+    def end_batch(index: int) -> None:
+        clock.now_ms += 7.0 if index == 0 else 0.0
 
-    layers, prepares, knows_energies = ("layer",), False, True
-
-    def __init__(self, clock: HandClock) -> None:
-        self._clock = clock
-
-    def begin_step(self, step: int, last_warmup_step: int) -> None:
-        """Have nothing to do."""
-
-    def end_batch(self, index: int) -> None:
-        self._clock.now_ms += 7.0
+    told = {"layers": ("layer",), "prepares": False, "knows_energies": True}
+    return SimpleNamespace(begin_step=lambda *steps: None, end_batch=end_batch, **told)
 
 
 def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
     ranks, told = Ranks(ORDER), {}
     for controller, clock in zip(ranks.controllers, ranks.clocks, strict=True):
-        controller._subspaces = SlowSubspaces(clock)  # type: ignore[assignment]
+        controller._subspaces = slow_subspaces(clock)
     for step in range(1, 13):
         ranks.run(step, step)
         controller = ranks.controllers[0]
         told.setdefault(controller.phase, set()).add(controller.turning_ms())
-    assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0 * ranks.batches_per_step}
+    assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0}
     assert told[Phase.LOWER_BOUND] == told[Phase.STABLE] == {0.0}
 
 

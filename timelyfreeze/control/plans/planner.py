@@ -323,7 +323,7 @@ class Measured:
         self.outside_ms: list[float] = []
         # what the last exact gradients had inside of subspaces, and in all; and what those so far
         # agreed on (``runtime.low_rank.Energies``)
-        self.energies: tuple[float, ...] = (0.0,) * 7
+        self.energies = RankTimes.energies
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""

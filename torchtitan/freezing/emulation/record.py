@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -16,14 +16,8 @@ from timelyfreeze.records.convergence import StepLog, TimedStep
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
-
-class _Marks(NamedTuple):
-    """From when to when a rank had something to do."""
-
-    rank: int
-    start: Any
-    end: Any
-    turns: bool = False
+# A rank, from when to when it had something to do, and whether that were turns of subspaces.
+_Work = tuple[int, Any, Any, bool]
 
 
 class OptimizerClock:
@@ -31,7 +25,7 @@ class OptimizerClock:
 
     def __init__(self, optimizers: Sequence[Optimizer], ranks: Sequence[int], clock: Clock) -> None:
         self.clock = clock
-        self._marks: list[_Marks] = []
+        self._marks: list[_Work] = []
         self._began: Any = None
         for optimizer, rank in zip(optimizers, ranks, strict=True):
             optimizer.register_step_pre_hook(self._begin)
@@ -41,21 +35,21 @@ class OptimizerClock:
         self._began = self.clock.mark()
 
     def _end(self, rank: int, *_: Any) -> None:
-        self._marks.append(_Marks(rank, self._began, self.clock.mark()))
+        self._marks.append((rank, self._began, self.clock.mark(), False))
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
         """Count what runs inside, turns of subspaces, as part of the optimizer of a rank."""
         began = self.clock.mark()
         yield
-        self._marks.append(_Marks(rank, began, self.clock.mark(), turns=True))
+        self._marks.append((rank, began, self.clock.mark(), True))
 
-    def take_marks(self) -> list[_Marks]:
+    def take_marks(self) -> list[_Work]:
         """Return the marks since the last call, for ``waited_ms``."""
         marks, self._marks = self._marks, []
         return marks
 
-    def waited_ms(self, marks: Sequence[_Marks] | None = None) -> float:
+    def waited_ms(self, marks: Sequence[_Work] | None = None) -> float:
         """Return how much longer the optimizers took one by one than the slowest rank's alone.
 
         Without ``marks`` in the step at hand, whose marks have not been taken yet.
@@ -63,12 +57,12 @@ class OptimizerClock:
         by_rank = self._by_rank(self._marks if marks is None else marks)
         return sum(by_rank) - max(by_rank, default=0.0)
 
-    def turning_ms(self, marks: Sequence[_Marks]) -> float:
+    def turning_ms(self, marks: Sequence[_Work]) -> float:
         """Return how much longer the slowest rank took because subspaces were turned."""
-        without = self._by_rank([each for each in marks if not each.turns])
+        without = self._by_rank([work for work in marks if not work[3]])
         return max(self._by_rank(marks), default=0.0) - max(without, default=0.0)
 
-    def _by_rank(self, marks: Sequence[_Marks]) -> list[float]:
+    def _by_rank(self, marks: Sequence[_Work]) -> list[float]:
         by_rank: dict[int, float] = {}
         for rank, start, end, _ in marks:
             self.clock.wait(end)

@@ -47,12 +47,9 @@ def make_plan() -> FreezePlan:
 
 
 def controller(
-    plan: FreezePlan | None,
-    failure: str | None = None,
-    *,
-    plans: bool = True,
+    plan: FreezePlan | None, failure: str | None = None, *, plans: bool = True,
     switched_off: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     return SimpleNamespace(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
@@ -61,11 +58,7 @@ def controller(
         active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
         ),
-        bounds=(
-            None
-            if plan is None
-            else SimpleNamespace(interval_factor=1.25, captured_mean_error=None)
-        ),
+        bounds=plan and SimpleNamespace(interval_factor=1.25, captured_mean_error=None),
     )
 
 
