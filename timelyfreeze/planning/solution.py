@@ -146,8 +146,9 @@ def _captured(
     inside, whole, agreed_inside, agreed, *squares = np.sum(energies, axis=0).tolist()
     captured = inside / whole if whole > 0.0 else 0.0
     mean = agreed_inside / agreed if agreed > 0.0 else -1.0
-    if not 0.0 <= mean <= 1.0:  # noise of the measurement
-        return captured, captured, None
+    is_known = 0.0 <= mean <= 1.0  # else noise of the measurement
+    if not is_known or not squares:  # which older checkpoints do not have
+        return captured, mean if is_known else captured, None
     inside_2, agreed_2, product = squares
     residual = inside_2 - 2.0 * mean * product + mean**2 * agreed_2
     n_replicas = max(1.0, len(energies) / n_ranks)

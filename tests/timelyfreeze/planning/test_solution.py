@@ -137,6 +137,9 @@ def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     assert steps_error(solution.dag, solution.plan, bounds) == pytest.approx((high - low) / 2)
     unknown = replace(bounds, captured_mean_error=None)
     assert steps_error(solution.dag, solution.plan, unknown) is None
+    older = [replace(each, energies=each.energies[:4]) for each in ranks]
+    found = solve_from_times(older, ORDER, SolverChoices(0.5)).bounds
+    assert (found.captured_mean, found.captured_mean_error) == (0.75, None)
     for agreed in ((-1.0, 2.0), (3.0, 2.0), (0.0, 0.0), (-2.0, -1.0)):
         noisy = [replace(ranks[0], energies=(2.0, 4.0, *agreed, 1.0, 1.0, 1.0)), rank(ROWS[1])]
         assert solve_from_times(noisy, ORDER, SolverChoices(0.5)).bounds.captured_mean == 0.5
