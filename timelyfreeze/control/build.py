@@ -53,7 +53,7 @@ def attach_clocks(
     per_tensor = False
     rank = seed = 0
     if settings is not None and settings.phases.measures:
-        rank, seed = settings.gradient_rank, settings.seed
+        rank, seed = max(settings.gradient_ranks), settings.seed
         per_tensor = settings.first_stage == PER_TENSOR and not rank
     for stage in stages:
         stage.attach(recorder, per_tensor=per_tensor, gradient_rank=rank, seed=seed)
@@ -126,7 +126,11 @@ def build_controller(
         energy=energy,
         outside=outside,
         cache=cache,
-        subspaces=Subspaces([s.low_rank for s in stages if s.low_rank is not None], settings.seed),
+        subspaces=Subspaces(
+            [stage.low_rank for stage in stages if stage.low_rank is not None],
+            settings.seed,
+            settings.gradient_ranks,
+        ),
         state=state,
     )
 

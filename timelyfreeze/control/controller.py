@@ -29,6 +29,7 @@ from timelyfreeze.control.collected import (
 from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
+from timelyfreeze.control.ranks import choose_rank
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
@@ -90,7 +91,7 @@ class FreezeController:
     ) -> None:
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
-        self._subspaces = subspaces or Subspaces((), settings.seed)
+        self._subspaces = subspaces or Subspaces((), settings.seed, (0,))
         self._turning: tuple[Any, Any] | None = None  # marks of this step
         self._stages = tuple(stages)
         units = units_of(stages)
@@ -155,6 +156,11 @@ class FreezeController:
         if self.planner.is_solving:
             return "it is still being solved"
         return self.planner.failure or "the run did not pass through the monitoring steps"
+
+    @property
+    def gradient_rank(self) -> int:
+        """In how many directions frozen weights learn; until the warm-up ends, at most."""
+        return self._subspaces.rank
 
     def turning_ms(self) -> float:
         """Return what subspaces took of the current step, in phases that freeze nothing; waits."""
@@ -301,6 +307,9 @@ class FreezeController:
                 self.planner.measured.outside_ms.append(outside_ms / self._batch_index)
             if self.planner.needs_times(self._step):
                 self._drain()
+            if self._step == self.phases.last_warmup_step:
+                choose_rank(self._subspaces, self._exchange)
+                self.planner.measured.energies = self._subspaces.measured[self.gradient_rank]
             plan = self.plan
             self.planner.end_step(self._step)
             if self.plan is not plan:
@@ -371,7 +380,7 @@ class FreezeController:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
         phases = self.phases
-        kept: dict[str, Any] = {"front": self.settled_front}
+        kept: dict[str, Any] = {"front": self.settled_front, "rank": self.gradient_rank}
         if phases.n_learned:
             kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
         return self._state.save(kept)
@@ -385,6 +394,8 @@ class FreezeController:
         state = self._state.read(state_dict, moves=self.moves)
         if "restarted" in state:
             self._begin_phases(self.phases.restarted(*state["restarted"]))
+        if (rank := state.get("rank")) in self._subspaces.ranks:
+            self._subspaces.keep(rank)
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

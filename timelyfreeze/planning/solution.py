@@ -105,12 +105,14 @@ def steps_factor(
     / sqrt(1 - r (1 - c)) as far as without freezing; V follows from that, and is never below 0.
     ``captured`` is c, ``captured_mean`` m, both in [0, 1].
     """
-    means = [
-        float(ratios[(dag.stages == stage) & dag.freezable].mean()) for stage in range(dag.n_stages)
-    ]
+    means = [ratios[(dag.stages == stage) & dag.freezable].mean() for stage in range(dag.n_stages)]
+    return factor_of_means(np.array(means), captured, captured_mean)
+
+
+def factor_of_means(means: NDArray[np.float64], captured: float, captured_mean: float) -> float:
+    """Return :func:`steps_factor` for the mean ratio of each stage."""
     energy, mean = (
-        1.0 - np.minimum((1.0 - part) * np.array(means), _MAX_RATIO)
-        for part in (captured, captured_mean)
+        1.0 - np.minimum((1.0 - part) * means, _MAX_RATIO) for part in (captured, captured_mean)
     )
     return math.sqrt(1.0 + float(np.maximum(energy / mean**2 - 1.0, 0.0).mean()))
 
@@ -135,20 +137,20 @@ def solve_from_times(
     return solve_from_bounds(*bounds_from_times(ranks, declared, choices.n_processors), choices)
 
 
-def _captured(
+def captured_parts(
     energies: Sequence[Sequence[float]], n_ranks: int
-) -> tuple[float, float, float | None]:
+) -> tuple[float, float | None, float | None]:
     """Return what subspaces hold of the gradients' energy, of the mean gradient, and its error.
 
-    The error is the standard one of a ratio of sums, of weights that know nothing of each other;
-    replicas of a pipeline's ``n_ranks`` tell of the same weights.
+    None is what is not known. The error is the standard one of a ratio of sums, of weights that
+    know nothing of each other; replicas of a pipeline's ``n_ranks`` tell of the same weights.
     """
     inside, whole, agreed_inside, agreed, *squares = np.sum(energies, axis=0).tolist()
     captured = inside / whole if whole > 0.0 else 0.0
     mean = agreed_inside / agreed if agreed > 0.0 else -1.0
     is_known = 0.0 <= mean <= 1.0  # else noise of the measurement
     if not is_known or not squares:  # which older checkpoints do not have
-        return captured, mean if is_known else captured, None
+        return captured, mean if is_known else None, None
     inside_2, agreed_2, product = squares
     residual = inside_2 - 2.0 * mean * product + mean**2 * agreed_2
     n_replicas = max(1.0, len(energies) / n_ranks)
@@ -257,7 +259,7 @@ def bounds_from_times(
     factor = interval_factor(monitored.missed_by(bounds))
     if factor is not None:
         factor *= monitored.with_doubled_messages(bounds)
-    captured, captured_mean, captured_mean_error = _captured(
+    captured, captured_mean, captured_mean_error = captured_parts(
         [each.energies for each in ranks], order.n_ranks
     )
     return order, replace(
@@ -267,7 +269,7 @@ def bounds_from_times(
         ),
         interval_factor=factor,
         captured=captured,
-        captured_mean=captured_mean,
+        captured_mean=captured if captured_mean is None else captured_mean,
         captured_mean_error=captured_mean_error,
     )
 

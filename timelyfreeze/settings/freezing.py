@@ -57,11 +57,12 @@ class FreezeSettings:
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md). The paper has 0.8."""
 
-    gradient_rank: int = 0
+    gradient_rank: int | list[int] = 0
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning; nothing but those weights is frozen (see docs/low_rank.md)."""
+    learning; nothing but those weights is frozen (see docs/low_rank.md). Of several, ascending, the
+    warm-up takes the one with which a loss is estimated to be reached soonest."""
 
     seed: Annotated[int, Within(0, 2**64, below=True)] = 42
     """Seed of the random choice of parameters or layers, and of adapters. The same masks come out
@@ -164,22 +165,33 @@ class FreezeSettings:
             )
 
     @property
+    def gradient_ranks(self) -> tuple[int, ...]:
+        """The ranks that the warm-up chooses from; one where the user has chosen."""
+        ranks = self.gradient_rank
+        return (ranks,) if isinstance(ranks, int) else tuple(ranks)
+
+    @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""
-        return first_stage_mode(self.first_stage, self.gradient_rank) == ALL_OR_NOTHING
+        return first_stage_mode(self.first_stage, max(self.gradient_ranks)) == ALL_OR_NOTHING
 
     @property
     def skips_input_grads(self) -> bool:
         """Whether backwards that nobody needs are left out."""
-        mode = first_stage_mode(self.first_stage, self.gradient_rank)
+        mode = first_stage_mode(self.first_stage, max(self.gradient_ranks))
         return skips_input_grads(mode, self.skip_input_grads)
 
 
-def rank_errors(gradient_rank: int) -> Iterator[str]:
+def rank_errors(gradient_rank: int | list[int]) -> Iterator[str]:
     """Yield what is wrong with the rank of gradients."""
-    name = key("gradient_rank")
-    if not isinstance(gradient_rank, int) or isinstance(gradient_rank, bool) or gradient_rank < 0:
-        yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
+    is_list = isinstance(gradient_rank, list)
+    ranks = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
+    are_numbers = all(isinstance(k, int) and not isinstance(k, bool) for k in ranks)
+    if not (ranks and are_numbers and ranks == sorted(set(ranks)) and ranks[0] >= int(is_list)):
+        yield (
+            f"{key('gradient_rank')} is {gradient_rank!r}; it must be a whole number, 0 or more, "
+            "or a list of some above 0, ascending"
+        )
 
 
 def first_stage_mode(first_stage: str, gradient_rank: int) -> str:

@@ -10,11 +10,11 @@ import torch
 from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import PHASES, STEPS
 
-RANK, CAP = 8, 0.75
+RANKS, CAP = [4, 8, 16], 0.75
 SHORT = ("1F1B", "ZBVZeroBubble")
 CASES = [pytest.param(s, marks=[] if s in SHORT else [pytest.mark.long]) for s in SCHEDULES]
-# Steps to resume after: warm-up, upper and lower bound, ramp.
-PLACES = (1, 3, 5, 8)
+# Steps to resume after: warm-up, the choice of a rank as it ends, lower bound, ramp.
+PLACES = (2, 3, 6, 9)
 STOPS = [
     pytest.param(s, p, marks=[] if s == "ZBVZeroBubble" else [pytest.mark.long])
     for s in SHORT
@@ -35,7 +35,10 @@ def scenario(name, schedule, *, emulated=True, **more):
         "checkpoint__no_last_save_model_only": None,
         "freezing__method": "timelyfreeze",
         **PHASES,
-        "freezing__gradient_rank": RANK,
+        "freezing__last_warmup_step": 3,
+        "freezing__last_monitor_step": 7,
+        "freezing__last_ramp_step": 10,
+        "freezing__gradient_rank": RANKS,
         "freezing__max_freeze_ratio": CAP,
         **(EMULATED if emulated else {}),
         **more,
@@ -79,14 +82,14 @@ def test_linear_weights_alone_are_frozen_and_all_learn_in_every_step(runs, sched
     assert all(map(math.isfinite, seen["losses"]))
     assert seen["losses"][-1] < seen["losses"][0]
     linear = {n for names in seen["names"].values() for n in names if is_linear(n)}
-    assert {3, 4}.isdisjoint(step for step, _, masks in seen["masks"] if masks)
-    for step in (5, 6):
+    assert {4, 5}.isdisjoint(step for step, _, masks in seen["masks"] if masks)
+    for step in (6, 7):
         assert all(names == linear for names in frozen_names(seen, step).values())
     assert 0.0 < max(seen["plan"].values()) <= 1.0
     assert set.union(*frozen_names(seen, STEPS).values()) <= linear
     assert all(gradient is not None for gradient in seen["gradients"].values())
     norms = dict(seen["grad_norms"])
-    assert all(norms[step] > 0.0 for step in (5, 6)), "monitoring learns too"
+    assert all(norms[step] > 0.0 for step in (6, 7)), "monitoring learns too"
 
 
 def is_linear(name):

@@ -71,7 +71,11 @@ def arguments(**settings):
     if merged.get("parallelism.pipeline_parallel_schedule") == "DualPipeV":
         # It needs a microbatch for each stage.
         merged |= {MICROBATCH: 1, **given}
-    return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
+    made = []
+    for key, value in merged.items():
+        several = map(str, value) if isinstance(value, list) else ()
+        made += [f"--{key}", *several] if value is None or several else [f"--{key}={value}"]
+    return made
 
 
 def run_scenarios(

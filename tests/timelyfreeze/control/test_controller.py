@@ -1,11 +1,11 @@
 import statistics
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import (
@@ -18,6 +18,7 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
 from timelyfreeze.schedule.order import (
     Action,
     ActionKind,
@@ -343,12 +344,13 @@ def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() 
             assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
 
 
-def slow_subspaces(clock: HandClock) -> Any:
+def slow_subspaces(clock: HandClock) -> Subspaces:
     def end_batch(index: int) -> None:
         clock.now_ms += 7.0 if index == 0 else 0.0
 
-    told = {"layers": ("layer",), "prepares": False, "knows_energies": True}
-    return SimpleNamespace(begin_step=lambda *steps: None, end_batch=end_batch, **told)
+    slow = Subspaces((), 0, (4,))
+    slow.layers, slow.end_batch = (LowRankLayers({}, nn.Module(), rank=4, seed=0),), end_batch
+    return slow
 
 
 def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:

@@ -37,7 +37,7 @@ class LowRankLayers:
         # gathered one instead
         self.weights: dict[str, Tensor] = {}
         self._layers: dict[str, nn.Linear] = {}
-        self.rank = rank
+        self._rank, self._first_rank = rank, rank
         for layer in module.modules():
             # A subclass, as for float8, may compute something else than x W^T.
             is_plain = type(layer).forward in (nn.Linear.forward, LowRankLinear.forward)
@@ -49,9 +49,7 @@ class LowRankLayers:
                 self.weights[name], self._layers[name] = layer.weight, layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self.weights.items()}
         self._compiled = _compiled_layers(module, rank)
-        for layer in self._compiled:
-            shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
-            layer.low_rank_leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
+        self.keep(rank)
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
@@ -61,6 +59,14 @@ class LowRankLayers:
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
 
+    def keep(self, rank: int) -> None:
+        """Keep the first ``rank`` directions of each subspace."""
+        self._rank = rank
+        self.bases = {name: basis[:, :rank].contiguous() for name, basis in self.bases.items()}
+        for layer in self._compiled:
+            shape = self.bases[layer.low_rank_name].shape[1], max(layer.weight.shape)
+            layer.low_rank_leaf = torch.zeros(shape, device=layer.weight.device, requires_grad=True)
+
     def leaves(self) -> list[Tensor]:
         """Return what a backward has to lead to, besides live tensors, in compiled blocks."""
         return [each.low_rank_leaf for each in self._compiled if each.low_rank_name in self.frozen]
@@ -68,14 +74,15 @@ class LowRankLayers:
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
         """Go on with the subspaces of a checkpoint, by name."""
         for name, basis in bases.items():
-            rank, saved = self.bases[name].shape[1], 0 if basis is None else basis.shape[1]
+            rank = min(self._first_rank, len(self.bases[name]))
+            saved = 0 if basis is None else basis.shape[1]
             if basis is None or saved != rank:
                 raise ValueError(
                     f"the checkpoint has a subspace of rank {saved} for {name}; this run has "
-                    f"{key('gradient_rank')} {self.rank}, which makes {rank} here; resume with the "
-                    f"rank that it was saved with"
+                    f"{key('gradient_rank')} {self._first_rank}, which makes {rank} here; resume "
+                    f"with the rank that it was saved with"
                 )
-            self.bases[name] = basis.to(self.bases[name])
+            self.bases[name] = basis[:, : self._rank].to(self.bases[name]).contiguous()
 
     # -- actions -----------------------------------------------------------------------------------
 

@@ -55,15 +55,19 @@ def next_basis(
     for _ in range(2):  # once more for what rounding left of the others
         tried -= kept @ (kept.t() @ tried)
     turned[:, -1:] = tried / tried.norm()
-    return torch.where(is_known, turned, basis)
+    return torch.where(is_known, turned, basis).contiguous()
 
 
 def energies(basis: Tensor, gradient: Tensor) -> Tensor:
-    """Return |G Q|^2, the energy of the gradient that lies in Q, and |G|^2; float32, shape [2]."""
+    """Return |G Q|^2 of each direction, the energy of the gradient there, and |G|^2; shape [k + 1].
+
+    Subspace iteration turns the first directions as if there were no others, so the first few of
+    them are the subspace of a lower rank.
+    """
     g = gradient.float()
     q = beside(basis, g)
-    inside = g @ q if is_of_inputs(gradient) else g.t() @ q
-    return torch.stack([whole(inside).square().sum(), whole(g.square().sum())])
+    inside = whole(g @ q if is_of_inputs(gradient) else g.t() @ q).square().sum(dim=0)
+    return torch.cat([inside, whole(g.square().sum())[None]])
 
 
 def beside(basis: Tensor, gradient: Tensor) -> Tensor:
@@ -94,4 +98,4 @@ def random_columns(n: int, k: int, seed: int, step: int, name: str, place: int =
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    return torch.linalg.qr(columns).Q
+    return torch.linalg.qr(columns).Q.contiguous()  # as one that was saved: sums round by strides

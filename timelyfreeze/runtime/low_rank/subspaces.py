@@ -8,12 +8,14 @@ for the next batch, S random with few rows: inner products of sketches are those
 on average. Notation is that of ``subspace``.
 """
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.subspace import (
@@ -36,7 +38,7 @@ _FADE = 0.9
 
 
 class Energies(NamedTuple):
-    """Sums over the linear weights of a process."""
+    """Sums over the linear weights of a process, for one rank."""
 
     inside: float = 0.0  # energy of a gradient in the subspaces
     whole: float = 0.0  # all of it
@@ -49,13 +51,19 @@ class Energies(NamedTuple):
 
 
 class Subspaces:
-    """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps."""
+    """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps.
 
-    def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
+    They begin with the highest of ``ranks``, ascending, of which :meth:`keep` takes one.
+    """
+
+    def __init__(self, layers: Sequence[LowRankLayers], seed: int, ranks: Sequence[int]) -> None:
         self.layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
+        self.ranks, self.rank = tuple(ranks), ranks[-1]
+        # of each rank, by the last exact gradients
+        self.measured = dict.fromkeys(self.ranks, Energies())
         self._is_measured = False
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
-        # Of each weight: inner products inside and in all, faded.
+        # Of each weight: inner products inside, for each rank, and in all, faded.
         self._agreed: dict[str, Tensor] = {}
         self._n_seen: dict[str, int] = {}  # how many gradients each had
 
@@ -76,6 +84,21 @@ class Subspaces:
         """Whether two gradients in a row were compared, with directions that are not random."""
         return any(n > 2 for n in self._n_seen.values())
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """What rank 1 multiplies for each token in all layers, and what exact products do."""
+        shapes = [w.shape for layers in self.layers for w in layers.weights.values()]
+        return float(sum(map(sum, shapes))), float(sum(map(math.prod, shapes)))
+
+    def keep(self, rank: int) -> None:
+        """Keep as many directions, the first ones, of each subspace."""
+        self.rank = rank
+        for layers in self.layers:
+            layers.keep(rank)
+        self._former = {name: (s, q[:, :rank]) for name, (s, q) in self._former.items()}
+        for agreed in self._agreed.values():
+            agreed[self.ranks.index(rank) : -1] = agreed[self.ranks.index(rank)].clone()
+
     def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
 
@@ -90,21 +113,32 @@ class Subspaces:
                     if weight.grad is not None:
                         basis = layers.bases[name]
                         agreed = self._agree(name, basis, weight.grad)
-                        found.append(torch.cat([energies(basis, weight.grad), agreed]))
+                        *inside, whole = energies(basis, weight.grad).split(1)
+                        found.append(torch.cat([self._of_ranks(torch.cat(inside)), whole, agreed]))
         if not found:
             return Energies()
-        of_weights = torch.stack(found).double()  # whose squares may be small
-        inside, whole = of_weights[:, 2], of_weights[:, 3]
-        squares = torch.stack([inside @ inside, whole @ whole, inside @ whole])
-        return Energies(*torch.cat([of_weights.sum(dim=0), squares]).tolist())  # one wait for all
+        # In double, since squares may be small; one wait for all.
+        energy, agreed = torch.stack(found).double().cpu().chunk(2, dim=1)
+        squares = agreed.t() @ agreed
+        for i, rank in enumerate(self.ranks):
+            sums = [energy[:, i], energy[:, -1], agreed[:, i], agreed[:, -1]]
+            of_squares = squares[i, i], squares[-1, -1], squares[i, -1]
+            self.measured[rank] = Energies(*(float(t.sum()) for t in (*sums, *of_squares)))
+        return self.measured[self.rank]
+
+    def _of_ranks(self, directions: Tensor) -> Tensor:
+        """Return the sum of what directions have over those of each rank, shape [ranks]."""
+        ends = [min(rank, len(directions)) - 1 for rank in self.ranks]
+        return directions.cumsum(dim=0)[ends]
 
     def _agree(self, name: str, basis: Tensor, gradient: Tensor) -> Tensor:
         """Return the inner products of a weight's gradients so far, inside and in all, faded."""
         sketch, n_seen = self._sketch(name, gradient), self._n_seen.get(name, 0)
-        agreed = _FADE * self._agreed.get(name, sketch.new_zeros(2))
+        agreed = _FADE * self._agreed.get(name, sketch.new_zeros(len(self.ranks) + 1))
         if name in self._former:
             former, q = self._former[name]
-            agreed += torch.stack([((sketch @ q) * (former @ q)).sum(), (sketch * former).sum()])
+            inside = self._of_ranks(((sketch @ q) * (former @ q)).sum(dim=0))
+            agreed += torch.cat([inside, (sketch * former).sum()[None]])
         # The first directions are random, and say nothing of those that follow.
         if n_seen > 0:
             self._former[name] = sketch, basis
@@ -136,13 +170,18 @@ class Subspaces:
         return 1 if (self._step + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0."""
+        """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0.
+
+        They have places for the highest rank, so that shapes follow from the settings alone.
+        """
         kept: dict[str, Tensor] = {}
         for name, basis in [pair for layers in self.layers for pair in layers.bases.items()]:
             nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
             sketch, former = self._former.get(name, nothing)
-            agreed = self._agreed.get(name, basis.new_zeros(2))
+            agreed = self._agreed.get(name, basis.new_zeros(len(self.ranks) + 1))
             seen = torch.cat([agreed, agreed.new_tensor([self._n_seen.get(name, 0)])])
+            gap = (0, min(self.ranks[-1], basis.shape[0]) - basis.shape[1])
+            basis, former = pad(basis, gap), pad(former, gap)
             found = {"basis": basis, "sketch": sketch, "former": former, "agreed": seen}
             kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
         return kept
@@ -152,7 +191,8 @@ class Subspaces:
         for layers in self.layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
             for name in layers.weights:
-                self._former[name] = saved[f"sketch.{name}"], saved[f"former.{name}"]
+                former = saved[f"former.{name}"][:, : self.rank]
+                self._former[name] = saved[f"sketch.{name}"], former
                 *agreed, n_seen = saved[f"agreed.{name}"].tolist()
                 self._agreed[name] = layers.bases[name].new_tensor(agreed)
                 self._n_seen[name] = int(n_seen)

@@ -26,7 +26,9 @@ from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
-WIDE, RANK_OF_WIDE = 512, 32  # what "auto" takes as freezing.gradient_rank
+# What "auto" takes as freezing.gradient_rank: of a text model this wide, ranks up to an eighth of
+# its width, or the usual one where the warm-up is too short to compare them.
+WIDE, RANKS, USUAL_RANK, STEPS_TO_COMPARE = 512, (16, 32, 64, 128), 32, 3
 _LINEAR, _GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
 
 
@@ -229,9 +231,8 @@ MEMORY = Feature(
 def with_rank(config: JobConfig) -> JobConfig:
     """Return ``config`` with the number that ``freezing.gradient_rank`` "auto" stands for.
 
-    It is 32 for text models at least 512 wide in runs where subspaces work, else 0. There a product
-    costs at most an eighth of the exact one, and SmolLM2, 576 wide, lost 0 to 2% of its learning;
-    in narrower layers turning subspaces costs what freezing saves (``docs/low_rank.md``).
+    Text models at least 512 wide choose between ranks in runs where subspaces work; others have 0,
+    since in narrower layers turning subspaces costs what freezing saves (``docs/low_rank.md``).
     """
     if config.freezing.gradient_rank != AUTO:
         return config
@@ -239,5 +240,9 @@ def with_rank(config: JobConfig) -> JobConfig:
         need.is_met(config) for need in SUBSPACES.needs
     )
     # Those of pictures have no such width.
-    is_wide = works and getattr(known_args(config), "dim", 0) >= WIDE
-    return with_values(config, {"freezing.gradient_rank": RANK_OF_WIDE if is_wide else 0})
+    width = getattr(known_args(config), "dim", 0) if works else 0
+    ranks: int | list[int] = 0
+    if width >= WIDE:
+        compares = config.freezing.last_warmup_step >= STEPS_TO_COMPARE
+        ranks = [rank for rank in RANKS if 8 * rank <= width] if compares else USUAL_RANK
+    return with_values(config, {"freezing.gradient_rank": ranks})

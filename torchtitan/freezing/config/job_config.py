@@ -81,7 +81,7 @@ class Freezing(FreezeSettings):
     otherwise by default; docs/method.md lists it. A run prints what it has set."""
 
     # a width is known here; the library has a number
-    gradient_rank: int | str = "auto"  # type: ignore[assignment]
+    gradient_rank: int | list[int] | str = "auto"  # type: ignore[assignment]
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the

@@ -121,8 +121,8 @@ def pipeline_metadata(
         schedule=parallelism.pipeline_parallel_schedule if has_name else None,
         ranks=order.n_ranks,
         processors=n_processors,
-        first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
-        gradient_rank=freezing.gradient_rank,
+        first_stage=first_stage_mode(freezing.first_stage, max(freezing.gradient_ranks)),
+        gradient_rank=max(freezing.gradient_ranks),
         skip_input_grads=freezing.skip_input_grads,
         layers=layers if len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)

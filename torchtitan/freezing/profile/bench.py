@@ -265,7 +265,7 @@ class Bench:
         lone = self._build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
-        rank = self.config.freezing.gradient_rank
+        rank = max(self.config.freezing.gradient_ranks)
         # Weights that still learn in a subspace need what the chain brings.
         modes = (PER_TENSOR,) if rank else (ALL_OR_NOTHING, PER_TENSOR)
         for mode in modes if is_first else (None,):
@@ -313,7 +313,7 @@ class Bench:
         hidden = torch.empty(*shape, self.model_args.dim, dtype=self._dtype, device=self._device)
         return LoneStage(
             part, tokens, labels, hidden, self._loss_fn,
-            is_first=is_first, is_last=is_last, gradient_rank=config.freezing.gradient_rank,
+            is_first=is_first, is_last=is_last, gradient_rank=max(config.freezing.gradient_ranks),
         )  # fmt: skip
 
     def _respond(

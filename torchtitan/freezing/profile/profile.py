@@ -182,7 +182,7 @@ def bounds_text(
 ) -> str:
     """Return the bounds file, with all that other pipelines are planned by."""
     freezing = job_config.freezing
-    first_stage = first_stage_mode(freezing.first_stage, freezing.gradient_rank)
+    first_stage = first_stage_mode(freezing.first_stage, max(freezing.gradient_ranks))
     dag, bounds = profile_bounds(profile, first_stage)
     sizes, (layer, fixed) = model_sizes(job_config), overheads or (None, None)
     of_run = pipeline_metadata(

@@ -72,6 +72,7 @@ class PipelineFiles(RunPart):
         n_processors, sizes = about["n_processors"], about["sizes"]()  # counted here alone
         order = controller.order
         notes = pipeline_metadata(run.config, order, run.n_layers, n_processors, sizes)
+        notes = replace(notes, gradient_rank=controller.gradient_rank)
         number_former(run.folder, ("bounds.json", "plan.json"))
         run.write("schedule.csv", order_to_csv(order))
         run.write("bounds.json", bounds_file_text(controller.active_plan.dag, bounds, notes))
@@ -279,9 +280,10 @@ def record(run: Run, tensorboard: RunTensorBoard | None, logger: BaseLogger) -> 
     """
     if run.is_shown and (told := preset_line(run.config)) is not None:
         titan_logger.info(told)
-    rank = run.config.freezing.gradient_rank
-    if run.is_shown and makes_plan(run.config.freezing.method) and rank != 0:
-        titan_logger.info(f"Frozen weights still learn, in {rank} directions each")
+    ranks = run.config.freezing.gradient_ranks
+    if run.is_shown and makes_plan(run.config.freezing.method) and ranks != (0,):
+        told = " or ".join(map(str, ranks))
+        titan_logger.info(f"Frozen weights still learn, in {told} directions each")
     run.write("settings.json", json.dumps(run.config.to_dict(), indent=2) + "\n")
     progress = Progress(run)
     parts: list[RunPart] = [

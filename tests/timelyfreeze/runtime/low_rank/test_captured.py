@@ -39,7 +39,7 @@ class Layer:
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
 def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> None:
     layer = Layer(*shape)
-    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
+    meter = Subspaces([layer], SEED, [RANK])  # type: ignore[list-item]
     of_mean, of_energy = [], []
     for _ in range(400):
         layer.draw()
@@ -55,7 +55,7 @@ def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> N
 
 def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> None:
     layer = Layer(60, 40)
-    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
+    meter = Subspaces([layer], SEED, [RANK])  # type: ignore[list-item]
 
     def agreed() -> float:
         layer.draw()
@@ -73,12 +73,12 @@ def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> No
 
 def test_a_meter_goes_on_from_a_checkpoint() -> None:
     layer = Layer(60, 40)
-    meter = Subspaces([layer], SEED)  # type: ignore[list-item]
+    meter = Subspaces([layer], SEED, [RANK])  # type: ignore[list-item]
     for _ in range(3):
         layer.draw()
         meter.energies()
     saved = meter.tensors()
-    other = Subspaces([layer], SEED)  # type: ignore[list-item]
+    other = Subspaces([layer], SEED, [RANK])  # type: ignore[list-item]
     assert {n: t.shape for n, t in other.tensors().items()} == {
         n: t.shape for n, t in saved.items()
     }
@@ -90,7 +90,7 @@ def test_a_meter_goes_on_from_a_checkpoint() -> None:
 
 def test_squares_and_products_are_those_of_weights() -> None:
     layers = [Layer(60, 40), Layer(40, 60)]
-    meters = [Subspaces(found, SEED) for found in ([layers[0]], [layers[1]], layers)]  # type: ignore[list-item]
+    meters = [Subspaces(found, SEED, [RANK]) for found in ([layers[0]], [layers[1]], layers)]  # type: ignore[list-item]
     layers[1].weights, layers[1].bases = {"v": layers[1].weight}, {"v": layers[1].basis}
     for _ in range(4):
         for layer in layers:

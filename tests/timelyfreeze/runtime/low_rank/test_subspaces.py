@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
 from timelyfreeze.runtime.low_rank.subspace import next_basis
 
-SEED, RANK = 7, 2
+SEED, RANKS = 7, (1, 2)
 
 
 class Run:
@@ -21,8 +21,8 @@ class Run:
         torch.manual_seed(0)
         self.module = nn.ModuleDict({"wide": nn.Linear(7, 4), "tall": nn.Linear(4, 7)})
         weights = {n: p for n, p in self.module.named_parameters() if n.endswith("weight")}
-        self.layers = LowRankLayers(weights, self.module, rank=RANK, seed=SEED)
-        self.subspaces = Subspaces([self.layers], SEED)
+        self.layers = LowRankLayers(weights, self.module, rank=RANKS[-1], seed=SEED)
+        self.subspaces = Subspaces([self.layers], SEED, RANKS)
 
     def begin(self, step: int, *, is_warm: bool) -> None:
         self.subspaces.begin_step(step, 0 if is_warm else step)
@@ -97,8 +97,9 @@ def test_turns_are_made_in_what_tells_their_time() -> None:
     assert seen == [True]
 
 
+@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("stopped_at", [1, 2, 3])
-def test_a_resumed_one_goes_on_to_the_last_bit(stopped_at: int) -> None:
+def test_a_resumed_one_goes_on_to_the_last_bit(stopped_at: int, rank: int) -> None:
     whole, resumed = Run(), Run()
     found: dict[int, Any] = {}
     for step in range(1, 5):
@@ -106,13 +107,45 @@ def test_a_resumed_one_goes_on_to_the_last_bit(stopped_at: int) -> None:
             run.begin(step, is_warm=step > 3)
             found.setdefault(step, []).append(run.subspaces.energies())
             run.subspaces.end_batch(0)
+            if step == 3:
+                run.subspaces.keep(rank)
         if step == stopped_at:
             saved = whole.subspaces.tensors()
-            assert saved.keys() == resumed.subspaces.tensors().keys()
+            shapes = {name: tensor.shape for name, tensor in resumed.subspaces.tensors().items()}
+            assert {name: tensor.shape for name, tensor in saved.items()} == shapes
+            if step == 3:
+                resumed.subspaces.keep(rank)
             resumed.subspaces.load(saved)
     assert found[4][0].agreed != 0.0
     assert all(len(set(both)) == 1 for both in found.values())
     assert all(torch.equal(resumed.layers.bases[n], q) for n, q in whole.layers.bases.items())
+
+
+def test_energies_are_those_of_the_first_directions_of_each_rank() -> None:
+    run = Run()
+    for step in range(1, 5):
+        run.begin(step, is_warm=False)
+        run.subspaces.energies()
+        bases = {name: basis.clone() for name, basis in run.layers.bases.items()}
+        run.subspaces.end_batch(0)
+    for rank in RANKS:
+        inside = 0.0
+        for name, weight in run.layers.weights.items():
+            q, g = bases[name][:, :rank].double(), weight.grad.double()
+            inside += float(((g @ q) if name == "tall.weight" else (g.t() @ q)).square().sum())
+        assert run.subspaces.measured[rank].inside == pytest.approx(inside, rel=1e-5)
+    few, many = (run.subspaces.measured[rank] for rank in RANKS)
+    assert (few.whole, few.agreed) == (many.whole, many.agreed)
+    assert few.agreed_inside != many.agreed_inside
+    run.subspaces.keep(RANKS[0])
+    run.begin(5, is_warm=True)
+    kept = run.subspaces.energies()
+    assert kept == run.subspaces.measured[RANKS[1]], "no more directions are left"
+    assert kept.agreed_inside != kept.agreed
+
+
+def test_shares_are_multiplications_for_each_token() -> None:
+    assert Run().subspaces.shares == (2 * (4 + 7), 2 * 4 * 7)
 
 
 def test_what_is_saved_goes_by_weight_since_each_rank_saves_its_own() -> None:

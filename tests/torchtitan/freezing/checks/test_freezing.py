@@ -142,17 +142,21 @@ def test_subspaces_belong_to_a_plan(method: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("rank", "changes"),
     [
-        (32, {"model__flavor": "SmolLM2-135M"}),
-        (32, {"model__flavor": "Llama-3-8B", "freezing__method": "timelyfreeze+apf"}),
+        ([16, 32, 64], {"model__flavor": "SmolLM2-135M"}),
+        (32, {"model__flavor": "SmolLM2-135M", "freezing__last_warmup_step": 2}),
+        (
+            [16, 32, 64, 128],
+            {"model__flavor": "Llama-3-8B", "freezing__method": "timelyfreeze+apf"},
+        ),
         (0, {"model__flavor": "8M"}),  # 256 wide
         (0, {"model__flavor": "SmolLM2-135M", "freezing__method": "apf"}),
         (0, {"model__flavor": "Llama-3-8B", "parallelism__tensor_parallel_degree": 2}),
-        (32, {"model__flavor": "Llama-3-8B", "compile__enable": True}),
+        ([16, 32, 64, 128], {"model__flavor": "Llama-3-8B", "compile__enable": True}),
         (0, {"model__name": "vit", "model__flavor": "4M"}),
         (0, {"model__flavor": "none of ours"}),
     ],
 )
-def test_the_rank_is_chosen_by_width_where_it_works(rank: int, changes: dict[str, Any]) -> None:
+def test_ranks_are_given_by_width_where_they_work(rank: Any, changes: dict[str, Any]) -> None:
     auto = config(freezing__gradient_rank="auto", **changes)
     assert with_rank(auto).freezing.gradient_rank == rank
     assert auto.freezing.gradient_rank == "auto"
