@@ -95,6 +95,7 @@ class RunSummary:
     real_batch_ms_unfrozen: float | None = None  # median batch as it ran on the one device
     real_batch_ms: float | None = metric(_MS)  # likewise
 
+    gradient_rank: int | None = None  # directions in which frozen weights learn; 0: in none
     planned_stage_ratios: Mapping[int, float] | None = None  # mean over a stage's backwards
     stage_ratios: Mapping[int, float] | None = None  # what the masks of the last step froze
     # mean of all masks over steps, actions and elements

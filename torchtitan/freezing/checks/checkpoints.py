@@ -202,7 +202,7 @@ _PACKED = ("data.packing", "data.chat_template", "training.seq_len")
 # A checkpoint brings them along with the state of the optimizer.
 _OPTIMIZER = ("name", "beta1", "beta2", "eps", "weight_decay", "implementation")
 # What times were measured under, and what a plan is for.
-_PLAN = (
+_PLAN = [
     "freezing.last_warmup_step",
     "freezing.last_monitor_step",
     "freezing.monitoring",
@@ -212,7 +212,7 @@ _PLAN = (
     "freezing.skip_input_grads",
     "parallelism.pipeline_parallel_schedule",
     "parallelism.pipeline_parallel_schedule_csv",
-)
+]
 
 _Changes = Mapping[str, tuple[Any, Any]]
 
@@ -253,8 +253,8 @@ def _bound_keys(
     freezing = ["freezing.method"]
     if method.policy is not None:
         freezing += [key for key in changes if key.startswith(f"freezing.{method.policy}.")]
-    if method.plans and _measured(config, folder, changes):
-        freezing += _PLAN
+    if method.plans:
+        freezing += ["freezing.gradient_rank"] + _PLAN * _measured(config, folder, changes)
     yield ("freezing",), freezing
 
 

@@ -229,7 +229,7 @@ MEMORY = Feature(
 
 
 def with_rank(config: JobConfig) -> JobConfig:
-    """Return ``config`` with the number that ``freezing.gradient_rank`` "auto" stands for.
+    """Return ``config`` with what ``freezing.gradient_rank`` "auto" stands for.
 
     Text models at least 512 wide choose between ranks in runs where subspaces work; others have 0,
     since in narrower layers turning subspaces costs what freezing saves (``docs/low_rank.md``).

@@ -121,7 +121,7 @@ _SETTINGS = (
 )  # fmt: skip
 _FREEZING_SETTINGS = (
     "method", "last_warmup_step", "last_monitor_step", "monitoring", "last_ramp_step",
-    "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
+    "max_freeze_ratio", "gradient_rank", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ _ALWAYS = (
     "training.seq_len", "optimizer.lr", "debug.seed", "emulation.enable",
 )  # fmt: skip
 _OF_PIPELINES = ("pipeline_parallel_degree", "pipeline_parallel_microbatch_size")
-_OF_PLANS = ("max_freeze_ratio", "monitoring", "skip_input_grads", "first_stage")
+_OF_PLANS = ("max_freeze_ratio", "gradient_rank", "monitoring", "skip_input_grads", "first_stage")
 
 
 def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:

@@ -205,6 +205,7 @@ FROZEN = {"freezing__method": "timelyfreeze+apf", "freezing__last_warmup_step": 
         ("freezing.method", "timelyfreeze+apf", "apf", '"freezing"'),
         ("freezing.last_warmup_step", 2, 7, '"freezing"'),
         ("freezing.max_freeze_ratio", "auto", 0.5, '"freezing"'),
+        ("freezing.gradient_rank", 0, [16, 32], '"freezing"'),
         ("parallelism.pipeline_parallel_schedule", "1F1B", "GPipe", '"freezing"'),
     ],
 )

@@ -65,8 +65,10 @@ def page_of(folder: Path, counts: list[FrozenCount] | None = None, **metrics: An
 
 
 def test_a_run_with_freezing(tmp_path: Path) -> None:
-    page = page_of(tmp_path, COUNTS, **MEASURED)
+    page = page_of(tmp_path, COUNTS, **MEASURED, gradient_rank=64)
     rows = rows_of(page)
+    assert rows["frozen weights learn in"] == "64 directions each"
+    assert rows["freezing.gradient_rank"] == "auto"
     assert page.startswith("# llama3 8M, 1F1B, timelyfreeze\n\n100 of 100 steps, begun 2026-11-21")
     assert rows["time to a loss, of that without freezing, estimated"] == "0.92"
     assert rows["steps to a loss, of those without freezing, estimated"] == "1.15"

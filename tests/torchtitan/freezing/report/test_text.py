@@ -62,6 +62,8 @@ def test_adapters_have_a_line_and_no_phases() -> None:
 def test_words_beside_numbers_say_what_is_in_them() -> None:
     planned = report(**SPEED, **PLAN, **APPLIED, counts_padding=False)
     included = "average freeze ratio     0.234 over all steps, those that measure included"
+    assert "frozen weights learn     in 64 directions each" in report(**SPEED, gradient_rank=64)
+    assert report(**SPEED, **PLAN, **APPLIED, gradient_rank=0) == report(**SPEED, **PLAN, **APPLIED)
     padding = "tokens                   without padding (report.count_padding)"
     assert {included, padding} <= set(planned)
     plain = report(method="apf", **SPEED, **APPLIED, counts_padding=True)

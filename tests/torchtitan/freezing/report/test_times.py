@@ -54,6 +54,7 @@ def controller(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
         plans=plans,
+        gradient_rank=64,
         turning_ms=lambda: 0.0,
         active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
@@ -138,6 +139,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.all_frozen_batch_ms == 60.0
     assert summary.upper_bound_gain == pytest.approx(0.5)
     assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)
+    assert summary.gradient_rank == 64
     assert summary.planned_stage_ratios == {0: 0.125, 1: 0.5}
     assert summary.stage_ratios == {0: 0.125, 1: 0.5}
     assert summary.average_freeze_ratio == 0.2345
