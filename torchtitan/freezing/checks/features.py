@@ -26,9 +26,9 @@ from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
-# What "auto" takes as freezing.gradient_rank: of a text model this wide, ranks up to an eighth of
-# its width, or the usual one where the warm-up is too short to compare them.
-WIDE, RANKS, USUAL_RANK, STEPS_TO_COMPARE = 512, (16, 32, 64, 128), 32, 3
+# What "auto" takes as freezing.gradient_rank: of a text model this wide these ranks, or the middle
+# one where the warm-up is too short to compare them.
+WIDE, RANKS, STEPS_TO_COMPARE = 512, (16, 32, 64), 3
 _LINEAR, _GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
 
 
@@ -240,9 +240,7 @@ def with_rank(config: JobConfig) -> JobConfig:
         need.is_met(config) for need in SUBSPACES.needs
     )
     # Those of pictures have no such width.
-    width = getattr(known_args(config), "dim", 0) if works else 0
-    ranks: int | list[int] = 0
-    if width >= WIDE:
-        compares = config.freezing.last_warmup_step >= STEPS_TO_COMPARE
-        ranks = [rank for rank in RANKS if 8 * rank <= width] if compares else USUAL_RANK
-    return with_values(config, {"freezing.gradient_rank": ranks})
+    is_wide = works and getattr(known_args(config), "dim", 0) >= WIDE
+    compares = config.freezing.last_warmup_step >= STEPS_TO_COMPARE
+    ranks = [*RANKS] if compares else RANKS[1]
+    return with_values(config, {"freezing.gradient_rank": ranks if is_wide else 0})

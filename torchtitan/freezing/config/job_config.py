@@ -86,9 +86,9 @@ class Freezing(FreezeSettings):
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
     learning; nothing but those weights is frozen (see docs/low_rank.md). Of several, ascending, the
-    warm-up takes the one with which a loss is estimated to be reached soonest. "auto": of 16, 32,
-    64 and 128 those up to an eighth of the width, for text models at least 512 wide, else 0; and 0
-    where it does not work, as with tensor parallelism."""
+    warm-up takes the one with which a loss is estimated to be reached soonest. "auto": 16, 32 and
+    64 for text models at least 512 wide, else 0; and 0 where it does not work, as with tensor
+    parallelism."""
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.

@@ -145,13 +145,13 @@ def test_subspaces_belong_to_a_plan(method: str, rank: int) -> None:
         ([16, 32, 64], {"model__flavor": "SmolLM2-135M"}),
         (32, {"model__flavor": "SmolLM2-135M", "freezing__last_warmup_step": 2}),
         (
-            [16, 32, 64, 128],
+            [16, 32, 64],
             {"model__flavor": "Llama-3-8B", "freezing__method": "timelyfreeze+apf"},
         ),
         (0, {"model__flavor": "8M"}),  # 256 wide
         (0, {"model__flavor": "SmolLM2-135M", "freezing__method": "apf"}),
         (0, {"model__flavor": "Llama-3-8B", "parallelism__tensor_parallel_degree": 2}),
-        ([16, 32, 64, 128], {"model__flavor": "Llama-3-8B", "compile__enable": True}),
+        ([16, 32, 64], {"model__flavor": "Llama-3-8B", "compile__enable": True}),
         (0, {"model__name": "vit", "model__flavor": "4M"}),
         (0, {"model__flavor": "none of ours"}),
     ],
