@@ -17,7 +17,7 @@ from test_hybrid import APF, SETTINGS
 SUBSPACES = "timelyfreeze in subspaces"
 METHODS = {
     **{example.method: example for example in ROWS},
-    SUBSPACES: Row("timelyfreeze", {"freezing__gradient_rank": 4}),
+    SUBSPACES: Row("timelyfreeze", {"freezing__gradient_rank": [2, 4, 8]}),
 }
 # Steps at which a run goes on with twice as many processes, and then with half of them; phases are
 # those of the table of methods.
