@@ -93,7 +93,7 @@ def test_subspaces_turn_without_a_wait_and_give_the_projected_gradient():
     x = torch.randn(256, 96, device="cuda", requires_grad=True)
     block(x).square().sum().backward()
     expected = {name: weight.grad.clone() for name, weight in weights.items()}
-    subspaces = Subspaces([low_rank], seed=0)
+    subspaces = Subspaces([low_rank], 0, [16])
     subspaces.begin_step(1, 1)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -113,8 +113,9 @@ class Subspaces:
                     if weight.grad is not None:
                         basis = layers.bases[name]
                         agreed = self._agree(name, basis, weight.grad)
-                        *inside, whole = energies(basis, weight.grad).split(1)
-                        found.append(torch.cat([self._of_ranks(torch.cat(inside)), whole, agreed]))
+                        energy = energies(basis, weight.grad)
+                        inside = self._of_ranks(energy[:-1])
+                        found.append(torch.cat([inside, energy[-1:], agreed]))
         if not found:
             return Energies()
         # In double, since squares may be small; one wait for all.
@@ -128,8 +129,9 @@ class Subspaces:
 
     def _of_ranks(self, directions: Tensor) -> Tensor:
         """Return the sum of what directions have over those of each rank, shape [ranks]."""
-        ends = [min(rank, len(directions)) - 1 for rank in self.ranks]
-        return directions.cumsum(dim=0)[ends]
+        sums = directions.cumsum(dim=0)
+        # Not by a list of places, which would be copied to the device while the host waits.
+        return torch.stack([sums[min(rank, len(sums)) - 1] for rank in self.ranks])
 
     def _agree(self, name: str, basis: Tensor, gradient: Tensor) -> Tensor:
         """Return the inner products of a weight's gradients so far, inside and in all, faded."""
