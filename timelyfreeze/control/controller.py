@@ -380,7 +380,9 @@ class FreezeController:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
         phases = self.phases
-        kept: dict[str, Any] = {"front": self.settled_front, "rank": self.gradient_rank}
+        kept: dict[str, Any] = {"front": self.settled_front}
+        if len(self._subspaces.ranks) > 1:
+            kept["rank"] = self.gradient_rank
         if phases.n_learned:
             kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
         return self._state.save(kept)
