@@ -11,16 +11,18 @@ microbatches. All of them take turns, and the median of each counts. On a GPU if
 """
 
 import argparse
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-from gain import machine
 from torch import Tensor, nn
 
 from timelyfreeze.files import markdown_table
 from timelyfreeze.runtime.low_rank import LowRankLayers, next_basis
+from torchtitan.upstream.cpu_device import CpuDevice
 
 # Width, width of keys and values, width of the feed-forward.
 SHAPES = {"135M": (576, 192, 1536), "1B": (2048, 512, 8192), "8B": (4096, 1024, 14336)}
@@ -96,6 +98,15 @@ def measure(
         ]
     times = [[way() for way in ways] for _ in range(repeats + 2)][2:]
     return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def machine() -> str:
+    """Return what the times were measured on."""
+    device = torch.cuda if torch.cuda.is_available() else CpuDevice
+    return (
+        f"{device.get_device_name()}, {os.cpu_count()} cores, {platform.system()}, "
+        f"torch {torch.__version__}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

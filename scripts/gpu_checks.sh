@@ -219,17 +219,16 @@ run_emulate() {
 run_pipeline() {
   local methods=(none timelyfreeze apf autofreeze timelyfreeze+apf timelyfreeze+autofreeze pipetransformer smartpipe
     egeria fixed linear lisa)
-  local bf16=(--training.mixed_precision_param=bfloat16) ranks=(--ranks "$gpus")
-  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=(all_or_nothing per_tensor)
-  if [ -n "$small" ]; then
-    methods=(none timelyfreeze) schedules=(1F1B) modes=(all_or_nothing) ranks+=(--blocks 1 --steps 1)
-  fi
+  local bf16=(--training.mixed_precision_param=bfloat16)
+  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=all_or_nothing,per_tensor
+  [ -z "$small" ] || methods=(none timelyfreeze) schedules=(1F1B) modes=all_or_nothing
   timelyfreeze train train_configs/tiny_8m.toml --nproc "$gpus" --job.dump_folder="$output/default" \
     --parallelism.pipeline_parallel_degree="$gpus" "${bf16[@]}" "${short[@]}"
-  "$python" benchmarks/gain.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
-    --freezing.max_freeze_ratio=0.8 --freezing.monitoring=halves \
-    "${bf16[@]}" "${tiny[@]}"
-  "$python" benchmarks/gain.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
+  timelyfreeze compare run train_configs/tiny_8m.toml "$output/gain" --nproc "$gpus" --schedules "${schedules[@]}" \
+    --methods none timelyfreeze --vary "freezing.first_stage=$modes" -- --freezing.max_freeze_ratio=0.8 \
+    --parallelism.pipeline_parallel_degree="$gpus" "${bf16[@]}" "${short[@]}"
+  "$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" benchmarks/plain.py \
+    ${small:+--blocks 1 --steps 1 --training.seq_len=64}
   timelyfreeze compare run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
     --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
     --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \

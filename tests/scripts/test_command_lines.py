@@ -5,14 +5,11 @@ Of each command the work is taken out, so that a command line that is taken show
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gain as benchmark
 import pytest
 import soak
 from hypothesis import given
@@ -35,7 +32,6 @@ CONFIG = str(ROOT / "train_configs/tiny_8m.toml")
 COUNT = (["1", "7"], ["0", "-1", "nan", "1.5", "x", "", "9" * 30])
 SEED = (["0", "7"], ["-1", "nan", "1.5", "x", "", "9" * 30])
 TIME = (["0.5", "60"], ["0", "-1", "nan", "inf", "1e300", "x", ""])
-SCHEDULE = (["1F1B", "ZBVZeroBubble"], ["2F2B", "", "1" * 99])
 WRITABLE = (["new/folder", "."], ["/dev/null/x", "a_file"])
 
 
@@ -61,20 +57,6 @@ class Command:
 
 
 COMMANDS = {
-    "benchmark gain": Command(
-        benchmark.main,
-        (benchmark, "launch"),
-        ["gain"],
-        {
-            "--ranks": (["2", "4"], ["1", "0", "-1", "x", "9" * 30]),
-            "--schedules": SCHEDULE,
-            "--method": (["apf", "timelyfreeze+lisa"], ["none", "x", "timelyfreeze+x", ""]),
-            "--first-stage": (["per_tensor"], ["x", ""]),
-            "--blocks": COUNT,
-            "--steps": COUNT,
-            "--config": (["train_configs/tiny_8m.toml"], ["/no/such", ".", "x" * 5000]),
-        },
-    ),
     "soak": Command(
         soak.main,
         (soak, "seconds_per_step"),
@@ -229,11 +211,3 @@ def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixt
             assert "error: " in capfd.readouterr().err
 
     breaks()
-
-
-@pytest.mark.slow
-def test_what_only_torchrun_starts_is_not_for_people() -> None:
-    worker = Path(benchmark.__file__).parent / "gain_worker.py"
-    done = subprocess.run([sys.executable, str(worker)], capture_output=True, text=True, timeout=60)
-    told = "error: gain.py starts this in each of its processes; run that\n"
-    assert (done.returncode, done.stderr) == (1, told)

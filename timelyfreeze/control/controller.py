@@ -91,7 +91,7 @@ class FreezeController:
     ) -> None:
         self._new_planner = new_planner
         self.checks, self.cache = checks, cache
-        self._subspaces = subspaces or Subspaces((), settings.seed, (0,))
+        self.subspaces = subspaces or Subspaces((), settings.seed, (0,))
         self._turning: tuple[Any, Any] | None = None  # marks of this step
         self._stages = tuple(stages)
         units = units_of(stages)
@@ -103,7 +103,7 @@ class FreezeController:
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._log = BatchLog(recorder, exchange.rank)
         held = tuple(sorted(tables))
-        self._state = state(order, held, exchange, None, checks, self._updates, self._subspaces)
+        self._state = state(order, held, exchange, None, checks, self._updates, self.subspaces)
         self._step = self._batch_index = self._batches_in_phase = 0
         self.settings = settings
         self._begin_phases(settings.phases)
@@ -156,11 +156,6 @@ class FreezeController:
         if self.planner.is_solving:
             return "it is still being solved"
         return self.planner.failure or "the run did not pass through the monitoring steps"
-
-    @property
-    def gradient_rank(self) -> int:
-        """In how many directions frozen weights learn; until the warm-up ends, at most."""
-        return self._subspaces.rank
 
     def turning_ms(self) -> float:
         """Return what subspaces took of the current step, in phases that freeze nothing; waits."""
@@ -233,7 +228,7 @@ class FreezeController:
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
-        self._subspaces.begin_step(step, phases.last_warmup_step)
+        self.subspaces.begin_step(step, phases.last_warmup_step)
         self._turning = None
         if self.checks is None:
             return
@@ -272,14 +267,14 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         # It takes time, and so not while times are measured, unless there was no warm-up.
-        measures = self._subspaces.prepares or (
-            self.phase is Phase.UPPER_BOUND and not self._subspaces.knows_energies
+        measures = self.subspaces.prepares or (
+            self.phase is Phase.UPPER_BOUND and not self.subspaces.knows_energies
         )
         is_first, began = self._batch_index == 0, self._recorder.clock.mark()
         if self.plans and measures and is_first:
-            self.planner.measured.energies = self._subspaces.energies()
-        self._subspaces.end_batch(self._batch_index)
-        if self._subspaces.layers and self.phase in UNFROZEN_PHASES and is_first:
+            self.planner.measured.energies = self.subspaces.energies()
+        self.subspaces.end_batch(self._batch_index)
+        if self.subspaces.layers and self.phase in UNFROZEN_PHASES and is_first:
             self._turning = began, self._recorder.clock.mark()
         self._updates.add_batch(frozen)
         self._log.add_masks(frozen)
@@ -308,8 +303,8 @@ class FreezeController:
             if self.planner.needs_times(self._step):
                 self._drain()
             if self._step == self.phases.last_warmup_step:
-                choose_rank(self._subspaces, self._exchange)
-                self.planner.measured.energies = self._subspaces.measured[self.gradient_rank]
+                choose_rank(self.subspaces, self._exchange)
+                self.planner.measured.energies = self.subspaces.measured[self.subspaces.rank]
             plan = self.plan
             self.planner.end_step(self._step)
             if self.plan is not plan:
@@ -381,8 +376,6 @@ class FreezeController:
         self._drain()
         phases = self.phases
         kept: dict[str, Any] = {"front": self.settled_front}
-        if len(self._subspaces.ranks) > 1:
-            kept["rank"] = self.gradient_rank
         if phases.n_learned:
             kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
         return self._state.save(kept)
@@ -396,8 +389,6 @@ class FreezeController:
         state = self._state.read(state_dict, moves=self.moves)
         if "restarted" in state:
             self._begin_phases(self.phases.restarted(*state["restarted"]))
-        if (rank := state.get("rank")) in self._subspaces.ranks:
-            self._subspaces.keep(rank)
         self._state.restore(state, state_dict)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

@@ -206,7 +206,7 @@ class FreezingState:
         ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
         since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
         tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"`` for
-        each subspace. ``kept`` is what the controller itself wants to keep.
+        each subspace, with the rank that was chosen. ``kept`` is what the controller itself keeps.
         """
         state: dict[str, Any] = {
             "applied": list(self.updates.total),
@@ -220,6 +220,8 @@ class FreezingState:
                 state["elsewhere"] = self.elsewhere
         if self.checks is not None:
             state |= self.checks.plain_state()
+        if len(self.subspaces.ranks) > 1:
+            state["rank"] = self.subspaces.rank
         parts = self.parts(state)
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
@@ -286,6 +288,8 @@ class FreezingState:
         if self.checks is not None:
             self.checks.load_plain_state(state)
             self.checks.load_tensor_state(_unnamed(_SCORE, state_dict))
+        if (rank := state.get("rank")) in self.subspaces.ranks:
+            self.subspaces.keep(rank)
         self.subspaces.load(_unnamed(_SUBSPACE, state_dict))
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyRunner) -> bool:

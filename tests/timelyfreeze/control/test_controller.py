@@ -356,7 +356,7 @@ def slow_subspaces(clock: HandClock) -> Subspaces:
 def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
     ranks, told = Ranks(ORDER), {}
     for controller, clock in zip(ranks.controllers, ranks.clocks, strict=True):
-        controller._subspaces = slow_subspaces(clock)
+        controller.subspaces = slow_subspaces(clock)
     for step in range(1, 13):
         ranks.run(step, step)
         controller = ranks.controllers[0]

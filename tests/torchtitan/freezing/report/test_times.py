@@ -54,7 +54,7 @@ def controller(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
         plans=plans,
-        gradient_rank=64,
+        subspaces=SimpleNamespace(rank=64),
         turning_ms=lambda: 0.0,
         active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
