@@ -1,12 +1,15 @@
 """What only a GPU can show. Run with ``scripts/gpu_checks.sh``; skipped where there is none."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from timelyfreeze.policies.policy import Measurement, Metric, Source
-from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
+from timelyfreeze.runtime.linear import StageLinears
+from timelyfreeze.runtime.low_rank import Subspaces, first_basis
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
@@ -89,7 +92,8 @@ def test_subspaces_turn_without_a_wait_and_give_the_projected_gradient():
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(96, 64, bias=False), nn.Linear(64, 128, bias=False)).cuda()
     weights = dict(block.named_parameters())
-    low_rank = LowRankLayers(weights, block, rank=16, seed=0)
+    low_rank = StageLinears(block)
+    low_rank.learn_frozen(16, partial(first_basis, seed=0))
     x = torch.randn(256, 96, device="cuda", requires_grad=True)
     block(x).square().sum().backward()
     expected = {name: weight.grad.clone() for name, weight in weights.items()}

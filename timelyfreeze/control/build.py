@@ -84,7 +84,7 @@ def build_controller(
     timed by messages. A ``store`` keeps what a frozen front puts out, for a policy that decides
     alone; ``front_identity`` is what that depends on besides the front's weights and the tokens.
     """
-    if any(stage.frozen_together for stage in stages):
+    if any(stage.has_compiled_blocks for stage in stages):
         logger.info(
             "Blocks are compiled: each is frozen whole or not at all in a microbatch, other "
             "tensors one by one"

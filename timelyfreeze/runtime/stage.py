@@ -4,9 +4,9 @@ Every schedule of ``torch.distributed.pipelining`` calls the same few methods of
 one subclass serves them all. Without a recorder and masks attached it behaves as its base class.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from timelyfreeze.runtime.entering.stage import AT_THE_FRONT, EMBEDDING, FrozenBlocks
-from timelyfreeze.runtime.low_rank.layers import LowRankLayers, LowRankStage
+from timelyfreeze.runtime.entering.stage import (
+    AT_THE_FRONT,
+    EMBEDDING,
+    EnteringStage,
+    FrozenBlocks,
+)
+from timelyfreeze.runtime.linear import LinearGroup, StageLinears, linears_of, stage_parameters
+from timelyfreeze.runtime.low_rank import first_basis
 from timelyfreeze.runtime.masked_backward import (
     CompiledBlocks,
     accumulation_nodes,
@@ -38,7 +44,7 @@ from timelyfreeze.settings import key
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
 
-class FreezingStage(LowRankStage):
+class FreezingStage(EnteringStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
     Construct it as any ``PipelineStage``, or make one of such (``adopt_stages``); then
@@ -46,6 +52,9 @@ class FreezingStage(LowRankStage):
     """
 
     recorder: ActionRecorder | None = None
+    # those of the module where it computes in 16 bits, or those whose frozen weights learn
+    _linears: StageLinears | None = None
+    _masks: Mapping[int, NDArray[np.bool_]] = NOTHING_FROZEN
     on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
 
     def attach(
@@ -71,15 +80,17 @@ class FreezingStage(LowRankStage):
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._blocks = CompiledBlocks(self.submod)
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
-        self.low_rank = None
         self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
+        joined: list[LinearGroup] = []
         if gradient_rank:
-            layers = LowRankLayers(dict(named), self.submod, rank=gradient_rank, seed=seed)
-            self.low_rank = layers
-            self.exact = np.array([n not in layers.weights for n, _ in named], dtype=np.bool_)
-        self.frozen_together = tuple(
-            tuple(i for i in block if not self.exact[i]) for block in self._blocks.positions
-        )
+            # Norms, biases and embeddings cost little, and no subspace would make them cheaper.
+            self._linears = linears = self.linears or StageLinears(self.submod)
+            linears.learn_frozen(gradient_rank, partial(first_basis, seed=seed))
+            self.exact = np.array([n not in linears.weights for n, _ in named], dtype=np.bool_)
+            joined = linears.groups
+        if self.linears is not None:
+            self.linears.is_staged = True
+        self.frozen_together = self._units(joined)
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
         self.message_bytes = 0  # size of what this stage sends to the next
@@ -93,8 +104,31 @@ class FreezingStage(LowRankStage):
 
         Names are those of the model without wrappers, so they are unique over all stages.
         """
-        wrappers = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
-        return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
+        return stage_parameters(self.submod)
+
+    @property
+    def linears(self) -> StageLinears | None:
+        """The linear layers of the stage, where torch does not compute their gradients alone."""
+        return self._linears or linears_of(self.submod)
+
+    @property
+    def low_rank(self) -> StageLinears | None:
+        """The linear layers of the stage, if frozen ones learn in subspaces."""
+        linears = self.linears
+        return linears if linears is not None and linears.rank else None
+
+    @property
+    def has_compiled_blocks(self) -> bool:
+        """Whether blocks are compiled, so that each is frozen whole."""
+        return bool(self._blocks.positions)
+
+    def _units(self, groups: Sequence[LinearGroup]) -> tuple[tuple[int, ...], ...]:
+        """Return which parameters are frozen together: of compiled blocks, and of ``groups``."""
+        blocks = [tuple(i for i in b if not self.exact[i]) for b in self._blocks.positions]
+        inside = {i for block in blocks for i in block}
+        place = {name: i for i, name in enumerate(self.parameter_names)}
+        joined = [tuple(sorted(place[name] for name in group.names)) for group in groups]
+        return *blocks, *(g for g in joined if len(g) > 1 and g[0] not in inside)
 
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
@@ -118,8 +152,8 @@ class FreezingStage(LowRankStage):
         self._without_input_grads = ()
         self._chain_ends: dict[int, Tensor] = {}
         self._postponed: dict[int, dict[str, Any]] = {}
-        if self.low_rank is not None:
-            self.low_rank.end_batch()
+        if self.linears is not None:
+            self.linears.end_batch()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
@@ -133,7 +167,7 @@ class FreezingStage(LowRankStage):
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             compiled,
-            self._low_rank_action(fwd_chunk_id),
+            self._linear_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
@@ -160,6 +194,7 @@ class FreezingStage(LowRankStage):
         last_backward: bool = False,
     ) -> None:
         """Run and time one microbatch's full backward, or the input half of a split one."""
+        self._microbatch = bwd_chunk_id
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
         kind = ActionKind.FULL_BACKWARD if full_backward else ActionKind.INPUT_BACKWARD
@@ -175,6 +210,7 @@ class FreezingStage(LowRankStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and time the weight half of one microbatch's split backward."""
+        self._microbatch = bwd_chunk_id
         if self._is_passed:
             self._pass_backward(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id)
             return
@@ -191,12 +227,32 @@ class FreezingStage(LowRankStage):
         ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to
         skip. A first stage does its whole split backward as a "full" one in the weight half.
         """
-        if not self._active:
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        if self.low_rank is not None and backward_type == "weight":
-            self.low_rank.catch_up(self._microbatch)
-        with self._low_rank_action(self._microbatch, postpones=backward_type == "input"):
+        if self.linears is not None and backward_type == "weight":
+            self.linears.run_postponed(self._microbatch)
+        with self._linear_action(self._microbatch, postpones=backward_type == "input"):
+            if not self._active:
+                return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
             return self._masked_backward(backward_type, bwd_kwargs, last_backward)
+
+    def _linear_action(
+        self, microbatch: int, *, postpones: bool = False
+    ) -> AbstractContextManager[None]:
+        """Return what an action runs in, so that linear layers know whether they are frozen."""
+        if self.linears is None:
+            return nullcontext()
+        mask = self._masks.get(microbatch) if self._active else None
+        frozen: set[str] = set()
+        if mask is not None:
+            names = zip(self.parameter_names, mask, strict=True)
+            frozen = {name for name, is_frozen in names if is_frozen}
+        return self.linears.action_of(microbatch, frozen, postpones=postpones)
+
+    def _masked(self, microbatch: int) -> NDArray[np.bool_] | None:
+        """Return what a microbatch freezes, but for weights that no subspace reaches."""
+        mask = self._masks.get(microbatch)
+        if mask is None or self.linears is None or not self.linears.without_chain:
+            return mask
+        return mask & [name not in self.linears.without_chain for name in self.parameter_names]
 
     def _masked_backward(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool
@@ -252,8 +308,8 @@ class FreezingStage(LowRankStage):
             keep_gradients_unreduced(self.submod)
         parameters = parameters_of_graph(self.submod, self._left_out())
         live = [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen]
-        if self.low_rank is not None:
-            live += self.low_rank.leaves()
+        if self.linears is not None:
+            live += self.linears.targets()
         outputs, output_grads = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
         return masked_full_backward(outputs, output_grads, stage_inputs, live, chain_end)
 
@@ -265,7 +321,9 @@ class FreezingStage(LowRankStage):
         if mask.all():
             return no_grad()
         # A compiled block is one graph, that of its first forward.
-        return nullcontext() if self.frozen_together else self._frozen_blocks.without_graph(mask)
+        return (
+            nullcontext() if self.has_compiled_blocks else self._frozen_blocks.without_graph(mask)
+        )
 
     def _frozen_ratio(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:
@@ -295,8 +353,6 @@ class FreezingStage(LowRankStage):
     def _timed(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         if self.recorder is None or not self.has_backward:
             return nullcontext()
-        if kind is not ActionKind.FORWARD:
-            self._microbatch = microbatch
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
 
     def _watch_embedding(self) -> None:
@@ -338,4 +394,6 @@ def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
             is_plain = kind is PipelineStage
             both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})
             stage.__class__ = both or FreezingStage
+        if stage.linears is not None:
+            stage.linears.is_staged = True
     return list(stages)

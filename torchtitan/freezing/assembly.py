@@ -90,7 +90,7 @@ class Assembly:
             for stage in stages:
                 if stage.low_rank is not None:
                     rank = self._order.stage_to_rank[stage.stage_index]
-                    stage.low_rank.turned_in = partial(self._optimizers.of_rank, rank)
+                    stage.low_rank.timed_update = partial(self._optimizers.of_rank, rank)
         return build_controller(
             stages,
             self._order,

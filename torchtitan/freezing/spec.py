@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3.model.model import Transformer
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
@@ -30,7 +31,7 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
-from torchtitan.hf.decoder import Decoder, DecoderArgs, for_packing, require_turns
+from torchtitan.hf.decoder import Decoder, DecoderArgs, as_decoder, for_packing, require_turns
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
@@ -59,6 +60,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         model_args = for_packing(upstream.model_cls, flavor, model_args)
     elif has_turns(job_config.training.dataset):
         require_turns(flavor, model_args)
+    if upstream.model_cls is Transformer and model_args.attn_type == "sdpa":
+        model_args = as_decoder(model_args)
     ours = _Builders(upstream)
     spec = replace(
         upstream,

@@ -21,7 +21,8 @@ from torchtitan.train import Trainer
 from timelyfreeze.control import FreezeController, processors_of
 from timelyfreeze.front.caching import Row, token_digest
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.runtime import ActionRecorder, run_batches_in
+from timelyfreeze.runtime import ActionRecorder, adopt_stages, run_batches_in, stages_of
+from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
@@ -75,6 +76,8 @@ class FreezingTrainer(Trainer):
             if freezes:
                 self.controller = assembly.controller(self.recorder)
                 self.checkpointer.states[CHECKPOINT_KEY] = self.controller
+        elif self.parallel_dims.pp_enabled:
+            adopt_stages(stages_of(self.pp_schedule))  # split backwards of 16-bit layers
         self.checkpointer.settings = job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout if job_config.comm.mode == "default" else None)
@@ -172,7 +175,11 @@ class FreezingTrainer(Trainer):
         run = partial(super().forward_backward_step, labels=labels, **inputs)
         if not self.parallel_dims.pp_enabled:
             return run(global_valid_tokens=global_valid_tokens)
-        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all():
+        with (
+            self.loss_fn.divided_by(global_valid_tokens),
+            one_cast_for_all(),
+            keep_copies(self.model_parts),
+        ):
             return run(global_valid_tokens=torch.ones((), device=self.device))
 
     def _one_batch(self) -> AbstractContextManager[None]:

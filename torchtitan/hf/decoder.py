@@ -14,17 +14,21 @@ It costs the full square of the sequence where a causal kernel computes half of 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import (
     Attention,
+    FeedForward,
     Transformer,
-    apply_rotary_emb,
     precompute_freqs_cis,
+    reshape_for_broadcast,
 )
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
+from timelyfreeze.runtime.linear import joined_output
 from torchtitan.data.sequences import POSITIONS
 
 
@@ -71,8 +75,17 @@ def document_mask(positions: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
+def rotated(x: Tensor, freqs_cis: Tensor, positions: Tensor | None) -> Tensor:
+    """Return rotary embeddings of heads, [B, T, heads, d], as upstream's of queries and keys."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    turned = pairs * reshape_for_broadcast(freqs_cis, pairs, positions)
+    return torch.view_as_real(turned).flatten(3).type_as(x)
+
+
 class DecoderAttention(Attention):
     """Upstream's attention, with the biases, norms and heads of ``args``, under a mask if any."""
+
+    linear_groups = (("wq", "wk", "wv"),)
 
     def __init__(self, args: DecoderArgs) -> None:
         super().__init__(args)
@@ -103,18 +116,7 @@ class DecoderAttention(Attention):
         positions: Tensor | None = None,
     ) -> Tensor:
         """Attend: from [B, T, dim] to the same shape, as upstream without masks."""
-        shape = (*x.shape[:2], -1, self.head_dim)
-        queries, keys, values = (
-            self.wq(x).view(shape),
-            self.wk(x).view(shape),
-            self.wv(x).view(shape),
-        )
-        if self.q_norm is not None:
-            # Under autocast weights of norms keep their type, and torch has no fused norm of two.
-            dtype = self.q_norm.weight.dtype
-            queries = self.q_norm(queries.to(dtype)).type_as(values)
-            keys = self.k_norm(keys.to(dtype)).type_as(values)
-        queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
+        queries, keys, values = self._heads(x, freqs_cis, positions)
         if attention_masks is not None:
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)
@@ -126,6 +128,63 @@ class DecoderAttention(Attention):
             attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
         return self.wo(attended.transpose(1, 2).flatten(2))
 
+    def _heads(
+        self, x: Tensor, freqs_cis: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, [B, T, heads, d] each, the former two rotated."""
+        shape, n_kv = (*x.shape[:2], -1, self.head_dim), self.n_kv_heads
+        joined = joined_output((self.wq, self.wk, self.wv), x)
+        if joined is not None and self.q_norm is None:
+            both, values = joined.view(shape).split([self.n_heads + n_kv, n_kv], dim=2)
+            both = rotated(both, freqs_cis, positions)  # half the launches of one after the other
+            return *both.split([self.n_heads, n_kv], dim=2), values
+        if joined is not None:
+            queries, keys, values = joined.view(shape).split([self.n_heads, n_kv, n_kv], dim=2)
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        else:
+            layers = (self.wq, self.wk, self.wv)
+            queries, keys, values = (layer(x).view(shape) for layer in layers)
+            if self.q_norm is not None:
+                # Under autocast a norm's weight keeps its type, and no fused norm takes two types.
+                dtype = self.q_norm.weight.dtype
+                queries = self.q_norm(queries.to(dtype)).type_as(values)
+                keys = self.k_norm(keys.to(dtype)).type_as(values)
+        turned = (rotated(part, freqs_cis, positions) for part in (queries, keys))
+        return *turned, values
+
+
+class DecoderFeedForward(FeedForward):
+    """Upstream's feed-forward, whose two layers of one input may be computed as one."""
+
+    linear_groups = (("w1", "w3"),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return W2 (silu(W1 x) * W3 x), [B, T, dim]."""
+        joined = joined_output((self.w1, self.w3), x)
+        return super().forward(x) if joined is None else self.w2(SwiGlu.apply(joined))
+
+
+class SwiGlu(Function):
+    """silu(a) * b of [..., 2 d], where a and b stand side by side; keeps its input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        """Return the product, [..., d]."""
+        ctx.save_for_backward(joined)
+        gate, up = joined.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Return the gradients of a and of b side by side, as one product takes them."""
+        (joined,) = ctx.saved_tensors
+        gate, up = joined.chunk(2, dim=-1)
+        both = torch.empty_like(joined)
+        of_gate, of_up = both.chunk(2, dim=-1)
+        torch.mul(gradient, F.silu(gate), out=of_up)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
+        return both
+
 
 class Decoder(Transformer):
     """Upstream's llama3 for packed sequences; without ``positions`` it computes what that does."""
@@ -135,6 +194,7 @@ class Decoder(Transformer):
         super().__init__(args)
         for layer in self.layers.values():
             layer.attention = DecoderAttention(args)
+            layer.feed_forward.__class__ = DecoderFeedForward
 
     def forward(
         self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None

@@ -34,6 +34,8 @@ from timelyfreeze.cli import overlay
 from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.emulation.pipeline import EmulatedMesh
+from torchtitan.hf.decoder import Decoder
+from torchtitan.hf.lean import compute_in
 from torchtitan.upstream.cpu_device import CpuDevice
 
 # NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
@@ -168,14 +170,21 @@ def autocast_stages(
     """Give ``training.mixed_precision_param`` its meaning under pipeline parallelism without FSDP.
 
     Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or
-    tensor parallelism runs without it: fp32 on GPUs that were bought for bf16. Here each stage's
-    forward runs under autocast, as upstream does for DDP and single devices.
+    tensor parallelism runs without it: fp32 on GPUs that were bought for bf16. Here a stage of a
+    language model computes in 16 bits throughout, as under FSDP; the forward of any other runs
+    under autocast, as upstream does for DDP and single devices.
     """
     dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     if parallel_dims.fsdp_enabled or dtype == torch.float32:
         return
     for part in model_parts:
-        part.forward = _autocast(part.forward, device.type, dtype)
+        # Converters have layers of their own, tensor parallelism has weights in parts.
+        if isinstance(part, Decoder) and not (
+            job_config.model.converters or parallel_dims.tp_enabled
+        ):
+            compute_in(part, dtype)
+        else:
+            part.forward = _autocast(part.forward, device.type, dtype)
 
 
 def _tell_precision(

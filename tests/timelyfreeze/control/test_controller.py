@@ -18,7 +18,8 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
+from timelyfreeze.runtime.linear import StageLinears
+from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.schedule.order import (
     Action,
     ActionKind,
@@ -349,7 +350,7 @@ def slow_subspaces(clock: HandClock) -> Subspaces:
         clock.now_ms += 7.0 if index == 0 else 0.0
 
     slow = Subspaces((), 0, (4,))
-    slow.layers, slow.end_batch = (LowRankLayers({}, nn.Module(), rank=4, seed=0),), end_batch
+    slow.layers, slow.end_batch = (StageLinears(nn.Module()),), end_batch
     return slow
 
 

@@ -1,54 +1,60 @@
-"""The subspace that follows a weight's gradient: one step of subspace iteration for each gradient.
+"""The subspace that follows a gradient: one step of subspace iteration for each gradient.
 
-Notation: W of shape [d_out, d_in], G its gradient, d the shorter of the two sides, Q a basis of k
-orthonormal directions of that side, shape [d, k]. All of it is float32: an orthonormal basis that
-is rounded to bfloat16 is none.
+Notation: W of shape [d_out, d_in], the weights of layers that read the same input, or of one. G is
+its gradient, d the shorter of the two sides, Q a basis of k orthonormal directions of that side,
+shape [d, k]. All of it is float32: an orthonormal basis that is rounded to bfloat16 is none.
 """
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from timelyfreeze.policies import mask_rng
+from timelyfreeze.runtime.linear.groups import LinearGroup
 
 
-def is_of_inputs(weight: Tensor) -> bool:
-    """Return whether directions are those of a layer's input, its shorter side or as short."""
-    return bool(weight.shape[1] <= weight.shape[0])
+def first_basis(group: LinearGroup, rank: int, seed: int) -> Tensor:
+    """Return k random directions; the same on every process that holds the group's weights.
 
-
-def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
-    """Return k random directions; the same on every process that holds the weight.
-
-    Columns are orthonormal, shape [d, k], no more than the shorter side has; by their names layers
+    Columns are orthonormal, shape [d, k], no more than the shorter side has; by their names groups
     begin apart.
     """
-    d = min(weight.shape)
-    return _orthonormal(random_columns(d, min(rank, d), seed, 0, name)).to(weight.device)
+    d = group.side
+    columns = random_columns(d, min(rank, d), seed, 0, group.name)
+    return _orthonormal(columns).to(group.layers[0].weight.device)
 
 
 def next_basis(
-    basis: Tensor, gradient: Tensor, seed: int, step: int, name: str, place: int = 0
+    basis: Tensor,
+    gradients: Sequence[Tensor],
+    seed: int,
+    step: int,
+    name: str,
+    place: int = 0,
+    *,
+    of_inputs: bool,
 ) -> Tensor:
     """Return orth(G^T (G Q)), or orth(G (G^T Q)), with a random direction in the last place.
 
-    Power iteration turns the basis towards the directions in which gradients are large, over many
-    steps. It only ever turns within what G shows, and G may lie in the basis where every microbatch
-    was frozen; so the weakest direction is given up for a random one, new in each step. Ranks that
-    share G call this together; ``place`` counts the turns of a step. Q stays where G is 0 or not
-    finite. The host waits for no device here.
+    G has the ``gradients`` of a group below each other; directions are those of its inputs, or of
+    its outputs. Power iteration turns the basis towards the directions in which gradients are
+    large, over many steps. It only ever turns within what G shows, and G may lie in the basis where
+    every microbatch was frozen; so the weakest direction is given up for a random one, new in each
+    step. Ranks that share G call this together; ``place`` counts the turns of a step. Q stays where
+    G is 0 or not finite. The host waits for no device here.
     """
-    g = gradient.float()
-    if not is_of_inputs(gradient):
-        g = g.t()
+    sides = [g.float() if of_inputs else g.float().t() for g in gradients]
     # Of products alone, which are small, the largest element is brought to 1: squares of 1e-25
     # would be 0, and a copy of G takes as long as all of this.
-    seen, is_seen = _scaled(g @ beside(basis, g))
-    product, is_known = _scaled(whole(g.t() @ seen))
+    seen = [g @ beside(basis, g) for g in sides]
+    scale, is_seen = _scale(seen)
+    product = sum(whole(g.t() @ (part / scale)) for g, part in zip(sides, seen, strict=True))
+    scale, is_known = _scale([product])
     is_known = is_known & is_seen
-    turned = _orthonormal(torch.where(is_known, product, basis))
+    turned = _orthonormal(torch.where(is_known, product / scale, basis))
     tried = random_columns(basis.shape[0], 1, seed, step, name, place)
     tried = tried.to(basis.device, non_blocking=True)
     kept = turned[:, :-1]
@@ -58,16 +64,19 @@ def next_basis(
     return torch.where(is_known, turned, basis).contiguous()
 
 
-def energies(basis: Tensor, gradient: Tensor) -> Tensor:
+def energies(basis: Tensor, gradients: Sequence[Tensor], *, of_inputs: bool) -> Tensor:
     """Return |G Q|^2 of each direction, the energy of the gradient there, and |G|^2; shape [k + 1].
 
     Subspace iteration turns the first directions as if there were no others, so the first few of
     them are the subspace of a lower rank.
     """
-    g = gradient.float()
-    q = beside(basis, g)
-    inside = whole(g @ q if is_of_inputs(gradient) else g.t() @ q).square().sum(dim=0)
-    return torch.cat([inside, whole(g.square().sum())[None]])
+    sums = []
+    for gradient in gradients:
+        g = gradient.float()
+        q = beside(basis, g)
+        inside = whole(g @ q if of_inputs else g.t() @ q).square().sum(dim=0)
+        sums.append(torch.cat([inside, whole(g.square().sum())[None]]))
+    return torch.stack(sums).sum(dim=0)
 
 
 def beside(basis: Tensor, gradient: Tensor) -> Tensor:
@@ -78,11 +87,11 @@ def beside(basis: Tensor, gradient: Tensor) -> Tensor:
     return DTensor.from_local(basis, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _scaled(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor over its largest element, and whether that is finite and above 0."""
-    scale = whole(tensor.abs().max())
+def _scale(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest element of all, 1 if that is no scale, and whether it is one."""
+    scale = torch.stack([whole(tensor.abs().max()) for tensor in tensors]).max()
     is_known = scale.isfinite() & (scale > 0.0)
-    return tensor / scale.where(is_known, 1.0), is_known
+    return scale.where(is_known, 1.0), is_known
 
 
 def whole(tensor: Tensor) -> Tensor:

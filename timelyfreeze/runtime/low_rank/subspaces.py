@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timelyfreeze.runtime.low_rank.layers import LowRankLayers
+from timelyfreeze.runtime.linear import LinearGroup, StageLinears
 from timelyfreeze.runtime.low_rank.subspace import (
     beside,
     energies,
-    is_of_inputs,
     next_basis,
     whole,
 )
@@ -56,7 +55,7 @@ class Subspaces:
     They begin with the highest of ``ranks``, ascending, of which :meth:`keep` takes one.
     """
 
-    def __init__(self, layers: Sequence[LowRankLayers], seed: int, ranks: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[StageLinears], seed: int, ranks: Sequence[int]) -> None:
         self.layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
         self.ranks, self.rank = tuple(ranks), ranks[-1]
         # of each rank, by the last exact gradients
@@ -87,14 +86,18 @@ class Subspaces:
     @property
     def shares(self) -> tuple[float, float]:
         """What rank 1 multiplies for each token in all layers, and what exact products do."""
-        shapes = [w.shape for layers in self.layers for w in layers.weights.values()]
+        shapes = [(group.d_in, group.d_out) for group in self._groups]
         return float(sum(map(sum, shapes))), float(sum(map(math.prod, shapes)))
+
+    @property
+    def _groups(self) -> list[LinearGroup]:
+        return [group for layers in self.layers for group in layers.groups]
 
     def keep(self, rank: int) -> None:
         """Keep as many directions, the first ones, of each subspace."""
         self.rank = rank
         for layers in self.layers:
-            layers.keep(rank)
+            layers.truncate(rank)
         self._former = {name: (s, q[:, :rank]) for name, (s, q) in self._former.items()}
         for agreed in self._agreed.values():
             agreed[self.ranks.index(rank) : -1] = agreed[self.ranks.index(rank)].clone()
@@ -108,12 +111,13 @@ class Subspaces:
         self._is_measured = True
         found: list[Tensor] = []
         for layers in self.layers:
-            with layers.turned_in():
-                for name, weight in layers.weights.items():
-                    if weight.grad is not None:
-                        basis = layers.bases[name]
-                        agreed = self._agree(name, basis, weight.grad)
-                        energy = energies(basis, weight.grad)
+            with layers.timed_update():
+                for group in layers.groups:
+                    gradients = _gradients(group)
+                    if gradients:
+                        basis = layers.bases[group.name]
+                        agreed = self._agree(group, basis, gradients)
+                        energy = energies(basis, gradients, of_inputs=group.of_inputs)
                         inside = self._of_ranks(energy[:-1])
                         found.append(torch.cat([inside, energy[-1:], agreed]))
         if not found:
@@ -133,9 +137,10 @@ class Subspaces:
         # Not by a list of places, which would be copied to the device while the host waits.
         return torch.stack([sums[min(rank, len(sums)) - 1] for rank in self.ranks])
 
-    def _agree(self, name: str, basis: Tensor, gradient: Tensor) -> Tensor:
-        """Return the inner products of a weight's gradients so far, inside and in all, faded."""
-        sketch, n_seen = self._sketch(name, gradient), self._n_seen.get(name, 0)
+    def _agree(self, group: LinearGroup, basis: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the inner products of a group's gradients so far, inside and in all, faded."""
+        name = group.name
+        sketch, n_seen = self._sketch(group, gradients), self._n_seen.get(name, 0)
         agreed = _FADE * self._agreed.get(name, sketch.new_zeros(len(self.ranks) + 1))
         if name in self._former:
             former, q = self._former[name]
@@ -147,23 +152,28 @@ class Subspaces:
         self._agreed[name], self._n_seen[name] = agreed, n_seen + 1
         return agreed
 
-    def _sketch(self, name: str, gradient: Tensor) -> Tensor:
+    def _sketch(self, group: LinearGroup, gradients: Sequence[Tensor]) -> Tensor:
         """Return S G, shape [rows of S, d]; ranks that share G call this together."""
-        g = gradient.float() if is_of_inputs(gradient) else gradient.float().t()
-        # Drawn where G is: S is as large as a few columns of each weight, and the same each time.
-        numbers = torch.Generator(g.device)
-        numbers.manual_seed((self._seed * 2**32 + zlib.crc32(name.encode())) % 2**63)
-        columns = torch.randn(g.shape[0], _ROWS, generator=numbers, device=g.device)
-        return whole(beside(columns, g).t() @ g)
+        parts = []
+        for name, gradient in zip(group.names, gradients, strict=True):
+            g = gradient.float() if group.of_inputs else gradient.float().t()
+            # Drawn where G is: S is as large as a few columns of each weight, the same each time.
+            numbers = torch.Generator(g.device)
+            numbers.manual_seed((self._seed * 2**32 + zlib.crc32(name.encode())) % 2**63)
+            columns = torch.randn(g.shape[0], _ROWS, generator=numbers, device=g.device)
+            parts.append(whole(beside(columns, g).t() @ g))
+        return torch.stack(parts).sum(dim=0)
 
     def end_batch(self, index: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
         for layers in self.layers if index == 0 else ():
-            with layers.turned_in():
-                for name, weight in layers.weights.items():
-                    for place in range(0 if weight.grad is None else self._n_turns(name)):
+            with layers.timed_update():
+                for group in layers.groups:
+                    name, gradients = group.name, _gradients(group)
+                    when = self._seed, self._step, name
+                    for place in range(self._n_turns(name) if gradients else 0):
                         layers.bases[name] = next_basis(
-                            layers.bases[name], weight.grad, self._seed, self._step, name, place
+                            layers.bases[name], gradients, *when, place, of_inputs=group.of_inputs
                         )
 
     def _n_turns(self, name: str) -> int:
@@ -191,11 +201,17 @@ class Subspaces:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`tensors` returned."""
         for layers in self.layers:
-            layers.load({name: saved.get(f"basis.{name}") for name in layers.weights})
-            for name in layers.weights:
+            layers.load({name: saved.get(f"basis.{name}") for name in layers.bases})
+            for name in layers.bases:
                 former = saved[f"former.{name}"][:, : self.rank]
                 self._former[name] = saved[f"sketch.{name}"], former
                 *agreed, n_seen = saved[f"agreed.{name}"].tolist()
                 self._agreed[name] = layers.bases[name].new_tensor(agreed)
                 self._n_seen[name] = int(n_seen)
         self._is_measured = True  # the gradients before may have been
+
+
+def _gradients(group: LinearGroup) -> list[Tensor]:
+    """Return the gradients of a group's weights; none where one has none."""
+    gradients = [weight.grad for weight in group.weights if weight.grad is not None]
+    return gradients if len(gradients) == len(group.weights) else []

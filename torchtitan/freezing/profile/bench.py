@@ -34,6 +34,7 @@ from timelyfreeze.runtime import (
     clock_for,
     run_batches_in,
 )
+from timelyfreeze.runtime.linear import keep_copies, linears_of
 from timelyfreeze.schedule import ActionKind
 from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
 from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
@@ -271,7 +272,9 @@ class Bench:
         for mode in modes if is_first else (None,):
             if mode == PER_TENSOR and not rank:
                 lone.attach(per_tensor=True)
-            responses.append(self._respond(lone, stage, n_layers, mode))
+            # Weights are copied once for all microbatches of a batch: no part of one.
+            with keep_copies([lone.stage.submod]):
+                responses.append(self._respond(lone, stage, n_layers, mode))
             self.report(responses[-1])
         stats = titan_tools.device_module.memory_stats(self._device)
         peak_bytes: int = stats.get("reserved_bytes.all.peak", -1)
@@ -310,7 +313,9 @@ class Bench:
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        hidden = torch.empty(*shape, self.model_args.dim, dtype=self._dtype, device=self._device)
+        linears = linears_of(part)
+        sent = self._dtype if linears is None or linears.dtype is None else linears.dtype
+        hidden = torch.empty(*shape, self.model_args.dim, dtype=sent, device=self._device)
         return LoneStage(
             part, tokens, labels, hidden, self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=max(config.freezing.gradient_ranks),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from timelyfreeze.runtime.linear import LinearGroup
 from timelyfreeze.runtime.low_rank import Subspaces
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
@@ -19,8 +20,10 @@ class Layer:
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.basis = torch.linalg.qr(torch.randn(min(rows, columns), RANK)).Q
         whole = torch.randn(rows, columns)
-        self.weights, self.bases = {"w": self.weight}, {"w": self.basis}
-        self.turned_in = nullcontext
+        layer = nn.Linear(columns, rows)
+        layer.weight = self.weight
+        self.groups, self.bases = [LinearGroup([layer], ["w"])], {"w": self.basis}
+        self.timed_update = nullcontext
         q = self.basis @ self.basis.t()
         inside = whole @ q if columns <= rows else q @ whole
         outside = whole - inside
@@ -91,7 +94,8 @@ def test_a_meter_goes_on_from_a_checkpoint() -> None:
 def test_squares_and_products_are_those_of_weights() -> None:
     layers = [Layer(60, 40), Layer(40, 60)]
     meters = [Subspaces(found, SEED, [RANK]) for found in ([layers[0]], [layers[1]], layers)]  # type: ignore[list-item]
-    layers[1].weights, layers[1].bases = {"v": layers[1].weight}, {"v": layers[1].basis}
+    layers[1].groups = [LinearGroup(layers[1].groups[0].layers, ["v"])]
+    layers[1].bases = {"v": layers[1].basis}
     for _ in range(4):
         for layer in layers:
             layer.draw()

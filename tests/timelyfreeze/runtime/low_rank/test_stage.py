@@ -25,6 +25,7 @@ from tests.timelyfreeze.helpers.stages import (
     uniform_masks,
 )
 from tests.timelyfreeze.runtime.test_masked_backward import MatrixProducts
+from timelyfreeze.runtime import FreezingStage
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -42,11 +43,14 @@ def covered(modules: list[nn.Module], masks: Masks) -> Masks:
     }
 
 
-def projected(gradient: Tensor, basis: Tensor) -> Tensor:
-    """The part of a gradient that lies in a subspace of its shorter side, by the definition."""
+def projected(gradient: Tensor, name: str, stage: FreezingStage) -> Tensor:
+    """The part of a gradient that lies in a subspace of its group, by the definition."""
+    (group,) = (group for group in stage.low_rank.groups if name in group.names)
+    basis = stage.low_rank.bases[group.names[0]]
     projection = basis @ basis.t()
     d_out, d_in = gradient.shape
-    return gradient @ projection if d_in <= d_out else projection @ gradient
+    is_of_inputs = d_in <= d_out or len(group.names) > 1
+    return gradient @ projection if is_of_inputs else projection @ gradient
 
 
 def wanted_gradients(modules: list[nn.Module], ran: Ran, masks: Masks, stages: list) -> list:  # type: ignore[type-arg]
@@ -62,7 +66,7 @@ def wanted_gradients(modules: list[nn.Module], ran: Ran, masks: Masks, stages: l
         for name, exact, left in zip(names, of_live, of_frozen, strict=True):
             part = None if left is None else left
             if part is not None and name in stage.low_rank.weights:
-                part = projected(part, stage.low_rank.bases[name])
+                part = projected(part, name, stage)
             terms = [each for each in (exact, part) if each is not None]
             found.append(sum(terms))
     return found

@@ -2,11 +2,27 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from timelyfreeze.runtime.low_rank import energies, first_basis, next_basis
+from timelyfreeze.runtime import low_rank
+from timelyfreeze.runtime.linear import LinearGroup
 
 D_OUT, D_IN, RANK, SEED = 30, 12, 4, 42
+
+
+def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
+    return low_rank.first_basis(LinearGroup([nn.Linear(*weight.shape[::-1])], [name]), rank, seed)
+
+
+def next_basis(
+    basis: Tensor, gradient: Tensor, seed: int, step: int, name: str, place: int = 0
+) -> Tensor:
+    of_inputs = gradient.shape[1] <= gradient.shape[0]
+    return low_rank.next_basis(basis, [gradient], seed, step, name, place, of_inputs=of_inputs)
+
+
+def energies(basis: Tensor, gradient: Tensor) -> Tensor:
+    return low_rank.energies(basis, [gradient], of_inputs=gradient.shape[1] <= gradient.shape[0])
 
 
 def gradient_of_rank(rank: int, *, noise: float = 0.0, transposed: bool = False) -> Tensor:
@@ -90,3 +106,13 @@ def test_the_size_of_a_gradient_does_not_matter() -> None:
     basis = first_basis(gradient, RANK, SEED, "w")
     one, other = (next_basis(basis, s * gradient, SEED, 1, "w") for s in (1.0, 1e-25))
     torch.testing.assert_close(one.abs(), other.abs(), atol=1e-4, rtol=0)
+
+
+def test_gradients_of_one_input_turn_as_the_one_that_has_them_below_each_other() -> None:
+    whole = gradient_of_rank(6, noise=0.1)
+    parts = list(whole.split([5, 18, 7]))
+    basis = first_basis(whole, RANK, SEED, "w")
+    turned = low_rank.next_basis(basis, parts, SEED, 1, "w", of_inputs=True)
+    torch.testing.assert_close(turned, next_basis(basis, whole, SEED, 1, "w"))
+    found = low_rank.energies(basis, parts, of_inputs=True)
+    torch.testing.assert_close(found, energies(basis, whole))

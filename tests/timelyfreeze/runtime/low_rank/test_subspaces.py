@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from timelyfreeze.runtime.low_rank import LowRankLayers, Subspaces
-from timelyfreeze.runtime.low_rank.subspace import next_basis
+from tests.timelyfreeze.runtime.low_rank.test_subspace import next_basis
+from timelyfreeze.runtime.linear import StageLinears
+from timelyfreeze.runtime.low_rank import Subspaces, first_basis
 
 SEED, RANKS = 7, (1, 2)
 
@@ -20,8 +22,8 @@ class Run:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.module = nn.ModuleDict({"wide": nn.Linear(7, 4), "tall": nn.Linear(4, 7)})
-        weights = {n: p for n, p in self.module.named_parameters() if n.endswith("weight")}
-        self.layers = LowRankLayers(weights, self.module, rank=RANKS[-1], seed=SEED)
+        self.layers = StageLinears(self.module)
+        self.layers.learn_frozen(RANKS[-1], partial(first_basis, seed=SEED))
         self.subspaces = Subspaces([self.layers], SEED, RANKS)
 
     def begin(self, step: int, *, is_warm: bool) -> None:
@@ -90,7 +92,7 @@ def test_turns_are_made_in_what_tells_their_time() -> None:
         yield
         seen.append(all(run.layers.bases[name] is not before[name] for name in before))
 
-    run.layers.turned_in = noted
+    run.layers.timed_update = noted
     run.begin(1, is_warm=False)
     run.subspaces.end_batch(0)
     run.subspaces.end_batch(1)

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config
-from timelyfreeze.runtime.low_rank import LowRankLayers
+from timelyfreeze.runtime.linear import StageLinears
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.order import ActionKind
@@ -115,7 +115,9 @@ def test_what_frozen_weights_still_learn_is_part_of_their_time(
     monkeypatch: pytest.MonkeyPatch, split: bool
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(LowRankLayers, "_add", lambda self, name, dy, kept: done.append(name))
+    monkeypatch.setattr(
+        StageLinears, "_add_part", lambda self, group, columns, dy, kept: done.append(group.name)
+    )
     stage = lone(Seen(), gradient_rank=1)
     stage.run(np.ones(2, dtype=np.bool_), split=split)
     assert sorted(done) == sorted(stage.table.names)

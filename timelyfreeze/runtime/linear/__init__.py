@@ -1,0 +1,16 @@
+"""The linear layers of a stage: groups of one input, 16-bit copies of weights, their gradients.
+
+The weight gradient of a linear layer is dW = dY^T X, shape [d_out, d_in], and costs N d_out d_in
+for N tokens. A frozen layer leaves it out. With Q, an orthonormal basis of k directions of the
+layer's shorter side, the part of dW that lies in Q costs k (1 / d_in + 1 / d_out) of that:
+dY^T (X Q) Q^T, or Q (dY Q)^T X.
+"""
+
+from timelyfreeze.runtime.linear.groups import LinearGroup, stage_parameters
+from timelyfreeze.runtime.linear.layers import StageLinear, joined_output
+from timelyfreeze.runtime.linear.stage_linears import (
+    StageLinears,
+    keep_copies,
+    lean_linears,
+    linears_of,
+)

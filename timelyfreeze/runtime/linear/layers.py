@@ -1,0 +1,91 @@
+"""The module that stands for a linear layer of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from timelyfreeze.runtime.linear.groups import LinearGroup
+from timelyfreeze.runtime.linear.products import ExactProduct, Sum
+
+if TYPE_CHECKING:
+    from timelyfreeze.runtime.linear.stage_linears import StageLinears
+
+
+class StageLinear(nn.Linear):  # type: ignore[misc]
+    """A linear layer that a :class:`StageLinears` has adopted.
+
+    A compiled graph is to serve all blocks that are alike, so inside of one a layer reads its own
+    tensors alone: ``copy``, its weight in 16 bits, or None where torch's own product is wanted;
+    with a subspace ``basis`` and ``leaf``, which gets the product in the subspace.
+    """
+
+    linears: StageLinears
+    group: LinearGroup
+    copy: Tensor | None
+    learns_frozen: bool
+    basis: Tensor
+    leaf: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, as the base class does."""
+        if torch.compiler.is_compiling():
+            return self._compiled(x)
+        linears = self.linears
+        if linears.dtype is not None:
+            return linears.output(linears.alone(self), x)
+        if self.group.name not in linears.frozen_groups or not torch.is_grad_enabled():
+            return super().forward(x)
+        if not x.requires_grad:
+            linears.without_chain.update(self.group.names)
+            return super().forward(x)
+        device, dtype = x.device.type, self.weight.dtype
+        bias = self.bias
+        if torch.is_autocast_enabled(device):
+            # Autocast casts what requires no gradient again for each microbatch.
+            dtype = torch.get_autocast_dtype(device)
+            x = x.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return linears.attach(self, functional.linear(x, linears.weight(self, dtype), bias), x)
+
+    def _compiled(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, in a graph that has the weight's gradient, or that of the leaf."""
+        is_exact = self.weight.requires_grad or not torch.is_grad_enabled()
+        if self.copy is None:
+            y = super().forward(x)
+        else:
+            x = x.to(self.copy.dtype)
+            if is_exact:
+                y = ExactProduct.apply(x, self.weight, self.copy)
+            else:
+                y = functional.linear(x, self.copy)
+            y = y if self.bias is None else y + self.bias.to(y.dtype)
+        if is_exact or not self.learns_frozen:
+            return y
+        rows = x.detach().to(y.dtype).reshape(-1, x.shape[-1])  # under autocast x may be longer
+        if self.basis.shape[0] == rows.shape[1]:
+            rows = rows @ self.basis.to(rows.dtype)
+        return Sum.apply(y, rows, self.basis, self.leaf)
+
+
+def joined_output(layers: Sequence[nn.Linear], x: Tensor) -> Tensor | None:
+    """Return the outputs of layers side by side, by one product; None where each has its own."""
+    group: LinearGroup | None = getattr(layers[0], "group", None)
+    if group is None or group.layers != tuple(layers) or torch.compiler.is_compiling():
+        return None
+    linears: StageLinears = layers[0].linears  # type: ignore[assignment]
+    return None if linears.dtype is None else linears.output(group, x)
+
+
+@cache
+def stage_linear_class(kind: Any) -> type[StageLinear]:
+    """Return the class of an adopted layer, which may be one that somebody has derived."""
+    if kind is nn.Linear:
+        return StageLinear
+    made: type[StageLinear] = type(f"Stage{kind.__name__}", (StageLinear, kind), {})
+    return made

@@ -1,0 +1,137 @@
+"""Products that are added to what is there, and autograd's view of linear layers."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from timelyfreeze.runtime.linear.groups import LinearGroup
+
+
+def added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``total``, 0 if None, plus left right in ``dtype``, in place.
+
+    On CUDA a product of 16-bit factors is added to float32 as it is made: 8 bytes are moved for
+    each element instead of 20 by a product, its cast and a sum.
+    """
+    mixed = left.is_cuda and left.dtype != dtype
+    if total is None:
+        if mixed:
+            return torch.mm(left, right, out_dtype=dtype)
+        return (left @ right).to(dtype)
+    if total.dtype == left.dtype:
+        return total.addmm_(left, right)
+    if mixed:
+        return torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    return total.add_(left @ right)
+
+
+def in_subspace(dy: Tensor, kept: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of dW in a subspace: (X Q)^T dY or (dY Q)^T X, as ``kept`` says.
+
+    ``kept`` is X Q, or X, which is wider than Q.
+    """
+    if kept.shape[1] == basis.shape[1]:
+        return kept.t(), dy  # up to half the time of its transpose
+    return (dy @ basis).t(), kept
+
+
+class Taker(Protocol):
+    """What takes the gradients of a stage's layers: :class:`StageLinears`."""
+
+    def begin(self, group: LinearGroup, x: Tensor) -> tuple[Tensor, Tensor | None, Any]:
+        """Return the outputs of a group, what its gradient needs, and what becomes of it."""
+
+    def end(self, group: LinearGroup, dy: Tensor, kept: Tensor | None, plan: Any) -> None:
+        """Take the gradient of a group's outputs, [N, d_out]."""
+
+    def working(self, group: LinearGroup) -> Tensor:
+        """Return the weights of a group, joined, in the type of products."""
+
+    def take(self, layer: nn.Linear, dy: Tensor, kept: Tensor, microbatch: int) -> None:
+        """Take the gradient of a frozen layer's outputs."""
+
+
+class Product(Function):  # type: ignore[misc]
+    """The outputs of a group in 16 bits; its backward gives the weights their gradients.
+
+    The weights are no inputs of the graph, which would add up their gradients one by one. So that a
+    backward which is told its inputs comes by, ``anchor`` stands for them; it gets no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, taker: Taker, group: LinearGroup) -> Any:
+        y, kept, ctx.plan = taker.begin(group, x)
+        ctx.save_for_backward(kept)
+        ctx.taker, ctx.group, ctx.shape, ctx.dtype = taker, group, x.shape, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (kept,) = ctx.saved_tensors
+        dy = dy.reshape(-1, dy.shape[-1])
+        ctx.taker.end(ctx.group, dy, kept, ctx.plan)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ ctx.taker.working(ctx.group)).view(ctx.shape).to(ctx.dtype)
+        return dx, None, None, None
+
+
+class ExactProduct(Function):  # type: ignore[misc]
+    """x W^T by a copy of W in 16 bits, whose gradient is one of W itself, for compiled graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, copy: Tensor) -> Tensor:
+        ctx.save_for_backward(x, copy)
+        ctx.dtype = weight.dtype
+        return functional.linear(x, copy)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, copy = ctx.saved_tensors
+        left, right = dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+        return dy @ copy, added(None, left, right, ctx.dtype), None
+
+
+class Take(Function):  # type: ignore[misc]
+    """The identity, whose backward hands the gradient of a layer's output to its subspace.
+
+    A node of its own, so that the layer's product stays torch's: it has no weight to compute a
+    gradient for, and keeps no input.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, kept: Tensor, taker: Taker, layer: nn.Linear, microbatch: int
+    ) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.taker, ctx.layer, ctx.microbatch = taker, layer, microbatch
+        ctx.mark_dirty(y)  # no view of it: a split backward detaches what a stage sends in place
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (kept,) = ctx.saved_tensors
+        ctx.taker.take(ctx.layer, dy.reshape(-1, dy.shape[-1]), kept, ctx.microbatch)
+        return dy, None, None, None, None
+
+
+class Sum(Function):  # type: ignore[misc]
+    """The identity, whose backward gives the product in the subspace to a leaf.
+
+    It has no effect beside its outputs, as a compiled graph must not; the leaf adds up float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, kept: Tensor, basis: Tensor, leaf: Tensor) -> Tensor:
+        ctx.save_for_backward(kept, basis)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        kept, basis = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        left, right = in_subspace(rows, kept, basis.to(rows.dtype))
+        return dy, None, None, added(None, left, right, torch.float32)
