@@ -205,8 +205,8 @@ class FreezingStage(EnteringStage):
             super().backward_one_chunk(
                 bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
             )
-            if last_backward and full_backward and self.low_rank is not None:
-                self.low_rank.add_to_gradients()
+            if last_backward and full_backward and self.linears is not None:
+                self.linears.add_to_gradients()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and time the weight half of one microbatch's split backward."""
@@ -216,8 +216,8 @@ class FreezingStage(EnteringStage):
             return
         with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
-            if last_backward and self.low_rank is not None:
-                self.low_rank.add_to_gradients()
+            if last_backward and self.linears is not None:
+                self.linears.add_to_gradients()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False

@@ -20,6 +20,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.runtime import Exchange
+from timelyfreeze.runtime.linear import ADAPTER_PLACE, Adapter
 from torchtitan.lora import Lora
 
 HEAD = "output"
@@ -115,6 +116,9 @@ def _inject(part: nn.Module, layers: list[str], settings: Lora) -> None:
         if isinstance(module, LoraLayer):
             # Mixed precision is autocast's and FSDP's work; peft would cast to float32 before it.
             module.cast_input_dtype_enabled = False
+            down, up = module.lora_A["default"], module.lora_B["default"]
+            adapter = Adapter(module.base_layer, down, up, module.scaling["default"])
+            setattr(module, ADAPTER_PLACE, adapter)
             module.lora_A.to(module.weight.dtype)
             module.lora_B.to(module.weight.dtype)
             module.register_state_dict_post_hook(_name_as_without)

@@ -6,6 +6,8 @@ layer's shorter side, the part of dW that lies in Q costs k (1 / d_in + 1 / d_ou
 dY^T (X Q) Q^T, or Q (dY Q)^T X.
 """
 
+from timelyfreeze.runtime.linear.adapters import PLACE as ADAPTER_PLACE
+from timelyfreeze.runtime.linear.adapters import Adapter
 from timelyfreeze.runtime.linear.groups import LinearGroup, stage_parameters
 from timelyfreeze.runtime.linear.layers import StageLinear, joined_output
 from timelyfreeze.runtime.linear.stage_linears import (

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ def linear_groups(module: nn.Module, layers: Sequence[nn.Linear]) -> list[Linear
     names = {id(p): name for name, p in stage_parameters(module)}
     known = {id(layer) for layer in layers}
     joined: dict[int, list[nn.Linear]] = {}
-    for together in _declared(module):
+    for together in declared_groups(module):
         if all(id(layer) in known for layer in together):
             joined[id(together[0])] = together
             known.difference_update(id(layer) for layer in together)
@@ -68,7 +69,8 @@ def linear_groups(module: nn.Module, layers: Sequence[nn.Linear]) -> list[Linear
     return list(groups.values())
 
 
-def _declared(module: nn.Module) -> Iterator[list[nn.Linear]]:
+def declared_groups(module: nn.Module) -> Iterator[list[Any]]:
+    """Yield the layers that modules say to be of one input."""
     for part in module.modules():
         for attributes in getattr(part, "linear_groups", ()):
             yield [getattr(part, attribute) for attribute in attributes]

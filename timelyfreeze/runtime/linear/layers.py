@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from timelyfreeze.runtime.linear.adapters import AdapterGroup
 from timelyfreeze.runtime.linear.groups import LinearGroup
 from timelyfreeze.runtime.linear.products import ExactProduct, Sum
 
@@ -75,7 +76,7 @@ class StageLinear(nn.Linear):  # type: ignore[misc]
 
 def joined_output(layers: Sequence[nn.Linear], x: Tensor) -> Tensor | None:
     """Return the outputs of layers side by side, by one product; None where each has its own."""
-    group: LinearGroup | None = getattr(layers[0], "group", None)
+    group: LinearGroup | AdapterGroup | None = getattr(layers[0], "group", None)
     if group is None or group.layers != tuple(layers) or torch.compiler.is_compiling():
         return None
     linears: StageLinears = layers[0].linears  # type: ignore[assignment]

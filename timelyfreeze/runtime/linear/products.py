@@ -63,6 +63,7 @@ class Product(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, taker: Taker, group: LinearGroup) -> Any:
+        """Return the outputs side by side, [..., d_out]."""
         y, kept, ctx.plan = taker.begin(group, x)
         ctx.save_for_backward(kept)
         ctx.taker, ctx.group, ctx.shape, ctx.dtype = taker, group, x.shape, x.dtype
@@ -70,6 +71,7 @@ class Product(Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        """Return the gradient of x; weights get theirs by ``taker``."""
         (kept,) = ctx.saved_tensors
         dy = dy.reshape(-1, dy.shape[-1])
         ctx.taker.end(ctx.group, dy, kept, ctx.plan)
@@ -84,12 +86,14 @@ class ExactProduct(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, copy: Tensor) -> Tensor:
+        """Return x W^T, in the type of the copy."""
         ctx.save_for_backward(x, copy)
         ctx.dtype = weight.dtype
         return functional.linear(x, copy)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients of x and of W, the latter in the type of W."""
         x, copy = ctx.saved_tensors
         left, right = dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1])
         return dy @ copy, added(None, left, right, ctx.dtype), None
@@ -106,6 +110,7 @@ class Take(Function):  # type: ignore[misc]
     def forward(
         ctx: Any, y: Tensor, kept: Tensor, taker: Taker, layer: nn.Linear, microbatch: int
     ) -> Tensor:
+        """Return y; ``kept`` is X Q, or X."""
         ctx.save_for_backward(kept)
         ctx.taker, ctx.layer, ctx.microbatch = taker, layer, microbatch
         ctx.mark_dirty(y)  # no view of it: a split backward detaches what a stage sends in place
@@ -113,6 +118,7 @@ class Take(Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient as it came."""
         (kept,) = ctx.saved_tensors
         ctx.taker.take(ctx.layer, dy.reshape(-1, dy.shape[-1]), kept, ctx.microbatch)
         return dy, None, None, None, None
@@ -126,11 +132,13 @@ class Sum(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, kept: Tensor, basis: Tensor, leaf: Tensor) -> Tensor:
+        """Return y; ``kept`` is X Q, or X."""
         ctx.save_for_backward(kept, basis)
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, Tensor]:
+        """Return the gradient as it came, and the product for the leaf."""
         kept, basis = ctx.saved_tensors
         rows = dy.reshape(-1, dy.shape[-1])
         left, right = in_subspace(rows, kept, basis.to(rows.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.nn import functional
 
-from timelyfreeze.runtime.linear.groups import LinearGroup, linear_groups
+from timelyfreeze.runtime.linear.adapters import PLACE as ADAPTER
+from timelyfreeze.runtime.linear.adapters import (
+    AdapterGroup,
+    AdapterProduct,
+    stage_adapter_class,
+)
+from timelyfreeze.runtime.linear.groups import LinearGroup, declared_groups, linear_groups
 from timelyfreeze.runtime.linear.layers import StageLinear, stage_linear_class
 from timelyfreeze.runtime.linear.products import Product, Take, added, in_subspace
 from timelyfreeze.settings import key
@@ -35,12 +41,14 @@ class StageLinears:
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
         # A subclass, as for float8, may compute something else than x W^T.
         forwards = (nn.Linear.forward, StageLinear.forward)
-        layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        adapted = [m for m in module.modules() if hasattr(m, ADAPTER)] if dtype else []
+        parts = {id(part) for layer in adapted for part in layer.modules()}
+        layers = [m for m in module.modules() if isinstance(m, nn.Linear) and id(m) not in parts]
         layers = [layer for layer in layers if type(layer).forward in forwards]
         self.dtype = dtype
         self.groups = linear_groups(module, layers)
         self._home = {name: group for group in self.groups for name in group.names}
-        self._alone: dict[StageLinear, LinearGroup] = {}
+        self._alone: dict[nn.Module, Any] = {}
         names = {id(p): name for group in self.groups for name, p in _named(group)}
         for layer in layers:
             if not isinstance(layer, StageLinear):
@@ -48,26 +56,41 @@ class StageLinears:
             layer.linears, layer.group = self, self._home[names[id(layer.weight)]]
             layer.copy, layer.learns_frozen = None, False
             self._alone[layer] = LinearGroup([layer], [names[id(layer.weight)]])
+        self._adapters = self._adopt_adapters(module, adapted)
         self._compiled = _inside_compiled(module)
         parts = list(module.modules())
         self._is_compiled_in_place = any(p._compiled_call_impl is not None for p in parts)
         self.rank = self._first_rank = 0
         self.bases: dict[str, Tensor] = {}  # Q by the name of a group
         self._sums: dict[str, Tensor] = {}
-        self._casts: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._casts: dict[str, Any] = {}
         self._anchors: dict[str, Tensor] = {}
         self._keeps = False
         self.without_chain: set[str] = set()
         self.timed_update: Callable[[], AbstractContextManager[object]] = nullcontext
         self.frozen: Collection[str] = ()  # weights and biases that the microbatch at hand freezes
         self.frozen_groups: Collection[str] = ()
-        self._microbatch = -1
+        self.microbatch = -1
         self._postponed: dict[int, list[Callable[[], None]]] = {}
         self._postpones = False
         self.is_staged = False  # gradients count inside of actions alone
         self._acts = False
         # X, who reads it, and what they keep of it
         self._projected: tuple[Tensor, LinearGroup, Tensor] | None = None
+
+    def _adopt_adapters(self, module: nn.Module, layers: Sequence[nn.Module]) -> list[AdapterGroup]:
+        known, groups = {id(layer) for layer in layers}, []
+        for together in declared_groups(module):
+            if all(id(layer) in known for layer in together):
+                groups.append(AdapterGroup(together, self, f"adapters {len(groups)}"))
+        for layer in layers:
+            layer.__class__ = stage_adapter_class(type(layer))
+            group = AdapterGroup([layer], self, f"adapter {len(self._alone)}")
+            layer.linears, layer.group, self._alone[layer] = self, group, group
+        for group in groups:
+            for layer in group.layers:
+                layer.group = group
+        return [*groups, *(self._alone[layer] for layer in layers)]
 
     # -- subspaces ---------------------------------------------------------------------------------
 
@@ -126,7 +149,7 @@ class StageLinears:
         A backward may run forwards too, of what is recomputed. The input half of a split one
         ``postpones`` products of weight gradients, which wait for :meth:`run_postponed`.
         """
-        self._microbatch, self._postpones, self.frozen = microbatch, postpones, frozen
+        self.microbatch, self._postpones, self.frozen = microbatch, postpones, frozen
         self._acts = True
         if self.rank:
             self.frozen_groups = {self._home[name].name for name in frozen if name in self._home}
@@ -147,13 +170,18 @@ class StageLinears:
     def targets(self) -> list[Tensor]:
         """Return what a backward has to lead to, besides live tensors of the graph."""
         leaves = [one.leaf for one in self._compiled if one.group.name in self.frozen_groups]
-        wanted = (group for group in self.groups if self._anchors.get(group.name) is not None)
-        return leaves + [self._anchors[g.name] for g in wanted if self.rank or self._is_live(g)]
+        for group in self.groups:
+            if group.name in self._anchors and (self.rank or self._is_live(group)):
+                leaves.append(self._anchors[group.name])
+        return leaves + [self._anchors[g.name] for g in self._adapters if g.name in self._anchors]
 
     def _is_live(self, group: LinearGroup) -> bool:
         return any(name not in self.frozen for name in (*group.names, *_biases(group)))
 
-    def _now_or_later(self, microbatch: int, add: Callable[[], None]) -> None:
+    def now_or_later(self, microbatch: int, add: Callable[[], None]) -> None:
+        """Add to gradients; in the input half of a split backward only when its other half runs."""
+        if self.is_staged and not self._acts:
+            return  # torch looks for the types of what stages send, by a backward of noise
         if self._postpones:
             self._postponed.setdefault(microbatch, []).append(add)
         else:
@@ -161,34 +189,38 @@ class StageLinears:
 
     # -- 16-bit products ---------------------------------------------------------------------------
 
-    def output(self, group: LinearGroup, x: Tensor) -> Tensor:
+    def output(self, group: LinearGroup | AdapterGroup, x: Tensor) -> Tensor:
         """Return the outputs of the layers of a group side by side, [..., d_out], in ``dtype``."""
-        if not torch.is_grad_enabled():
-            bias = _bias(group, self.dtype)
-            return functional.linear(x.to(self.dtype), self.working(group), bias)
         if group.name not in self._anchors:
             self._anchors[group.name] = torch.zeros((), device=x.device, requires_grad=True)
-        return Product.apply(x, self._anchors[group.name], self, group)
+        anchor = self._anchors[group.name]
+        if isinstance(group, AdapterGroup):
+            return AdapterProduct.apply(x, anchor, group)
+        if torch.is_grad_enabled():
+            return Product.apply(x, anchor, self, group)
+        bias = _bias(group, self.dtype)
+        return functional.linear(x.to(self.dtype), self.working(group), bias)
 
     def _columns(self, layer: StageLinear) -> slice:
         return layer.group.columns_of(self._alone[layer].name)
 
-    def alone(self, layer: StageLinear) -> LinearGroup:
-        """Return the group of a layer that is called by itself."""
+    def alone(self, layer: nn.Module) -> Any:
+        """Return the group of a layer that is called by itself, of its kind."""
         return self._alone[layer]
 
     def begin(self, group: LinearGroup, x: Tensor) -> tuple[Tensor, Tensor | None, Any]:
         """Return a group's outputs, what their gradient needs, and who is live; see ``Product``."""
         x = x.to(self.dtype)
         y = functional.linear(x, self.working(group), _bias(group, self.dtype))
-        live = [name for name in group.names if name not in self.frozen]
+        pairs = zip(group.names, group.layers, strict=True)
+        live = [n for n, one in pairs if n not in self.frozen and one.weight.requires_grad]
         biases = [name for name in _biases(group) if name not in self.frozen]
         kept = None
         if live:
             kept = x.reshape(-1, x.shape[-1])
         elif self.rank:
             kept = self._kept(self._home[group.name], x)
-        return y, kept, (self._microbatch, live, biases)
+        return y, kept, (self.microbatch, live, biases)
 
     def _kept(self, group: LinearGroup, x: Tensor) -> Tensor:
         """Return X Q, or X where directions are those of outputs."""
@@ -197,16 +229,14 @@ class StageLinears:
 
     def end(self, group: LinearGroup, dy: Tensor, kept: Tensor | None, plan: Any) -> None:
         """Take the gradient of a group's outputs, [N, d_out], now or in the weight half."""
-        if self.is_staged and not self._acts:
-            return  # torch looks for the types of what stages send, by a backward of noise
         microbatch, live, biases = plan
         if live or biases:
             add = partial(self._add_exact, group, dy, kept, live, biases)
-            self._now_or_later(microbatch, add)
+            self.now_or_later(microbatch, add)
         if not live and kept is not None:
             home = self._home[group.name]
             columns = slice(0, home.d_out) if home is group else home.columns_of(group.name)
-            self._now_or_later(microbatch, partial(self._add_part, home, columns, dy, kept))
+            self.now_or_later(microbatch, partial(self._add_part, home, columns, dy, kept))
 
     @torch.no_grad()
     def _add_exact(
@@ -244,21 +274,23 @@ class StageLinears:
         known = self._projected
         if known is None or known[0] is not x or known[1] is not layer.group:
             known = self._projected = x, layer.group, self._kept(layer.group, x.detach())
-        return Take.apply(y, known[2], self, layer, self._microbatch)
+        return Take.apply(y, known[2], self, layer, self.microbatch)
 
     def take(self, layer: StageLinear, dy: Tensor, kept: Tensor, microbatch: int) -> None:
         """Take the gradient of a frozen layer's output; ``kept`` is X Q, or X."""
         columns = self._columns(layer)
-        self._now_or_later(microbatch, partial(self._add_part, layer.group, columns, dy, kept))
+        self.now_or_later(microbatch, partial(self._add_part, layer.group, columns, dy, kept))
 
     # -- a batch's end -----------------------------------------------------------------------------
 
     def add_to_gradients(self) -> None:
-        """Add what lies in the subspaces to the gradients of the weights, after the last backward.
+        """Add sums of subspaces and of adapters to gradients, after the last backward.
 
         One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
         the gradients are those of gathered weights, until they are reduced.
         """
+        for adapters in self._adapters:
+            adapters.add_to_gradients()
         for layer in self._compiled if self.rank else ():
             if layer.leaf.grad is not None:
                 columns = self._columns(layer)
@@ -283,6 +315,8 @@ class StageLinears:
         """Let go of the sums of a batch."""
         self._sums.clear()
         self._postponed.clear()
+        for adapters in self._adapters:
+            adapters.forget()
         if self.dtype is None:
             self._casts.clear()
         for layer in self._compiled if self.rank else ():
@@ -320,14 +354,18 @@ class StageLinears:
         (first, *others) = (layer.weight.detach() for layer in group.layers)
         if not others:
             return self._cast(group.name, first, self.dtype)
-        known = self._casts.get((f"{group.name} and more", self.dtype))
-        if known is None:
-            known = first.new_empty((group.d_out, group.d_in), dtype=self.dtype)
+
+        def join() -> Tensor:
+            joined = first.new_empty((group.d_out, group.d_in), dtype=self.dtype)
             for columns, weight in zip(group.columns, (first, *others), strict=True):
-                known[columns].copy_(weight)
-            if self._keeps:
-                self._casts[f"{group.name} and more", self.dtype] = known
-        return known
+                joined[columns].copy_(weight)
+            return joined
+
+        return self._kept_copy(f"{group.name} and others", join)
+
+    def adapter_copies(self, group: AdapterGroup) -> tuple[Tensor, Tensor]:
+        """Return A and B of a group of adapters in ``dtype``; see :class:`AdapterGroup`."""
+        return self._kept_copy(group.name, group.copies)
 
     def weight(self, layer: StageLinear, dtype: torch.dtype) -> Tensor:
         """Return W outside of the graph in a type, cast once for all microbatches of a batch."""
@@ -340,12 +378,15 @@ class StageLinears:
     def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if tensor.dtype == dtype:
             return tensor
-        known = self._casts.get((name, dtype))
-        if known is None:
-            known = tensor.to(dtype)
+        return self._kept_copy(f"{name} {dtype}", lambda: tensor.to(dtype))
+
+    def _kept_copy(self, name: str, make: Callable[[], Any]) -> Any:
+        copy = self._casts.get(name)
+        if copy is None:
+            copy = make()
             if self._keeps or self.dtype is None:
-                self._casts[name, dtype] = known
-        return known
+                self._casts[name] = copy
+        return copy
 
 
 def linears_of(module: nn.Module) -> StageLinears | None:
