@@ -127,9 +127,19 @@ class CompiledBlocks:
         )
         self._frozen: dict[nn.Module, NDArray[np.bool_]] = {}
         self._hidden: list[Tensor] = []
+        self._missing: dict[nn.Module, NDArray[np.bool_]] = {}  # variants to be compiled
         for block in self._blocks:
-            block.register_forward_pre_hook(self._hide)
+            block.register_forward_pre_hook(self._hide, with_kwargs=True)
             block.register_forward_hook(self._show)
+
+    def compile_frozen(self, exact: NDArray[np.bool_]) -> None:
+        """Have each block compiled with everything frozen but ``exact``, at its next forward.
+
+        Else that would come in the middle of a run, when the others wait no longer than for a step.
+        Blocks that are alike share what is compiled.
+        """
+        pairs = zip(self._blocks, self.positions, strict=True)
+        self._missing = {block: ~exact[list(where)] for block, where in pairs}
 
     @contextmanager
     def without_weight_gradients(self, mask: NDArray[np.bool_] | None) -> Iterator[None]:
@@ -147,13 +157,25 @@ class CompiledBlocks:
             self._frozen = {}
             self._show()
 
-    def _hide(self, block: nn.Module, inputs: Any) -> None:
+    def _hide(self, block: nn.Module, inputs: Any, kwargs: Any) -> None:
         # Without gradients at all, a third variant would be compiled for nothing.
-        if block in self._frozen and torch.is_grad_enabled():
-            pairs = zip(block.parameters(), self._frozen[block], strict=True)
-            self._hidden = [p for p, is_frozen in pairs if is_frozen and p.requires_grad]
-            for parameter in self._hidden:
-                parameter.requires_grad_(False)
+        if not torch.is_grad_enabled():
+            return
+        if block in self._missing:
+            self._hide_those(block, self._missing.pop(block))
+            hidden, *others = inputs
+            hidden = hidden.detach().requires_grad_()
+            output = block.forward(hidden, *others, **kwargs)  # without hooks
+            torch.autograd.grad(output, hidden, torch.zeros_like(output))
+            self._show()
+        if block in self._frozen:
+            self._hide_those(block, self._frozen[block])
+
+    def _hide_those(self, block: nn.Module, mask: NDArray[np.bool_]) -> None:
+        pairs = zip(block.parameters(), mask, strict=True)
+        self._hidden = [p for p, is_frozen in pairs if is_frozen and p.requires_grad]
+        for parameter in self._hidden:
+            parameter.requires_grad_(False)
 
     def _show(self, *hook_arguments: Any) -> None:
         for parameter in self._hidden:

@@ -91,6 +91,7 @@ class FreezingStage(EnteringStage):
         if self.linears is not None:
             self.linears.is_staged = True
         self.frozen_together = self._units(joined)
+        self._compiles_both = False
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
         self.message_bytes = 0  # size of what this stage sends to the next
@@ -144,6 +145,10 @@ class FreezingStage(EnteringStage):
         self._masks = masks
         self._without_input_grads = without_input_grads
         self.applied_ratios = {}
+        # A block that FSDP gathers would have to be run a second time with its hooks.
+        if not self._compiles_both and not isinstance(self.submod, FSDPModule):
+            self._compiles_both = True
+            self._blocks.compile_frozen(self.exact)
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from timelyfreeze.runtime.linear.groups import declared_groups
 from timelyfreeze.runtime.linear.products import added
 
 if TYPE_CHECKING:
@@ -136,11 +137,12 @@ class StageAdapter(nn.Module):  # type: ignore[misc]
 
     linears: StageLinears
     group: AdapterGroup
+    alone: AdapterGroup  # of this layer by itself
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b + scale x A^T B^T."""
         if not torch.compiler.is_compiling():
-            return self.linears.output(self.linears.alone(self), x)
+            return self.linears.output(self.alone, x)
         adapter: Adapter = getattr(self, PLACE)
         dtype = adapter.base.weight.dtype
         x = x.to(dtype)
@@ -154,6 +156,25 @@ def stage_adapter_class(kind: Any) -> type[StageAdapter]:
     """Return the class of an adopted layer with an adapter."""
     made: type[StageAdapter] = type(f"Stage{kind.__name__}", (StageAdapter, kind), {})
     return made
+
+
+def adopt_adapters(module: nn.Module, linears: StageLinears) -> list[AdapterGroup]:
+    """Have ``linears`` compute all layers of a stage that have an adapter."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, PLACE)]
+    known = {id(layer) for layer in layers}
+    groups: list[AdapterGroup] = []
+    for together in declared_groups(module):
+        if all(id(layer) in known for layer in together):
+            groups.append(AdapterGroup(together, linears, f"adapters {len(groups)}"))
+    for i, layer in enumerate(layers):
+        kind: Any = type(layer)
+        layer.__class__ = stage_adapter_class(kind)
+        layer.linears, layer.alone = linears, AdapterGroup([layer], linears, f"adapter {i}")
+        layer.group = layer.alone
+    for group in groups:
+        for layer in group.layers:
+            layer.group = group
+    return [*groups, *(layer.alone for layer in layers)]
 
 
 def _slices(widths: Sequence[int]) -> list[slice]:

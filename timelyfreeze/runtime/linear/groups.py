@@ -33,9 +33,21 @@ class LinearGroup:
         return self.names[0]
 
     @property
+    def bias_names(self) -> list[str]:
+        """The names of the biases that there are."""
+        pairs = zip(self.names, self.layers, strict=True)
+        return [self.bias_of(name) for name, layer in pairs if layer.bias is not None]
+
+    @staticmethod
+    def bias_of(name: str) -> str:
+        """Return the name of the bias beside a weight."""
+        return f"{name.removesuffix('weight')}bias"
+
+    @property
     def side(self) -> int:
         """The length of a direction."""
-        return self.d_in if self.of_inputs else self.d_out
+        side: int = self.d_in if self.of_inputs else self.d_out
+        return side
 
     def columns_of(self, name: str) -> slice:
         """Return the place of a weight's outputs among those of the group."""

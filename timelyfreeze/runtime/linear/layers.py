@@ -27,11 +27,19 @@ class StageLinear(nn.Linear):  # type: ignore[misc]
     """
 
     linears: StageLinears
+    name: str  # of the weight
     group: LinearGroup
+    alone: LinearGroup  # of this layer by itself
     copy: Tensor | None
     learns_frozen: bool
     basis: Tensor
     leaf: Tensor
+
+    def adopt(self, linears: StageLinears, name: str, group: LinearGroup) -> None:
+        """Compute for ``linears`` from now on, in this group."""
+        self.linears, self.name, self.group = linears, name, group
+        self.alone = group if group.layers == (self,) else LinearGroup([self], [name])
+        self.copy, self.learns_frozen = None, False
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, as the base class does."""
@@ -39,7 +47,7 @@ class StageLinear(nn.Linear):  # type: ignore[misc]
             return self._compiled(x)
         linears = self.linears
         if linears.dtype is not None:
-            return linears.output(linears.alone(self), x)
+            return linears.output(self.alone, x)
         if self.group.name not in linears.frozen_groups or not torch.is_grad_enabled():
             return super().forward(x)
         if not x.requires_grad:
@@ -79,7 +87,7 @@ def joined_output(layers: Sequence[nn.Linear], x: Tensor) -> Tensor | None:
     group: LinearGroup | AdapterGroup | None = getattr(layers[0], "group", None)
     if group is None or group.layers != tuple(layers) or torch.compiler.is_compiling():
         return None
-    linears: StageLinears = layers[0].linears  # type: ignore[assignment]
+    linears: StageLinears = layers[0].linears
     return None if linears.dtype is None else linears.output(group, x)
 
 

@@ -116,7 +116,7 @@ def test_what_frozen_weights_still_learn_is_part_of_their_time(
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(
-        StageLinears, "_add_part", lambda self, group, columns, dy, kept: done.append(group.name)
+        StageLinears, "add", lambda self, group, columns, dy, kept: done.append(group.name)
     )
     stage = lone(Seen(), gradient_rank=1)
     stage.run(np.ones(2, dtype=np.bool_), split=split)
