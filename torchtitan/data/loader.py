@@ -14,6 +14,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.rows.errors import DataError
+from torchtitan.data.sequences import as_batch
 from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.freezing.config.job_config import Validation
 
@@ -132,7 +133,8 @@ def loader_of(dataset: ResumableDataset, batch_size: int, **loading: Any) -> Res
     ``loading`` goes to torchdata's loader.
     """
     place = {"dp_rank": dataset.dp_rank, "dp_world_size": dataset.dp_world_size}
-    built = ResizableDataloader(dataset, **place, batch_size=batch_size, drop_last=True, **loading)
+    how = {"batch_size": batch_size, "drop_last": True, "collate_fn": as_batch, **loading}
+    built = ResizableDataloader(dataset, **place, **how)
     dataset.examples_of_a_reader(built.n_readers)
     dataset.require_targets()
     return built

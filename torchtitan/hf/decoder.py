@@ -3,19 +3,22 @@
 In packed sequences the examples do not see one another. Upstream ends a document at every end
 token, which a conversation has after each of its answers, so a turn would not see the turns before
 it. And its masks go with kernels that train on GPUs alone (flex, varlen), while its positions run
-on through all documents. Here a document begins where ``positions`` is 0. That one tensor travels
-to every pipeline stage, split into microbatches like the batch; rotary embeddings take it as it is,
-and the mask follows from it.
+on through all documents. Here a document begins where ``positions`` is 0. They and the ``lengths``
+of documents travel to every pipeline stage, split into microbatches like the batch.
 
-The mask is a plain tensor for torch's scaled dot product, so this works on the CPU and on any GPU.
-It costs the full square of the sequence where a causal kernel computes half of it.
+GPUs have a kernel that goes from document to document: memory grows with the sequence. Elsewhere a
+mask, a plain tensor, follows from ``positions``, at the cost of the full square of the sequence.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import (
     Attention,
@@ -25,7 +28,11 @@ from torchtitan.models.llama3.model.model import (
 )
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
-from torchtitan.data.sequences import POSITIONS
+from torchtitan.data.sequences import LENGTHS, POSITIONS
+
+# Before torch 2.12 the kernel took fewer heads of keys than of queries without being told.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -71,6 +78,37 @@ def document_mask(positions: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
+def document_bounds(lengths: Tensor) -> Tensor:
+    """Return where documents begin among all tokens of a microbatch, and its end: int32 [B K + 1].
+
+    ``lengths``, int32 [B, K], are of the documents of each sequence, some of them 0. No device is
+    waited for.
+    """
+    bounds = F.pad(lengths.flatten().cumsum(0, dtype=torch.int32), (1, 0))
+    torch._dynamo.maybe_mark_dynamic(bounds, 0)  # another K compiles nothing again
+    return bounds
+
+
+@cache
+def has_document_kernel(device: torch.device, head_dim: int) -> bool:
+    """Return whether a device has the kernel for documents, as NVIDIA's from the A100 on do."""
+    return (
+        device.type == "cuda"
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and head_dim % 8 == 0
+        and head_dim <= 192
+    )
+
+
+def attend_by_document(queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor) -> Tensor:
+    """Attend within documents: [B, T, heads, d]; keys and values may have fewer heads."""
+    most = queries.shape[1]  # the longest document there may be: a number that no batch changes
+    tokens = (part.flatten(0, 1) for part in (queries, keys, values))
+    found = varlen_attn(*tokens, bounds, bounds, most, most, window_size=(-1, 0), **_GROUPED)
+    return found.view_as(queries)
+
+
 class DecoderAttention(Attention):
     """Upstream's attention, with the biases, norms and heads of ``args``, under a mask if any."""
 
@@ -102,7 +140,10 @@ class DecoderAttention(Attention):
         attention_masks: Tensor | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attend: from [B, T, dim] to the same shape, as upstream without masks."""
+        """Attend: from [B, T, dim] to the same shape, as upstream without masks.
+
+        ``attention_masks`` is a mask, or the bounds of documents where there is a kernel for them.
+        """
         shape = (*x.shape[:2], -1, self.head_dim)
         queries, keys, values = (
             self.wq(x).view(shape),
@@ -115,16 +156,30 @@ class DecoderAttention(Attention):
             queries = self.q_norm(queries.to(dtype)).type_as(values)
             keys = self.k_norm(keys.to(dtype)).type_as(values)
         queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
-        if attention_masks is not None:
+        found = self._attended(queries, keys, values, attention_masks, positions)
+        return self.wo(found.flatten(2))
+
+    def _attended(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        masks: Tensor | None,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """Return what queries attend to; all are [B, T, heads, d]."""
+        if masks is not None and masks.dtype != torch.bool:
+            if values.dtype in _KERNEL_DTYPES:
+                return attend_by_document(queries, keys, values, masks)
+            masks = document_mask(positions)
+        if masks is not None:
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)
             values = values.repeat_interleave(self.n_rep, dim=2)
         by_head = [part.transpose(1, 2) for part in (queries, keys, values)]  # [B, heads, T, d]
-        if attention_masks is None:
-            attended = self.inner_attention(*by_head, enable_gqa=self.enable_gqa)
-        else:
-            attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
-        return self.wo(attended.transpose(1, 2).flatten(2))
+        if masks is None:
+            return self.inner_attention(*by_head, enable_gqa=self.enable_gqa).transpose(1, 2)
+        return F.scaled_dot_product_attention(*by_head, attn_mask=masks).transpose(1, 2)
 
 
 class Decoder(Transformer):
@@ -137,11 +192,18 @@ class Decoder(Transformer):
             layer.attention = DecoderAttention(args)
 
     def forward(
-        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        attention_masks: Tensor | None = None,
+        positions: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits of tokens, [B, T], or a stage's output; masked if packed."""
+        """Compute logits of tokens, [B, T], or a stage's output; within documents if packed."""
         if positions is not None and attention_masks is None:
-            attention_masks = document_mask(positions)
+            if lengths is None or not has_document_kernel(tokens.device, self.model_args.head_dim):
+                attention_masks = document_mask(positions)
+            else:
+                attention_masks = document_bounds(lengths)
         return super().forward(tokens, attention_masks, positions)
 
     def _precompute_freqs_cis(self) -> Tensor:
@@ -180,7 +242,7 @@ def require_turns(flavor: str, model_args: Any) -> None:
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
+    """Move what tells of documents from what the first pipeline stage gets to what all get."""
     first = dict(extra_inputs)
-    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
+    every = {name: first.pop(name) for name in (POSITIONS, LENGTHS) if name in first}
     return first, extra_kwargs | every
