@@ -81,7 +81,7 @@ def test_the_kernel_is_as_near_to_float32_as_the_mask():
         by_document = run(model, batch)
     assert len(calls) == 2
     assert difference(by_mask, expected) < 0.05
-    assert difference(by_document, expected) < 1.2 * difference(by_mask, expected)
+    assert difference(by_document, expected) < 1.3 * difference(by_mask, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

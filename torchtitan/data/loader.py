@@ -65,7 +65,10 @@ class ResizableDataloader(ParallelAwareDataloader):
             if len(workers) == max(1, self.num_workers) and self.dataset.continues(
                 workers, dp_degree * len(workers)
             ):
-                StatefulDataLoader.load_state_dict(self, own)
+                if ("_snapshot" in own) == (self.num_workers > 0):
+                    StatefulDataLoader.load_state_dict(self, own)
+                else:  # one worker reads what this process would
+                    self.dataset.load_state_dict(workers[0])
                 return
         names = [f"{RANK_KEY}{rank}" for rank in range(dp_degree)]
         if missing := [name for name in names if name not in state_dict]:

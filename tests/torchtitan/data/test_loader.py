@@ -114,6 +114,29 @@ def test_workers_do_not_repeat_examples() -> None:
     assert sorted(single.tolist()) == sorted(double.tolist())
 
 
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (1, 1)])
+def test_one_worker_reads_what_the_process_itself_reads(
+    before: int, after: int, packing: bool
+) -> None:
+    """To the last bit, also where one goes on for the other in the middle of a window."""
+    source = DataSource("sharegpt", str(ASSETS / "tiny_chat"))
+    kwargs = {"sources": [source], "seq_len": 256, "shuffle_seed": 5, "packing": packing}
+    kwargs |= {"dp_world_size": 2, "dp_rank": 1, "batch_size": 3}
+    whole = [batch for batch, _ in zip(build(**kwargs), range(12), strict=False)]
+    loader = build(loading={"num_workers": before}, **kwargs)
+    stream = iter(loader)
+    found = [next(stream) for _ in range(5)]
+    resumed = build(loading={"num_workers": after}, **kwargs)
+    resumed.load_state_dict(loader.state_dict() | {"dp_rank_0": b""})
+    stream = iter(resumed)
+    found += [next(stream) for _ in range(7)]
+    for (inputs, labels), (expected, targets) in zip(found, whole, strict=True):
+        assert inputs.keys() == expected.keys()
+        assert all(torch.equal(inputs[name], expected[name]) for name in inputs)
+        assert torch.equal(labels, targets)
+
+
 def write_examples(path: Path, outputs: list[Any]) -> str:
     examples = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
     path.write_text("".join(json.dumps(example) + "\n" for example in examples))
