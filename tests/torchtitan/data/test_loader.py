@@ -151,6 +151,7 @@ def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> Non
     assert str(info.value) == text
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("dataset", "name", "good"),
     [
@@ -163,7 +164,7 @@ def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> Non
     ],
 )
 def test_without_a_path_the_default_comes_from_the_hub(
-    dataset: str, name: str, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dataset: str, name: str, good: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = dict.fromkeys(good)
     asked = []
@@ -174,13 +175,14 @@ def test_without_a_path_the_default_comes_from_the_hub(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     sources = training_sources(make_job_config(training__dataset=dataset))
-    loader = build(sources=sources, batch_size=1)
+    loader = build(sources=sources, batch_size=1, loading={"num_workers": workers})
     assert asked == [(name, "train")]
     stream = iter(loader)
     next(stream)
     next(stream)
-    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null"):
+    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null") as info:
         next(stream)
+    assert len(str(info.value).splitlines()) == 1
 
 
 def test_unknown_paths() -> None:
