@@ -78,6 +78,16 @@ def document_mask(positions: Tensor) -> Tensor:
     return same.tril().unsqueeze(1)
 
 
+def _shared_mask(positions: Tensor) -> Tensor:
+    """Return the mask of a microbatch, one tensor for all layers: they keep it for the backward."""
+    if torch.compiler.is_compiling():
+        return document_mask(positions)
+    found = getattr(positions, "document_mask", None)
+    if found is None:
+        found = positions.document_mask = document_mask(positions)
+    return found
+
+
 def document_bounds(lengths: Tensor) -> Tensor:
     """Return where documents begin among all tokens of a microbatch, and its end: int32 [B K + 1].
 
@@ -171,7 +181,7 @@ class DecoderAttention(Attention):
         if masks is not None and masks.dtype != torch.bool:
             if values.dtype in _KERNEL_DTYPES:
                 return attend_by_document(queries, keys, values, masks)
-            masks = document_mask(positions)
+            masks = _shared_mask(positions)
         if masks is not None:
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)

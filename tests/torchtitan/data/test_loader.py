@@ -119,10 +119,15 @@ def test_workers_do_not_repeat_examples() -> None:
 def test_one_worker_reads_what_the_process_itself_reads(
     before: int, after: int, packing: bool
 ) -> None:
-    """To the last bit, also where one goes on for the other in the middle of a window."""
+    """To the last bit, also where one goes on for the other in the middle of a window.
+
+    Templates are rendered in a process beside the worker.
+    """
     source = DataSource("sharegpt", str(ASSETS / "tiny_chat"))
+    tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
     kwargs = {"sources": [source], "seq_len": 256, "shuffle_seed": 5, "packing": packing}
     kwargs |= {"dp_world_size": 2, "dp_rank": 1, "batch_size": 3}
+    kwargs["template"] = build_chat_template("alpaca", tokenizer, str(ASSETS / "tokenizer"))
     whole = [batch for batch, _ in zip(build(**kwargs), range(12), strict=False)]
     loader = build(loading={"num_workers": before}, **kwargs)
     stream = iter(loader)

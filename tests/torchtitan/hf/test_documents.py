@@ -23,7 +23,7 @@ from tests.torchtitan.hf.test_decoder import (
 )
 from torchtitan.data.sequences import as_batch, join_examples, pack
 from torchtitan.hf import decoder
-from torchtitan.hf.decoder import Decoder, document_bounds, has_document_kernel
+from torchtitan.hf.decoder import Decoder, document_bounds, document_mask, has_document_kernel
 
 
 def run(model: nn.Module, dtype: torch.dtype | None = None) -> tuple[float, dict[str, Tensor]]:
@@ -112,6 +112,17 @@ def test_numbers_of_16_bits_take_the_kernel_and_others_the_mask() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in found)
     assert in_half == pytest.approx(want, rel=0.02)
     assert in_half != want
+
+
+def test_layers_that_need_a_mask_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        decoder, "document_mask", lambda positions: made.append(1) or document_mask(positions)
+    )
+    with kernel_on_the_cpu():
+        for n_batches in (1, 2):
+            run(make(Decoder))
+            assert len(made) == n_batches
 
 
 def test_without_lengths_there_is_a_mask() -> None:
