@@ -192,13 +192,12 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
 def as_batch(samples: Sequence[Sample]) -> Sample:
     """Return samples as a batch; ``lengths``, [B, K], end in zeros, K is a power of 2.
 
-    So few numbers K come up, and the work of a kernel, which grows with K, stays little.
+    So few shapes come up, and the work of a kernel, which grows with K, stays little.
     """
-    most = max(len(inputs.get(LENGTHS, ())) for inputs, _ in samples)
-    n_documents = 1 << max(most - 1, 0).bit_length()
-    for inputs, _ in samples:
-        if LENGTHS in inputs:
-            inputs[LENGTHS] = F.pad(inputs[LENGTHS], (0, n_documents - len(inputs[LENGTHS])))
+    counts = [len(inputs[LENGTHS]) for inputs, _ in samples if LENGTHS in inputs]
+    n_documents = 1 << (max(counts, default=1) - 1).bit_length()
+    for (inputs, _), count in zip(samples, counts, strict=False):
+        inputs[LENGTHS] = F.pad(inputs[LENGTHS], (0, n_documents - count))
     inputs, labels = default_collate(list(samples))
     return inputs, labels
 

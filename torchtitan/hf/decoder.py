@@ -82,17 +82,15 @@ def _shared_mask(positions: Tensor) -> Tensor:
     """Return the mask of a microbatch, one tensor for all layers: they keep it for the backward."""
     if torch.compiler.is_compiling():
         return document_mask(positions)
-    found = getattr(positions, "document_mask", None)
-    if found is None:
-        found = positions.document_mask = document_mask(positions)
-    return found
+    if not hasattr(positions, "document_mask"):
+        positions.document_mask = document_mask(positions)
+    return positions.document_mask
 
 
 def document_bounds(lengths: Tensor) -> Tensor:
     """Return where documents begin among all tokens of a microbatch, and its end: int32 [B K + 1].
 
-    ``lengths``, int32 [B, K], are of the documents of each sequence, some of them 0. No device is
-    waited for.
+    ``lengths``, int32 [B, K], are of the documents of each sequence; no device is waited for.
     """
     bounds = F.pad(lengths.flatten().cumsum(0, dtype=torch.int32), (1, 0))
     torch._dynamo.maybe_mark_dynamic(bounds, 0)  # another K compiles nothing again
@@ -102,13 +100,9 @@ def document_bounds(lengths: Tensor) -> Tensor:
 @cache
 def has_document_kernel(device: torch.device, head_dim: int) -> bool:
     """Return whether a device has the kernel for documents, as NVIDIA's from the A100 on do."""
-    return (
-        device.type == "cuda"
-        and torch.backends.cuda.is_flash_attention_available()
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-        and head_dim % 8 == 0
-        and head_dim <= 192
-    )
+    if device.type != "cuda" or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and head_dim in range(8, 193, 8)
 
 
 def attend_by_document(queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor) -> Tensor:
@@ -150,10 +144,7 @@ class DecoderAttention(Attention):
         attention_masks: Tensor | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attend: from [B, T, dim] to the same shape, as upstream without masks.
-
-        ``attention_masks`` is a mask, or the bounds of documents where there is a kernel for them.
-        """
+        """Attend by a mask, by bounds of documents or as upstream; all is [B, T, dim]."""
         shape = (*x.shape[:2], -1, self.head_dim)
         queries, keys, values = (
             self.wq(x).view(shape),
@@ -166,30 +157,21 @@ class DecoderAttention(Attention):
             queries = self.q_norm(queries.to(dtype)).type_as(values)
             keys = self.k_norm(keys.to(dtype)).type_as(values)
         queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
-        found = self._attended(queries, keys, values, attention_masks, positions)
-        return self.wo(found.flatten(2))
-
-    def _attended(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        masks: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Return what queries attend to; all are [B, T, heads, d]."""
-        if masks is not None and masks.dtype != torch.bool:
+        if attention_masks is not None and attention_masks.dtype != torch.bool:
             if values.dtype in _KERNEL_DTYPES:
-                return attend_by_document(queries, keys, values, masks)
-            masks = _shared_mask(positions)
-        if masks is not None:
+                attended = attend_by_document(queries, keys, values, attention_masks)
+                return self.wo(attended.flatten(2))
+            attention_masks = _shared_mask(positions)
+        if attention_masks is not None:
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)
             values = values.repeat_interleave(self.n_rep, dim=2)
         by_head = [part.transpose(1, 2) for part in (queries, keys, values)]  # [B, heads, T, d]
-        if masks is None:
-            return self.inner_attention(*by_head, enable_gqa=self.enable_gqa).transpose(1, 2)
-        return F.scaled_dot_product_attention(*by_head, attn_mask=masks).transpose(1, 2)
+        if attention_masks is None:
+            attended = self.inner_attention(*by_head, enable_gqa=self.enable_gqa)
+        else:
+            attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
+        return self.wo(attended.transpose(1, 2).flatten(2))
 
 
 class Decoder(Transformer):
