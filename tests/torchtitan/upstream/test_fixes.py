@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torchtitan.distributed import ParallelDims
-from torchtitan.train import Trainer
 
 from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,
@@ -355,32 +354,6 @@ def test_without_a_pipeline_rank_0_has_the_loss() -> None:
     config = JobConfig()
     config.parallelism.pipeline_parallel_schedule = "DualPipeV"
     assert titan_metrics._get_metrics_rank(dims, config) == 0
-
-
-# -- copies to the device --------------------------------------------------------------------------
-
-
-def test_copies_from_pinned_memory_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned, pageable = torch.arange(3), torch.arange(4)
-    monkeypatch.setattr(Tensor, "is_pinned", lambda self: len(self) == 3)
-    asked = []
-    monkeypatch.setattr(
-        Tensor, "to", lambda self, *args, **kwargs: asked.append((self.tolist(), args, kwargs))
-    )
-    upstream_fixes.copy_without_wait([pinned, pageable])
-    for tensor in (pinned, pageable):
-        tensor.to("cuda")
-    assert asked == [
-        ([0, 1, 2], ("cuda",), {"non_blocking": True}),
-        ([0, 1, 2, 3], ("cuda",), {}),
-    ]
-
-
-def test_upstream_still_waits_for_copies() -> None:
-    source = inspect.getsource(Trainer.train_step)
-    assert "labels = labels.to(self.device)" in source
-    assert "input_dict[k] = v.to(self.device)" in source
-    assert "non_blocking" not in source
 
 
 # -- evaluation ------------------------------------------------------------------------------------

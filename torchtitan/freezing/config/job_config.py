@@ -264,8 +264,7 @@ class Loading(TitanDataLoader):
     """How batches are read."""
 
     num_workers: int = -1
-    """How many processes read beside training. -1: one for instruction data on GPUs, else none.
-    The order of examples is the same; of several, each reads every so many-th one."""
+    """Processes that read beside training. -1: one for instruction data on GPUs, else none."""
 
 
 @dataclass
