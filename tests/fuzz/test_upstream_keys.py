@@ -34,6 +34,7 @@ TAKEN: dict[str, tuple[float, ...]] = {
     "checkpoint.keep_latest_k": (0,),  # upstream wants two at least, or all
     "checkpoint.load_step": (-1, 0, 1),
     "training.seq_len": (),  # upstream wants an even number
+    "training.dataloader.num_workers": (-1, 0, 1),
     "training.global_batch_size": (-1,),  # 1 is no multiple of the 8 rows of a batch
     **dict.fromkeys(
         (
@@ -46,7 +47,6 @@ TAKEN: dict[str, tuple[float, ...]] = {
         (
             "profiling.profiler_warmup",
             "lr_scheduler.warmup_steps",
-            "training.dataloader.num_workers",
             "validation.dataloader.num_workers",
             "parallelism.pipeline_parallel_first_stage_less_layers",
             "parallelism.pipeline_parallel_last_stage_less_layers",

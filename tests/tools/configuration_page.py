@@ -21,6 +21,7 @@ from torchtitan.freezing.config.job_config import (
     Data,
     Emulation,
     Freezing,
+    Loading,
     Lora,
     Model,
     Parallelism,
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type] = {
     "report": Report,
     "model": Model,
     "parallelism": Parallelism,
+    "training.dataloader": Loading,
 }
 
 

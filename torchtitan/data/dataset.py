@@ -18,6 +18,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.resumable import Progress, ResumableDataset
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import (
+    LENGTHS,
     PLAIN_TEMPLATE,
     POSITIONS,
     ROWS,
@@ -54,7 +55,7 @@ class InstructDataset(ResumableDataset):
 
     It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
     where ``"rows"`` is the example's index in the data set; packed, the inputs have
-    ``"positions"``, int64 [T], instead of it: see :func:`join_examples`.
+    ``"positions"``, int64 [T], and ``"lengths"`` instead of it: see :func:`join_examples`.
     """
 
     _progress = _Progress
@@ -117,7 +118,7 @@ class InstructDataset(ResumableDataset):
             joined = [examples[place] for place in together]
             inputs, labels = join_examples(joined, self._seq_len, pad_id(self._tokenizer))
             if self.names_rows:
-                del inputs[POSITIONS]
+                del inputs[POSITIONS], inputs[LENGTHS]
                 inputs[ROWS] = torch.tensor(indices[together[0]])
             yield inputs, labels
         if not sequences:

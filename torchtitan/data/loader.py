@@ -14,6 +14,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.rows.errors import DataError
+from torchtitan.data.sequences import as_batch
 from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.freezing.config.job_config import Validation
 
@@ -64,7 +65,10 @@ class ResizableDataloader(ParallelAwareDataloader):
             if len(workers) == max(1, self.num_workers) and self.dataset.continues(
                 workers, dp_degree * len(workers)
             ):
-                StatefulDataLoader.load_state_dict(self, own)
+                if ("_snapshot" in own) == (self.num_workers > 0):
+                    StatefulDataLoader.load_state_dict(self, own)
+                else:  # one worker reads what this process would
+                    self.dataset.load_state_dict(workers[0])
                 return
         names = [f"{RANK_KEY}{rank}" for rank in range(dp_degree)]
         if missing := [name for name in names if name not in state_dict]:
@@ -132,7 +136,8 @@ def loader_of(dataset: ResumableDataset, batch_size: int, **loading: Any) -> Res
     ``loading`` goes to torchdata's loader.
     """
     place = {"dp_rank": dataset.dp_rank, "dp_world_size": dataset.dp_world_size}
-    built = ResizableDataloader(dataset, **place, batch_size=batch_size, drop_last=True, **loading)
+    how = {"batch_size": batch_size, "drop_last": True, "collate_fn": as_batch, **loading}
+    built = ResizableDataloader(dataset, **place, **how)
     dataset.examples_of_a_reader(built.n_readers)
     dataset.require_targets()
     return built

@@ -9,7 +9,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import default_collate
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError, require_words
@@ -131,6 +133,8 @@ def pad_id(tokenizer: BaseTokenizer) -> int:
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
 POSITIONS = "positions"
+# The same for how many tokens each example has; the padding counts as one more.
+LENGTHS = "lengths"
 # The loader's name for which example of the data set a sequence is.
 ROWS = "rows"
 
@@ -166,7 +170,8 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
     """Put examples, together at most T = ``seq_len`` tokens, one behind the other, then padding.
 
     Labels are as in an example. ``positions``, int64 [T], are the place of each token in its
-    example, from 0; the padding counts as one more example. ``n_tokens`` counts no padding.
+    example, from 0; the padding counts as one more example. ``lengths``, int32 [examples + 1], are
+    the tokens of each, T together. ``n_tokens`` counts no padding.
     """
     input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
@@ -179,7 +184,22 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
         positions[start:end] = torch.arange(example.n_tokens)
         start = end
     positions[start:] = torch.arange(seq_len - start)
-    return {"input": input_ids, "n_tokens": torch.tensor(start), POSITIONS: positions}, labels
+    lengths = [*(example.n_tokens for example in examples), seq_len - start]
+    inputs = {"input": input_ids, "n_tokens": torch.tensor(start), POSITIONS: positions}
+    return inputs | {LENGTHS: torch.tensor(lengths, dtype=torch.int32)}, labels
+
+
+def as_batch(samples: Sequence[Sample]) -> Sample:
+    """Return samples as a batch; ``lengths``, [B, K], end in zeros, K is a power of 2.
+
+    So few shapes come up, and the work of a kernel, which grows with K, stays little.
+    """
+    counts = [len(inputs[LENGTHS]) for inputs, _ in samples if LENGTHS in inputs]
+    n_documents = 1 << (max(counts, default=1) - 1).bit_length()
+    for (inputs, _), count in zip(samples, counts, strict=False):
+        inputs[LENGTHS] = F.pad(inputs[LENGTHS], (0, n_documents - count))
+    inputs, labels = default_collate(list(samples))
+    return inputs, labels
 
 
 def sequence_text(

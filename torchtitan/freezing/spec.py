@@ -6,6 +6,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+import torchtitan.tools.utils as titan_tools
 from torch import nn
 from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
@@ -27,7 +28,7 @@ from torchtitan.freezing.checks import (
     template_of,
     validation_split,
 )
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, Loading
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
@@ -106,6 +107,24 @@ def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return pipelined
 
 
+def loading_of(job_config: JobConfig, dp_world_size: int) -> Loading:
+    """Return how training reads: on GPUs a process makes the next step's batches ready meanwhile.
+
+    Copies from pinned memory need not be waited for. A cache reads ahead in the process itself.
+    Pictures may be too large for the memory that processes share in a container.
+    """
+    training = job_config.training
+    given, on_gpu = training.dataloader, titan_tools.device_type == "cuda"
+    reads_beside = on_gpu and is_instruct_dataset(training.dataset) and not caches(job_config)
+    n_batches = training.global_batch_size // (training.local_batch_size * dp_world_size)
+    return replace(
+        given,
+        num_workers=int(reads_beside) if given.num_workers == -1 else given.num_workers,
+        pin_memory=given.pin_memory or on_gpu,
+        prefetch_factor=given.prefetch_factor or max(2, n_batches),
+    )
+
+
 @dataclass(frozen=True)
 class _Builders:
     """What stands in place of upstream's builders, by the same arguments."""
@@ -129,7 +148,9 @@ class _Builders:
         return FolderTokenizer(config.model.hf_assets_path)
 
     def dataloader(self, *, job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
-        training, data = job_config.training, job_config.data
+        loading = loading_of(job_config, kwargs["dp_world_size"])
+        training, data = replace(job_config.training, dataloader=loading), job_config.data
+        job_config = replace(job_config, training=training)
         if not is_instruct_dataset(training.dataset):
             if not is_image_dataset(training.dataset):
                 kwargs["tokenizer"] = tokenizer

@@ -36,7 +36,7 @@ from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.hf.decoder import to_every_stage
 from torchtitan.upstream.cpu_device import slow_precision
-from torchtitan.upstream.fixes import one_cast_for_all
+from torchtitan.upstream.fixes import copy_without_wait, one_cast_for_all
 from torchtitan.vision.model import shares_of_target
 
 CHECKPOINT_KEY = "freezing"
@@ -122,6 +122,7 @@ class FreezingTrainer(Trainer):
                 uncounted += labels.numel() - int(n_tokens.sum())
             self.ntokens_seen -= uncounted
             self.metrics_processor.ntokens_since_last_log -= uncounted
+            copy_without_wait((*input_dict.values(), labels))
             yield input_dict, labels
 
     def post_dataloading_process(

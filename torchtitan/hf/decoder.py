@@ -3,21 +3,23 @@
 In packed sequences the examples do not see one another. Upstream ends a document at every end
 token, which a conversation has after each of its answers, so a turn would not see the turns before
 it. And its masks go with kernels that train on GPUs alone (flex, varlen), while its positions run
-on through all documents. Here a document begins where ``positions`` is 0. That one tensor travels
-to every pipeline stage, split into microbatches like the batch; rotary embeddings take it as it is,
-and the mask follows from it.
+on through all documents. Here a document begins where ``positions`` is 0. They and the ``lengths``
+of documents travel to every pipeline stage, split into microbatches like the batch.
 
-The mask is a plain tensor for torch's scaled dot product, so this works on the CPU and on any GPU.
-It costs the full square of the sequence where a causal kernel computes half of it.
+GPUs have a kernel that goes from document to document: memory grows with the sequence. Elsewhere a
+mask, a plain tensor, follows from ``positions``, at the cost of the full square of the sequence.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.attention.varlen import varlen_attn
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import (
     Attention,
@@ -29,7 +31,11 @@ from torchtitan.models.llama3.model.model import (
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
 from timelyfreeze.runtime.linear import joined_output
-from torchtitan.data.sequences import POSITIONS
+from torchtitan.data.sequences import LENGTHS, POSITIONS
+
+# Before torch 2.12 the kernel took fewer heads of keys than of queries without being told.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -82,6 +88,41 @@ def rotated(x: Tensor, freqs_cis: Tensor, positions: Tensor | None) -> Tensor:
     return torch.view_as_real(turned).flatten(3).type_as(x)
 
 
+def _shared_mask(positions: Tensor) -> Tensor:
+    """Return the mask of a microbatch, one tensor for all layers: they keep it for the backward."""
+    if torch.compiler.is_compiling():
+        return document_mask(positions)
+    if not hasattr(positions, "document_mask"):
+        positions.document_mask = document_mask(positions)
+    return positions.document_mask
+
+
+def document_bounds(lengths: Tensor) -> Tensor:
+    """Return where documents begin among all tokens of a microbatch, and its end: int32 [B K + 1].
+
+    ``lengths``, int32 [B, K], are of the documents of each sequence; no device is waited for.
+    """
+    bounds = F.pad(lengths.flatten().cumsum(0, dtype=torch.int32), (1, 0))
+    torch._dynamo.maybe_mark_dynamic(bounds, 0)  # another K compiles nothing again
+    return bounds
+
+
+@cache
+def has_document_kernel(device: torch.device, head_dim: int) -> bool:
+    """Return whether a device has the kernel for documents, as NVIDIA's from the A100 on do."""
+    if device.type != "cuda" or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and head_dim in range(8, 193, 8)
+
+
+def attend_by_document(queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor) -> Tensor:
+    """Attend within documents: [B, T, heads, d]; keys and values may have fewer heads."""
+    most = queries.shape[1]  # the longest document there may be: a number that no batch changes
+    tokens = (part.flatten(0, 1) for part in (queries, keys, values))
+    found = varlen_attn(*tokens, bounds, bounds, most, most, window_size=(-1, 0), **_GROUPED)
+    return found.view_as(queries)
+
+
 class DecoderAttention(Attention):
     """Upstream's attention, with the biases, norms and heads of ``args``, under a mask if any."""
 
@@ -115,8 +156,13 @@ class DecoderAttention(Attention):
         attention_masks: Tensor | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attend: from [B, T, dim] to the same shape, as upstream without masks."""
+        """Attend by a mask, by bounds of documents or as upstream; all is [B, T, dim]."""
         queries, keys, values = self._heads(x, freqs_cis, positions)
+        if attention_masks is not None and attention_masks.dtype != torch.bool:
+            if values.dtype in _KERNEL_DTYPES:
+                attended = attend_by_document(queries, keys, values, attention_masks)
+                return self.wo(attended.flatten(2))
+            attention_masks = _shared_mask(positions)
         if attention_masks is not None:
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)
@@ -197,11 +243,18 @@ class Decoder(Transformer):
             layer.feed_forward.__class__ = DecoderFeedForward
 
     def forward(
-        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        attention_masks: Tensor | None = None,
+        positions: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits of tokens, [B, T], or a stage's output; masked if packed."""
+        """Compute logits of tokens, [B, T], or a stage's output; within documents if packed."""
         if positions is not None and attention_masks is None:
-            attention_masks = document_mask(positions)
+            if lengths is None or not has_document_kernel(tokens.device, self.model_args.head_dim):
+                attention_masks = document_mask(positions)
+            else:
+                attention_masks = document_bounds(lengths)
         return super().forward(tokens, attention_masks, positions)
 
     def _precompute_freqs_cis(self) -> Tensor:
@@ -240,7 +293,7 @@ def require_turns(flavor: str, model_args: Any) -> None:
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
+    """Move what tells of documents from what the first pipeline stage gets to what all get."""
     first = dict(extra_inputs)
-    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
+    every = {name: first.pop(name) for name in (POSITIONS, LENGTHS) if name in first}
     return first, extra_kwargs | every

@@ -12,9 +12,9 @@ are functions that the trainer and the train spec call.
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -223,6 +223,17 @@ def one_cast_for_all() -> Iterator[None]:
     finally:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+
+
+def copy_without_wait(tensors: Iterable[Tensor]) -> None:
+    """Have ``to`` of tensors in pinned memory return at once: upstream waits for each copy.
+
+    A stream of the device copies before it computes, and torch keeps the memory until then.
+    """
+    for tensor in tensors:
+        if tensor.is_pinned():
+            # Of a tensor that shares the memory: its own method would hold itself, a circle.
+            tensor.to = partial(tensor.detach().to, non_blocking=True)  # type: ignore[method-assign]
 
 
 def evaluate_forwards_alone(schedule: Any) -> None:

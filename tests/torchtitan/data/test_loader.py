@@ -114,6 +114,34 @@ def test_workers_do_not_repeat_examples() -> None:
     assert sorted(single.tolist()) == sorted(double.tolist())
 
 
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (1, 1)])
+def test_one_worker_reads_what_the_process_itself_reads(
+    before: int, after: int, packing: bool
+) -> None:
+    """To the last bit, also where one goes on for the other in the middle of a window.
+
+    Templates are rendered in a process beside the worker.
+    """
+    source = DataSource("sharegpt", str(ASSETS / "tiny_chat"))
+    tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
+    kwargs = {"sources": [source], "seq_len": 256, "shuffle_seed": 5, "packing": packing}
+    kwargs |= {"dp_world_size": 2, "dp_rank": 1, "batch_size": 3}
+    kwargs["template"] = build_chat_template("alpaca", tokenizer, str(ASSETS / "tokenizer"))
+    whole = [batch for batch, _ in zip(build(**kwargs), range(12), strict=False)]
+    loader = build(loading={"num_workers": before}, **kwargs)
+    stream = iter(loader)
+    found = [next(stream) for _ in range(5)]
+    resumed = build(loading={"num_workers": after}, **kwargs)
+    resumed.load_state_dict(loader.state_dict() | {"dp_rank_0": b""})
+    stream = iter(resumed)
+    found += [next(stream) for _ in range(7)]
+    for (inputs, labels), (expected, targets) in zip(found, whole, strict=True):
+        assert inputs.keys() == expected.keys()
+        assert all(torch.equal(inputs[name], expected[name]) for name in inputs)
+        assert torch.equal(labels, targets)
+
+
 def write_examples(path: Path, outputs: list[Any]) -> str:
     examples = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
     path.write_text("".join(json.dumps(example) + "\n" for example in examples))
@@ -128,6 +156,7 @@ def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> Non
     assert str(info.value) == text
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("dataset", "name", "good"),
     [
@@ -140,7 +169,7 @@ def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> Non
     ],
 )
 def test_without_a_path_the_default_comes_from_the_hub(
-    dataset: str, name: str, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dataset: str, name: str, good: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = dict.fromkeys(good)
     asked = []
@@ -151,13 +180,14 @@ def test_without_a_path_the_default_comes_from_the_hub(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     sources = training_sources(make_job_config(training__dataset=dataset))
-    loader = build(sources=sources, batch_size=1)
+    loader = build(sources=sources, batch_size=1, loading={"num_workers": workers})
     assert asked == [(name, "train")]
     stream = iter(loader)
     next(stream)
     next(stream)
-    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null"):
+    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null") as info:
         next(stream)
+    assert len(str(info.value).splitlines()) == 1
 
 
 def test_unknown_paths() -> None:

@@ -20,6 +20,7 @@ from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import (
     IGNORE_INDEX,
     EncodedExample,
+    as_batch,
     join_examples,
     pack,
     sequence_text,
@@ -65,10 +66,28 @@ def test_joined_examples_by_hand() -> None:
         "input": [10, 11, 12, 20, 21, 2, 2, 2],
         "n_tokens": 5,
         "positions": [0, 1, 2, 0, 1, 0, 1, 2],
+        "lengths": [3, 2, 3],
     }
     assert labels.tolist() == [-100, 12, 1, -100, 22, -100, -100, -100]
     full, _ = join_examples([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
     assert full["positions"].tolist() == [0, 1, 2]
+    assert full["lengths"].tolist() == [3, 0]  # no padding
+
+
+@pytest.mark.parametrize(("n_examples", "n_documents"), [(1, 2), (3, 4), (4, 8), (7, 8), (8, 16)])
+def test_lengths_of_a_batch_are_filled_up_to_a_power_of_two(
+    n_examples: int, n_documents: int
+) -> None:
+    many = join_examples([encoded([5], [6], 1)] * n_examples, SEQ_LEN, pad_id=2)
+    one = join_examples([encoded([10, 11, 12], [-100, 12, 1])], SEQ_LEN, pad_id=2)
+    inputs, labels = as_batch([many, one])
+    assert inputs["lengths"].dtype == torch.int32
+    assert inputs["lengths"].tolist() == [
+        [1] * n_examples + [SEQ_LEN - n_examples] + [0] * (n_documents - n_examples - 1),
+        [3, SEQ_LEN - 3] + [0] * (n_documents - 2),
+    ]
+    assert torch.equal(labels, torch.stack([many[1], one[1]]))
+    assert inputs["input"].tolist() == [many[0]["input"].tolist(), one[0]["input"].tolist()]
 
 
 # --- the stream -----------------------------------------------------------------------------------
@@ -201,6 +220,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
         inputs, labels = next(stream)
     assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, 256)
     assert inputs["n_tokens"].shape == (4,)
+    assert inputs["lengths"].sum(dim=1).tolist() == [256] * 4
     assert "rows" not in inputs  # another epoch packs other sequences
     state = loader.state_dict()
     want = next(stream)

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
 from torchtitan.data.sources import ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator
+from torchtitan.freezing.config import with_values
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.spec import build_train_spec
+from torchtitan.freezing.spec import build_train_spec, loading_of
 from torchtitan.hf.decoder import Decoder
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -125,3 +127,47 @@ def test_validating_on_rows_that_are_trained_on_is_said(caplog: pytest.LogCaptur
 def test_a_model_that_upstream_cannot_validate_stays_so() -> None:
     upstream = replace(get_train_spec("llama3"), build_validator_fn=None)
     assert build_train_spec(upstream, job_config()).build_validator_fn is None
+
+
+_CACHE = {"freezing.cache.enable": True, "freezing.method": "fixed"}
+
+
+@pytest.mark.parametrize(
+    ("device", "values", "workers", "pinned", "ahead"),
+    [
+        ("cpu", {}, 0, False, 2),
+        ("cuda", {}, 1, True, 2),
+        ("cuda", {"training.dataloader.num_workers": 0}, 0, True, 2),
+        ("cuda", {"training.dataloader.num_workers": 3}, 3, True, 2),
+        ("cpu", {"training.dataloader.num_workers": 1}, 1, False, 2),
+        ("cuda", {"training.dataset": "c4_test"}, 0, True, 2),
+        ("cuda", {"training.dataset": "images"}, 0, True, 2),
+        ("cuda", _CACHE, 0, True, 2),
+        ("cuda", {"training.global_batch_size": 48}, 1, True, 6),  # 2 replicas of 4 sequences
+        ("cuda", {"training.dataloader.prefetch_factor": 9}, 1, True, 9),
+        ("cpu", {"training.dataloader.pin_memory": True}, 0, True, 2),
+    ],
+)
+def test_on_gpus_a_worker_makes_the_batches_of_the_next_step(
+    device: str,
+    values: dict[str, Any],
+    workers: int,
+    pinned: bool,
+    ahead: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(titan_tools, "device_type", device)
+    loading = loading_of(with_values(job_config(), values), dp_world_size=2)
+    found = (loading.num_workers, loading.pin_memory, loading.prefetch_factor)
+    assert found == (workers, pinned, ahead)
+
+
+def test_the_loader_is_built_as_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(titan_tools, "device_type", "cuda")
+    config = job_config()
+    spec = build_train_spec(get_train_spec("llama3"), config)
+    built = spec.build_dataloader_fn(
+        dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
+    )
+    assert (built.num_workers, built.pin_memory, built.prefetch_factor) == (1, True, 2)
+    assert config.training.dataloader.num_workers == -1  # a resumed run may have another device

@@ -184,9 +184,9 @@ def test_models_that_cannot_read_packed_sequences() -> None:
 
 
 def test_positions_go_to_every_stage() -> None:
-    places = torch.zeros(1)
-    extra = {"positions": places, "image": torch.ones(1)}
+    places, lengths = torch.zeros(1), torch.ones(1, dtype=torch.int32)
+    extra = {"positions": places, "lengths": lengths, "image": torch.ones(1)}
     inputs, kwargs = to_every_stage(extra, {"attention_masks": None})
     assert inputs == {"image": extra["image"]}
-    assert kwargs == {"attention_masks": None, "positions": places}
+    assert kwargs == {"attention_masks": None, "positions": places, "lengths": lengths}
     assert to_every_stage({}, {"x": 1}) == ({}, {"x": 1})

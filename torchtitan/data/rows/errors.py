@@ -45,8 +45,10 @@ class DataExampleError(DataError):
     """
 
     def __init__(
-        self, file: str, example: int | None, problem: str, field: str | None = None
+        self, file: str, example: int | None = None, problem: str = "", field: str | None = None
     ) -> None:
+        if not problem:  # torch has only the text of what a loader's worker raised
+            return super().__init__(file)
         unit = "line" if example is not None and holds_lines(file) else "example"
         place = file if example is None else f"{file}, {unit} {example}"
         super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")

@@ -118,6 +118,7 @@ _KEYS: Mapping[Within | OneOf, str] = {
     Within(-1, MOST): """
         training.global_batch_size parallelism.data_parallel_shard_degree checkpoint.load_step
         validation.steps""",
+    Within(-1, 1024): "training.dataloader.num_workers",
     Within(1): """
         vision.image_size model.vocab_size model.rope_original_max_position_embeddings
         lora.rank""",
@@ -135,7 +136,7 @@ _KEYS: Mapping[Within | OneOf, str] = {
     OneOf("Adam", "AdamW", SGD): "optimizer.name",
     OneOf(*AUGMENTATIONS): "vision.augmentation",
     Within(0.0, above=True, or_odd=True): "training.max_norm",
-    Within(0, 1024): "training.dataloader.num_workers validation.dataloader.num_workers",
+    Within(0, 1024): "validation.dataloader.num_workers",
     Within(0, 10**7): "comm.trace_buf_size",
     # Seconds, which are counted in nanoseconds, in 64 bits.
     Within(1, 10**9): "comm.init_timeout_seconds comm.train_timeout_seconds",

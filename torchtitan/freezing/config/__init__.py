@@ -3,6 +3,7 @@
 from torchtitan.freezing.config.job_config import (
     Freezing,
     JobConfig,
+    Loading,
     cache_folder,
     config_of_run,
     job_config_class,

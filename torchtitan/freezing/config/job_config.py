@@ -13,6 +13,8 @@ from typing import Any
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
+from torchtitan.config.job_config import DataLoader as TitanDataLoader
+from torchtitan.config.job_config import Training as TitanTraining
 from torchtitan.config.job_config import Validation as TitanValidation
 
 from timelyfreeze.policies import registered_policies
@@ -258,6 +260,21 @@ class Parallelism(TitanParallelism):
 
 
 @dataclass
+class Loading(TitanDataLoader):
+    """How batches are read."""
+
+    num_workers: int = -1
+    """Processes that read beside training. -1: one for instruction data on GPUs, else none."""
+
+
+@dataclass
+class Training(TitanTraining):
+    """How long is trained, and on what."""
+
+    dataloader: Loading = field(default_factory=Loading)
+
+
+@dataclass
 class Validation(TitanValidation):
     """What is measured on examples that are not trained on."""
 
@@ -271,6 +288,7 @@ class JobConfig(TitanJobConfig):
 
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    training: Training = field(default_factory=Training)
     validation: Validation = field(default_factory=Validation)
     freezing: Freezing = field(default_factory=Freezing)
     lora: Lora = field(default_factory=Lora)

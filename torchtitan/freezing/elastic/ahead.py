@@ -80,7 +80,7 @@ class RunningAhead(Trainer):
     ) -> Microbatches:
         """Return what this rank's stage gets from outside, as upstream hands it over."""
         on_device = {
-            name: value.to(self.device)
+            name: value.to(self.device, non_blocking=True)
             for name, value in input_dict.items()
             if name not in _ABOUT_ROWS
         }

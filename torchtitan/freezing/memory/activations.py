@@ -3,7 +3,8 @@
 Upstream's own modules run on fake tensors, which have shapes and no data, and every tensor that
 autograd keeps is counted once by its storage. Two kernels of a GPU are stood in for by functions
 that keep what those keep: attention its inputs, its output and a number per row and head, RMSNorm
-its input and a number per row. What a CPU computes in their place keeps more.
+its input and a number per row; so does attention within documents. What a CPU computes in their
+place keeps more, and a mask of documents is not counted.
 
 The casts of weights that autocast makes are not counted: all microbatches share them.
 """
