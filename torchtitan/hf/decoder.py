@@ -25,8 +25,6 @@ from torchtitan.models.llama3.model.model import (
 )
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
-from torchtitan.data.sequences import POSITIONS
-
 
 @dataclass
 class DecoderArgs(TransformerModelArgs):
@@ -175,12 +173,3 @@ def require_turns(flavor: str, model_args: Any) -> None:
             f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would "
             "not see those before it; use a flavor with 'sdpa'"
         )
-
-
-def to_every_stage(
-    extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
-    first = dict(extra_inputs)
-    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
-    return first, extra_kwargs | every
