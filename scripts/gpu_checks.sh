@@ -142,11 +142,11 @@ paper_runs() {
 }
 
 run_paper_1b() {
-  paper_runs 4 llama3_2_1b_alpaca_gpt4
+  paper_runs 4 paper_llama3_2_1b
 }
 
 run_compiled() {
-  timelyfreeze compare run train_configs/llama3_2_1b_alpaca_gpt4.toml "$output/compiled" --methods none timelyfreeze \
+  timelyfreeze compare run train_configs/paper_llama3_2_1b.toml "$output/compiled" --methods none timelyfreeze \
     --schedules 1F1B --seeds 42 -- "${by_defaults[@]}" --compile.enable "${eager[@]}" "${paper_keys[@]}" "${short[@]}"
 }
 
@@ -160,7 +160,7 @@ run_paper_8b() {
  "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
  "tie_word_embeddings": false}
 END
-  paper_runs 1 llama3_8b_openhermes --model.flavor=hf --model.hf_assets_path="$folder"
+  paper_runs 1 paper_llama3_8b --model.flavor=hf --model.hf_assets_path="$folder"
 }
 
 run_low_rank() {
@@ -178,7 +178,7 @@ run_tests() {
 run_profile() {
   local table config plans options=()
   [ -z "$small" ] || options=(--warmup 1 --repeats 2 --ratios 0.5)
-  for table in 4:llama3_2_1b_alpaca_gpt4 1:llama3_8b_openhermes; do
+  for table in 4:paper_llama3_2_1b 1:paper_llama3_8b; do
     config=${table#*:} table=${table%%:*}
     for schedule in 1F1B ZBVZeroBubble; do
       timelyfreeze profile "train_configs/$config.toml" --output "$output/profile/${config}_$schedule" \
@@ -241,8 +241,8 @@ run_memory() {
   for schedule in "${schedules[@]}"; do
     keys=(--parallelism.pipeline_parallel_degree="$gpus" --parallelism.pipeline_parallel_schedule="$schedule"
       --training.global_batch_size=-1 --freezing.method=none "${random_weights[@]}" "${tiny[@]}")
-    timelyfreeze estimate train_configs/llama3_2_1b_alpaca_gpt4.toml -- "${keys[@]}"
-    timelyfreeze train train_configs/llama3_2_1b_alpaca_gpt4.toml --nproc "$gpus" "${keys[@]}" --training.steps=6 \
+    timelyfreeze estimate train_configs/paper_llama3_2_1b.toml -- "${keys[@]}"
+    timelyfreeze train train_configs/paper_llama3_2_1b.toml --nproc "$gpus" "${keys[@]}" --training.steps=6 \
       --lr_scheduler.warmup_steps=2 --metrics.log_freq=1 --job.dump_folder="$output/memory_$schedule"
     grep -h peak_memory_gib "$output/memory_$schedule"/tb/*/summary.json
   done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several hosts under Slurm: one launcher on each, which starts a process for each of its GPUs.
 #
-#   CONFIG_FILE=train_configs/llama3_8b_openhermes.toml sbatch --nodes=2 --gpus-per-node=4 scripts/slurm.sh --section.key=value
+#   CONFIG_FILE=train_configs/llama3_8b.toml sbatch --nodes=2 --gpus-per-node=4 scripts/slurm.sh --section.key=value
 #
 # Submit it from the repository, which all hosts must see at the same path, with .venv made beforehand (scripts/setup.sh).
 # The pipeline's ranks are numbered host by host, so neighbours share a host wherever they can.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = ["none", "apf", "autofreeze", "timelyfreeze", "timelyfreeze+apf"]
 METHODS += ["timelyfreeze+autofreeze"]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
-CONFIGS = ["llama3_2_1b_alpaca_gpt4", "llama3_8b_openhermes"]
+CONFIGS = ["paper_llama3_2_1b", "paper_llama3_8b"]
 needs_environment = pytest.mark.skipif(
     not (ROOT / ".venv").exists(), reason="the script uses .venv, which scripts/setup.sh makes"
 )

@@ -13,6 +13,7 @@ from timelyfreeze.files import parse_json, read_dataclass, read_object, shown
 
 SUMMARY_FILE = "summary.json"
 _MS = "{:,.1f} ms"
+_MUCH_PADDING = 0.1  # of all tokens
 
 
 def metric(form: str, unknown: float | None = None, *, ends: bool = False) -> Any:
@@ -49,6 +50,8 @@ class RunSummary:
 
     unit: str = "tokens"  # what throughput counts; of pictures "images", where names say tokens
     counts_padding: bool | None = None  # ``report.count_padding``
+    packing: bool | None = None  # ``data.packing``
+    padding: float | None = metric("{:.0%}")  # fraction of the tokens of examples' sequences
     # per device, from the median step of warm-up and of the first half of monitoring
     tokens_per_second_unfrozen: float | None = metric("{:,.0f}")
     # per device, from the median step of the stable phase; without freezing, of the run. Of an
@@ -152,6 +155,16 @@ class RunSummary:
     failure: str | None = None  # why a method that plans has no plan
     switched_off: str | None = None  # since when and why nothing is frozen although there is a plan
     ended_early: str | None = None  # why, after which step, and what was saved
+
+    @property
+    def padding_told(self) -> str | None:
+        """What to say of the padding where it is much and packing would take it away."""
+        if self.packing or self.padding is None or self.padding <= _MUCH_PADDING:
+            return None
+        return (
+            f"{self.padding:.0%} of the tokens are padding; data.packing = true would put up to "
+            f"{1 / (1 - self.padding):.1f} times as many examples into a sequence"
+        )
 
     def by_virtual_clock(self) -> RunSummary:
         """Return it with the steps of an emulated run as devices would have taken them."""

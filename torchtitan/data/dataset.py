@@ -8,6 +8,7 @@ examples as fit (see ``torchtitan.data.sequences``); either way no answer sees a
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ class _Progress(Progress):
     seen: int = 0
     dropped: int = 0
     shortened: int = 0
+
+    def count(self, examples: Sequence[EncodedExample]) -> None:
+        self.seen += len(examples)
+        self.shortened += sum(example.n_cut > 0 for example in examples)
+        self.dropped += sum(not example.has_target for example in examples)
 
 
 class InstructDataset(ResumableDataset):
@@ -105,9 +111,7 @@ class InstructDataset(ResumableDataset):
         examples, sequences = self._dealt_window(indices)
         dropped = [i for i, one in zip(indices, examples, strict=True) if not one.has_target]
         if not self._at.in_window:
-            self._at.seen += len(examples)
-            self._at.shortened += sum(example.n_cut > 0 for example in examples)
-            self._at.dropped += len(dropped)
+            self._at.count(examples)
         self._without_target.update(dropped)
         for number in range(self._at.in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
@@ -115,14 +119,27 @@ class InstructDataset(ResumableDataset):
             if self._at.in_window == len(sequences):
                 self._leave(window)
             together = sequences[number]
-            joined = [examples[place] for place in together]
-            inputs, labels = join_examples(joined, self._seq_len, pad_id(self._tokenizer))
+            inputs, labels = self.join([examples[place] for place in together])
             if self.names_rows:
                 del inputs[POSITIONS], inputs[LENGTHS]
                 inputs[ROWS] = torch.tensor(indices[together[0]])
             yield inputs, labels
         if not sequences:
             self._leave(window)
+
+    def join(self, examples: Sequence[EncodedExample]) -> Sample:
+        """Return one sequence of examples that fit into it; see :func:`join_examples`."""
+        return join_examples(examples, self._seq_len, pad_id(self._tokenizer))
+
+    def sequences(self) -> Iterator[list[int]]:
+        """Yield which examples share each sequence where one reader packs the split, once."""
+        at = _Progress()
+        for first in range(0, len(self._indices), self._window):
+            indices = self._indices[first : first + self._window].tolist()
+            examples, sequences = self._dealt_window(indices)
+            at.count(examples)
+            yield from ([indices[place] for place in together] for together in sequences)
+        self._report(at, "the data set", is_whole=at.seen > 0)
 
     def _dealt_window(self, indices: Sequence[int]) -> tuple[list[EncodedExample], list[list[int]]]:
         """Return the examples at ``indices``, and the places here of those in each sequence."""
@@ -186,3 +203,25 @@ class InstructDataset(ResumableDataset):
             f"From here on examples are written by the chat template {now!r}; before the "
             f"checkpoint: {then} (data.chat_template)"
         )
+
+
+class PackedOnce(ResumableDataset):
+    """Each example of a packed data set once, in sequences that are the same for any readers.
+
+    Behind them come sequences of padding alone, so that their number is a multiple of ``multiple``:
+    with readers times batch size all readers have equally many full batches. There are at most
+    ``most`` sequences with examples.
+    """
+
+    names_rows = False
+
+    def __init__(self, packed: InstructDataset, multiple: int, most: int | None = None) -> None:
+        self._packed, self._sequences = packed, list(islice(packed.sequences(), most))
+        self._sequences += [[]] * (-len(self._sequences) % multiple)
+        n, place = len(self._sequences), (packed.dp_rank, packed.dp_world_size)
+        super().__init__(n, np.arange(n), *place, infinite=False, split=packed.split)
+
+    def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
+        self._leave(window)
+        (number,) = window
+        yield self._packed.join([self._packed.encode(i) for i in self._sequences[number]])

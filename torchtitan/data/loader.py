@@ -164,7 +164,8 @@ def validation_loader(dataset: ResumableDataset, validation: Validation) -> Resi
             f"{left} of {n} examples do not fill a batch of validation.local_batch_size = {size} "
             "on every reader and are left out"
         )
-    logger.info(f"Validation reads {count} examples for each reader")
+    rows = "examples" if dataset.names_rows else "packed sequences"
+    logger.info(f"Validation reads {count} {rows} for each reader")
     return built
 
 

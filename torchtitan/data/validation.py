@@ -15,6 +15,8 @@ from torchtitan.components.validate import Validator
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 
+from torchtitan.data.dataset import PackedOnce
+from torchtitan.data.every_stage import to_every_stage
 from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
 from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
@@ -87,12 +89,19 @@ class InstructValidator(BatchValidator):
                 n_tokens = int(input_dict.pop("n_tokens").sum())
                 counted = labels.numel() if self._counts_padding else n_tokens
                 processor.ntokens_since_last_log += counted
-                del input_dict[ROWS]
-                loss = self._evaluate(model_parts, step, input_dict, labels)
+                input_dict.pop(ROWS, None)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())
-                loss_sum += loss * targets
-                n_targets += targets
+                if targets:  # none in a batch that has padding alone on every replica
+                    loss_sum += targets * self._evaluate(model_parts, step, input_dict, labels)
+                    n_targets += targets
             processor.log_validation(loss=loss_sum / n_targets, step=step)
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
+        """Sort out what the first stage and what every stage gets."""
+        inputs, labels, *kwargs = super().post_dataloading_process(input_dict, labels, model_parts)
+        return inputs, labels, *to_every_stage(*kwargs)
 
 
 class _OneLoss:
@@ -147,16 +156,22 @@ def build_validation_loader(
 ) -> ResizableDataloader:
     """Build the loader of the examples to validate on; DataError if they do not fill a batch.
 
-    They are never packed: that changes no loss, and only with an example for each sequence do all
-    ranks have equally many batches.
+    They are packed where training is, which changes no loss: none is left out then, and batches
+    are filled with padding.
     """
-    validation = job_config.validation
+    validation, steps = job_config.validation, job_config.validation.steps
     dataset = read_dataset(
         validation_sources(job_config),
         seq_len=validation.seq_len,
-        infinite=validation.steps != -1,
+        infinite=steps != -1,
         section="validation",
         split=split,
+        packing=job_config.data.packing,
         **of_dataset,
     )
-    return validation_loader(dataset, validation)
+    if not job_config.data.packing:
+        return validation_loader(dataset, validation)
+    n_readers = dataset.dp_world_size * max(1, validation.dataloader.num_workers)
+    at_once = validation.local_batch_size * n_readers
+    packed = PackedOnce(dataset, at_once, None if steps == -1 else steps * at_once)
+    return validation_loader(packed, validation)

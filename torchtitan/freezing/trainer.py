@@ -24,6 +24,7 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, adopt_stages, run_batches_in, stages_of
 from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
+from torchtitan.data.every_stage import to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -31,10 +32,10 @@ from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition.cut import partition_line
+from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
-from torchtitan.hf.decoder import to_every_stage
 from torchtitan.upstream.cpu_device import slow_precision
 from torchtitan.upstream.fixes import copy_without_wait, one_cast_for_all
 from torchtitan.vision.model import shares_of_target
@@ -118,8 +119,10 @@ class FreezingTrainer(Trainer):
                 self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])
             # A row of shares is one target, though it has a number for each class.
             uncounted = labels.numel() - labels.numel() // shares_of_target(labels)
-            if n_tokens is not None and not counts_padding:
-                uncounted += labels.numel() - int(n_tokens.sum())
+            if n_tokens is not None:
+                n_padding = labels.numel() - int(n_tokens.sum())
+                self.metrics_processor.recorder.tell(RunPart.read, labels.numel(), n_padding)
+                uncounted += 0 if counts_padding else n_padding
             self.ntokens_seen -= uncounted
             self.metrics_processor.ntokens_since_last_log -= uncounted
             copy_without_wait((*input_dict.values(), labels))

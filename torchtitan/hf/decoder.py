@@ -31,7 +31,6 @@ from torchtitan.models.llama3.model.model import (
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
 from timelyfreeze.runtime.linear import joined_output
-from torchtitan.data.sequences import LENGTHS, POSITIONS
 
 # Before torch 2.12 the kernel took fewer heads of keys than of queries without being told.
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -288,12 +287,3 @@ def require_turns(flavor: str, model_args: Any) -> None:
             f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would "
             "not see those before it; use a flavor with 'sdpa'"
         )
-
-
-def to_every_stage(
-    extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move what tells of documents from what the first pipeline stage gets to what all get."""
-    first = dict(extra_inputs)
-    every = {name: first.pop(name) for name in (POSITIONS, LENGTHS) if name in first}
-    return first, extra_kwargs | every

@@ -57,6 +57,9 @@ FIXED = {
     "validation__seq_len": 96,
     "validation__freq": 4,
 }
+# Sequences that two examples share.
+WIDE = {**FIXED, "training__seq_len": 256, "validation__seq_len": 256}
+PACKED = {**WIDE, "data__packing": None}
 # Batches of another shape than those of training.
 OTHER_SHAPE = {
     **VALIDATION,
@@ -86,6 +89,7 @@ def two_ranks(request, folder):
             "with": OTHER_SHAPE,
             "without": {"training__seq_len": 64},
             "fixed": {**FIXED, "validation__local_batch_size": 8},
+            "packed": {**PACKED, "validation__local_batch_size": 8},
         }
         (real if schedule == REAL else emulated).extend(
             {
@@ -96,7 +100,11 @@ def two_ranks(request, folder):
             for name, more in changes.items()
         )
     replicas = {**SINGLE, **HELD_OUT, **FIXED, "validation__local_batch_size": 4}
-    real.append({"name": "replicas", "args": arguments(**replicas)})
+    packed = {**replicas, **PACKED}
+    real += [
+        {"name": name, "args": arguments(**values)}
+        for name, values in (("replicas", replicas), ("packed replicas", packed))
+    ]
     return run_scenarios(folder, 2, real) | run_scenarios(folder, 1, emulated)
 
 
@@ -106,6 +114,7 @@ def one_rank(folder):
     settings = {**SINGLE, **FIXED, "validation__local_batch_size": 4}
     scenarios = [
         {"name": "single", "args": arguments(**settings, **HELD_OUT)},
+        {"name": "wide", "args": arguments(**{**settings, **HELD_OUT, **WIDE})},
         {"name": "all examples", "args": arguments(**settings, validation__steps=4)},
     ]
     return run_scenarios(folder / "one", 1, scenarios)
@@ -166,6 +175,16 @@ def test_its_loss_is_that_of_one_process(two_ranks, one_rank, folder, schedule):
     found = validation_losses(folder, f"{schedule} fixed")
     assert list(found) == [1, 4, 8, 9]
     assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
+
+
+@pytest.mark.parametrize("schedule", CASES)
+def test_packed_examples_have_the_loss_that_they_have_alone(two_ranks, one_rank, folder, schedule):
+    (expected,) = validation_losses(folder / "one", "wide").values()
+    found = validation_losses(folder, f"{schedule} packed")
+    assert list(found) == [1, 4, 8, 9]
+    assert all(loss == pytest.approx(expected, rel=1e-5) for loss in found.values())
+    (of_replicas,) = validation_losses(folder, "packed replicas").values()
+    assert of_replicas == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("sharded", SHARDED)

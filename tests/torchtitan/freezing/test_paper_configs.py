@@ -61,15 +61,15 @@ class Column:
 
 
 COLUMNS = {
-    "llama3_2_1b_alpaca_gpt4": Column(
+    "paper_llama3_2_1b": Column(
         "Llama-3.2-1B", "alpaca", "4 x A6000", 800, 100, 5e-6, 128, (60, 100, 200), 0.01,
         16, 2048, 8192, 32, 8, 128256, (34.93, 35.91, 36.36), 29.4, 44.7,
     ),
-    "llama3_8b_openhermes": Column(
+    "paper_llama3_8b": Column(
         "Llama-3-8B", "sharegpt", "4 x H200", 2000, 200, 3e-6, 64, (160, 200, 250), 0.0001,
         32, 4096, 14336, 32, 8, 128256, (50.81, 54.63, 54.69), 36.9, 131,
     ),
-    "llama2_13b_openhermes": Column(
+    "paper_llama2_13b": Column(
         "Llama-2-13B", "sharegpt", "4 x H200", 2000, 200, 3e-6, 64, (150, 200, 250), 0.0001,
         40, 5120, 13824, 40, 40, 32000, (46.73, 51.15, 51.06), 42.7, 131,
     ),
@@ -89,9 +89,9 @@ def parse(name: str, *arguments: str) -> JobConfig:
 def test_the_published_sizes_are_those_of_the_models() -> None:
     """Parameters as the models' authors give them; the 1B ties its embedding."""
     sizes = {name: column.n_parameters for name, column in COLUMNS.items()}
-    assert sizes["llama3_2_1b_alpaca_gpt4"] - 128256 * 2048 == 1_235_814_400
-    assert sizes["llama3_8b_openhermes"] == 8_030_261_248
-    assert sizes["llama2_13b_openhermes"] == 13_015_864_320
+    assert sizes["paper_llama3_2_1b"] - 128256 * 2048 == 1_235_814_400
+    assert sizes["paper_llama3_8b"] == 8_030_261_248
+    assert sizes["paper_llama2_13b"] == 13_015_864_320
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -159,7 +159,7 @@ def test_every_rank_fits_the_papers_devices(name: str, schedule: str) -> None:
 
 
 def test_13b_does_not_fit_the_small_devices() -> None:
-    ranks = estimate_memory(parse("llama2_13b_openhermes", WITHOUT_WEIGHTS))
+    ranks = estimate_memory(parse("paper_llama2_13b", WITHOUT_WEIGHTS))
     assert not any(rank.fits(48 * 1024**3) for rank in ranks)
 
 

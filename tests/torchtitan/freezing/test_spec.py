@@ -61,20 +61,16 @@ def test_validation_reads_the_examples_that_the_training_loader_leaves_out() -> 
     assert trained.dataset.split == ExampleSplit(0.1)
 
 
-def test_packing_is_for_training_and_templates_are_for_both() -> None:
+def test_packing_and_templates_are_for_training_and_validation() -> None:
     config = job_config(data__packing=True, data__chat_template="alpaca")
     upstream = get_train_spec("llama3")
     spec = build_train_spec(upstream, config)
     assert spec.model_cls is Decoder
-    loaders = {
-        "training": spec.build_dataloader_fn(
-            dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
-        ),
-        "validation": validator(spec, config)._loader,
-    }
-    for section, loader in loaders.items():
+    place = {"dp_world_size": 1, "dp_rank": 0}
+    training = spec.build_dataloader_fn(**place, tokenizer=TOKENIZER, job_config=config)
+    for loader in (training, validator(spec, config)._loader):
         inputs, _ = next(iter(loader))
-        assert ("positions" in inputs) == (section == "training")
+        assert "positions" in inputs
         text = TOKENIZER.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
         assert text.startswith("<|begin|>Below is an instruction")
     assert build_train_spec(upstream, job_config()).model_cls is upstream.model_cls

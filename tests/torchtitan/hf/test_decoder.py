@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, join_examples
-from torchtitan.hf.decoder import (
-    Decoder,
-    as_decoder,
-    document_mask,
-    for_packing,
-    to_every_stage,
-)
+from torchtitan.hf.decoder import Decoder, as_decoder, document_mask, for_packing
 
 VOCABULARY = 31
 SEQ_LEN = 24
@@ -181,12 +175,3 @@ def test_models_that_cannot_read_packed_sequences() -> None:
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"model\.name is not llama3"):
         for_packing(SimpleNamespace, "8B", ARGS)
-
-
-def test_positions_go_to_every_stage() -> None:
-    places, lengths = torch.zeros(1), torch.ones(1, dtype=torch.int32)
-    extra = {"positions": places, "lengths": lengths, "image": torch.ones(1)}
-    inputs, kwargs = to_every_stage(extra, {"attention_masks": None})
-    assert inputs == {"image": extra["image"]}
-    assert kwargs == {"attention_masks": None, "positions": places, "lengths": lengths}
-    assert to_every_stage({}, {"x": 1}) == ({}, {"x": 1})

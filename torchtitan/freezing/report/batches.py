@@ -1,7 +1,8 @@
-"""What a run keeps of its batches: timelines of typical ones, and a sample of the backwards."""
+"""What a run keeps of its batches: typical timelines, a sample of the backwards, the padding."""
 
 import statistics
 from collections import Counter, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.control import ObservedBatch
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
+from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.records.tables import RESPONSES, ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_to_json
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
-from torchtitan.freezing.report.parts import LoggedStep, RunPart
+from torchtitan.freezing.report.parts import EndedStep, LoggedStep, RunPart
 from torchtitan.freezing.report.run_folder import number_former
 
 # Batches of a phase among which the typical one is looked for: the last ones, so many at most. In a
@@ -136,3 +138,27 @@ class Responses(RunPart):
                 kept.append(row)
             elif (place := int(self._rng.integers(self._n_seen[key]))) < self.n_kept:
                 kept[place] = row
+
+
+class Padding(RunPart):
+    """Counts the padding of examples; after the first step the log tells of much of it."""
+
+    _n_read = _n_padding = 0
+    _is_new = True
+
+    def read(self, n_tokens: int, n_padding: int) -> None:
+        self._n_read += n_tokens
+        self._n_padding += n_padding
+
+    def end_step(self, ended: EndedStep) -> None:
+        if self._is_new and self._n_read and self.run.is_shown:
+            share = self._n_padding / self._n_read
+            if told := replace(self.run.start, padding=share).padding_told:
+                logger.info(told)
+        self._is_new = False
+
+    def fields(self, summary: RunSummary) -> dict[str, Any]:
+        """Return the share of padding in what all processes have read; None for other data."""
+        counts = self.run.exchange.all_gather((self._n_read, self._n_padding))
+        n_read, n_padding = map(sum, zip(*counts, strict=True))
+        return {"padding": n_padding / n_read if n_read else None}

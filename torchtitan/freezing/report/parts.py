@@ -144,6 +144,9 @@ class RunPart:
     def move(self, move: Move) -> None:
         """Take note of the move that is over."""
 
+    def read(self, n_tokens: int, n_padding: int) -> None:
+        """Take note of examples that this rank has read: all tokens, and those of padding."""
+
     def batch(self, observed: ObservedBatch) -> None:
         """Take note of a batch of this rank, the oldest first; all ranks run the same ones."""
 

@@ -289,8 +289,8 @@ def record(run: Run, tensorboard: RunTensorBoard | None, logger: BaseLogger) -> 
     parts: list[RunPart] = [
         PipelineFiles(run), times.StepTimes(run), times.BatchTimes(run), steps.Front(run),
         steps.Moves(run), steps.Steps(run), losses.Losses(run), batches.Responses(run),
-        steps.Counts(run), batches.Timelines(run), times.Memory(run), times.Outcome(run),
-        losses.Reference(run), losses.FiniteWatch(run), progress,
+        steps.Counts(run), batches.Timelines(run), batches.Padding(run), times.Memory(run),
+        times.Outcome(run), losses.Reference(run), losses.FiniteWatch(run), progress,
     ]  # fmt: skip
     if run.is_shown and tensorboard is not None:
         parts.append(tensorboard)

@@ -268,4 +268,5 @@ def summary_at_start(
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         unit=model_family(job_config).unit,
         counts_padding=job_config.report.count_padding,
+        packing=data.packing,
     )

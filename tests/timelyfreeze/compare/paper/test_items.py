@@ -115,7 +115,7 @@ def test_with_more_ranks_there_are_as_many_microbatches(
 def test_a_command_says_all_that_the_paper_sets() -> None:
     words = LLAMA_1B.command(Path("out"), "--limit 4", ["--debug.deterministic"])
     assert words[0] == "run"
-    assert words[1].endswith("train_configs/llama3_2_1b_alpaca_gpt4.toml")
+    assert words[1].endswith("train_configs/paper_llama3_2_1b.toml")
     assert words[2] == "out/llama3_2_1b"
     assert words[words.index("--seeds") + 1 :][:3] == ["42", "22", "11"]
     assert "--evaluate=--limit 4" in words

@@ -148,7 +148,7 @@ def test_an_emulation_is_cut_as_what_it_emulates(toml: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_2_1b_alpaca_gpt4", "llama3_8b_openhermes"])
+@pytest.mark.parametrize("name", ["paper_llama3_2_1b", "paper_llama3_8b"])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
 def test_the_papers_models_need_smaller_devices(name: str, schedule: str) -> None:
     path = ROOT / "train_configs" / f"{name}.toml"

@@ -85,7 +85,7 @@ def test_no_cut_has_a_smaller_rank_by_parameters(kind: str) -> None:
 
 @pytest.mark.slow
 def test_the_papers_convnext_is_cut_more_evenly_than_by_the_number_of_blocks() -> None:
-    file = f"--job.config_file={ROOT}/train_configs/convnextv2_l_food101.toml"
+    file = f"--job.config_file={ROOT}/train_configs/paper_convnextv2_l.toml"
     job_config = read_config([file, "--parallelism.partition=parameters"])
     units = part_parameters(job_config).units
     by_number = count_layers(stage_modules(read_config([file]), len(units)))

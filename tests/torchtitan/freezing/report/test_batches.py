@@ -1,6 +1,7 @@
 """What a run writes of its batches, with ranks in threads and times by hand."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,15 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
-from tests.torchtitan.helpers.report_runs import log_step, run_in
+from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
+from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.tables import ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord
-from torchtitan.freezing.report.batches import Responses, Timelines, typical
+from torchtitan.freezing.report.batches import Padding, Responses, Timelines, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
 
@@ -248,3 +250,64 @@ def test_a_long_run_keeps_a_bounded_fair_and_repeatable_sample() -> None:
     assert [row.phase for row in rows].count("ramp") == 2, "phases do not crowd each other out"
     steps = [row.duration_ms for row in rows if row.microbatch == 0 and row.phase == "stable"]
     assert 700 < np.mean(steps) < 1300, "neither the first nor the last only"
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def told_of(
+    caplog: pytest.LogCaptureFixture,
+    steps: list[list[tuple[int, int]]],
+    *,
+    is_shown: bool = True,
+    **known: Any,
+) -> tuple[list[str], float | None, str | None]:
+    """What is logged while steps read so many tokens and padding; the share, and what is said."""
+    caplog.set_level("INFO")
+    caplog.clear()
+    start = make_summary(**known)
+    part = Padding(run_in(start=start, is_shown=is_shown))
+    for step, batches in enumerate(steps, start=1):
+        for n_tokens, n_padding in batches:
+            part.read(n_tokens, n_padding)
+        end_step(part, step, None, 1.0)
+    found = replace(start, **part.fields(start))
+    return [record.getMessage() for record in caplog.records], found.padding, found.padding_told
+
+
+def test_much_padding_is_told_once_at_the_start_and_counted_over_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told, share, at_end = told_of(caplog, [[(100, 90), (100, 60)], [(200, 100)]])
+    assert told == [
+        "75% of the tokens are padding; data.packing = true would put up to 4.0 times as many "
+        "examples into a sequence"
+    ]
+    assert share == 250 / 400
+    assert at_end is not None
+    assert at_end.startswith("62% of the tokens are padding; ")
+    assert told_of(caplog, [[(100, 90)]], is_shown=False)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "known", "share"),
+    [
+        ([[(100, 10)]], {}, 0.1),
+        ([[(100, 50)]], {"packing": True}, 0.5),
+        ([[], []], {}, None),  # pictures and plain text: nothing is counted
+    ],
+)
+def test_little_padding_and_packed_and_other_data_say_nothing(
+    caplog: pytest.LogCaptureFixture,
+    steps: list[list[tuple[int, int]]],
+    known: dict[str, Any],
+    share: float | None,
+) -> None:
+    assert told_of(caplog, steps, **known) == ([], share, None)
+
+
+def test_all_processes_count() -> None:
+    others: Any = SimpleNamespace(all_gather=lambda value: [value, (300, 200)])
+    part = Padding(run_in(exchange=others))
+    part.read(100, 0)
+    assert part.fields(make_summary()) == {"padding": 0.5}

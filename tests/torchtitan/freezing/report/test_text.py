@@ -71,6 +71,18 @@ def test_words_beside_numbers_say_what_is_in_them() -> None:
     assert padding not in plain
 
 
+def test_much_padding_has_a_line_which_a_terminal_shows() -> None:
+    line = (
+        "padding                  80% of the tokens are padding; data.packing = true would put up "
+        "to 5.0 times as many examples into a sequence"
+    )
+    assert line in report(**SPEED, padding=0.8, packing=False)
+    text = render_report(make_summary(**SPEED, **PLAN, **APPLIED, padding=0.8), FOLDER)
+    assert line in shown_report(text)
+    assert "padding" not in "".join(report(**SPEED, padding=0.8, packing=True))
+    assert "padding" not in "".join(report(**SPEED, padding=0.1, packing=False))
+
+
 def test_a_cache_has_a_line() -> None:
     used = {"cache_batches": 1200, "cache_entered": 800, "cache_mib": 64.2, "cache_spent_ms": 90.0}
     line = (
