@@ -15,6 +15,7 @@ from torchtitan.components.validate import Validator
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 
+from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
 from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
@@ -88,11 +89,21 @@ class InstructValidator(BatchValidator):
                 counted = labels.numel() if self._counts_padding else n_tokens
                 processor.ntokens_since_last_log += counted
                 del input_dict[ROWS]
+                if getattr(self.loss_fn, "of_learned", False):
+                    input_dict |= learned_tokens(labels)
                 loss = self._evaluate(model_parts, step, input_dict, labels)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())
                 loss_sum += loss * targets
                 n_targets += targets
             processor.log_validation(loss=loss_sum / n_targets, step=step)
+
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
+        """Sort out what the first stage and what every stage gets."""
+        inputs, labels, *kwargs = super().post_dataloading_process(input_dict, labels, model_parts)
+        return inputs, labels, *to_every_stage(*kwargs)
 
 
 class _OneLoss:

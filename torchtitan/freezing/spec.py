@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3.model.model import Transformer
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
@@ -30,7 +32,14 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
-from torchtitan.hf.decoder import Decoder, DecoderArgs, for_packing, require_turns
+from torchtitan.hf.decoder import (
+    Decoder,
+    DecoderArgs,
+    as_decoder,
+    for_packing,
+    learns_alone,
+    require_turns,
+)
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
@@ -59,7 +68,10 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         model_args = for_packing(upstream.model_cls, flavor, model_args)
     elif has_turns(job_config.training.dataset):
         require_turns(flavor, model_args)
-    ours = _Builders(upstream)
+    is_decoder = upstream.model_cls is Transformer and learns_alone(job_config, model_args)
+    if is_decoder:
+        model_args = as_decoder(model_args)
+    ours = _Builders(upstream, is_decoder)
     spec = replace(
         upstream,
         model_cls=Decoder if isinstance(model_args, DecoderArgs) else upstream.model_cls,
@@ -108,13 +120,17 @@ class _Builders:
     """What stands in place of upstream's builders, by the same arguments."""
 
     upstream: TrainSpec  # has those that are called where nothing of ours is wanted
+    learns_alone: bool  # whether the last stage can leave out tokens that nobody learns
 
     def parallelized(self, *args: Any) -> nn.Module:
         return reduce_by_sum_on_cpu(self.upstream.parallelize_fn(*args))
 
     def loss(self, config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
         loss_fn = self.upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
-        return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
+        if not parallel_dims.pp_enabled:
+            return loss_fn
+        is_known = self.upstream.build_loss_fn is build_cross_entropy_loss
+        return PipelineLoss(loss_fn, of_learned=is_known and self.learns_alone)
 
     def optimizers(
         self, model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any

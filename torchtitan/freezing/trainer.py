@@ -23,6 +23,7 @@ from timelyfreeze.front.caching import Row, token_digest
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
+from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -33,7 +34,6 @@ from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
-from torchtitan.hf.decoder import to_every_stage
 from torchtitan.upstream.cpu_device import slow_precision
 from torchtitan.upstream.fixes import one_cast_for_all
 from torchtitan.vision.model import shares_of_target
@@ -119,12 +119,14 @@ class FreezingTrainer(Trainer):
                 uncounted += labels.numel() - int(n_tokens.sum())
             self.ntokens_seen -= uncounted
             self.metrics_processor.ntokens_since_last_log -= uncounted
+            if n_tokens is not None and getattr(self.loss_fn, "of_learned", False):
+                input_dict |= learned_tokens(labels)
             yield input_dict, labels
 
     def post_dataloading_process(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
-        """Sort out what the first stage and what every stage gets, positions among the latter."""
+        """Sort out what the first stage and what every stage gets."""
         inputs, labels, extra, kwargs = super().post_dataloading_process(input_dict, labels)
         return inputs, labels, *to_every_stage(extra, kwargs)
 

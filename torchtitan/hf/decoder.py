@@ -25,7 +25,9 @@ from torchtitan.models.llama3.model.model import (
 )
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
-from torchtitan.data.sequences import POSITIONS
+from torchtitan.data.rows.kinds import is_instruct_dataset
+from torchtitan.freezing.config import JobConfig
+from torchtitan.hf.learned_loss import learned_loss
 
 
 @dataclass
@@ -137,12 +139,30 @@ class Decoder(Transformer):
             layer.attention = DecoderAttention(args)
 
     def forward(
-        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        attention_masks: Tensor | None = None,
+        positions: Tensor | None = None,
+        learned: Tensor | None = None,
+        n_learned: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits of tokens, [B, T], or a stage's output; masked if packed."""
+        """Compute logits of tokens, [B, T], or a stage's output; masked if packed.
+
+        With ``learned`` and ``n_learned`` (``torchtitan.data.every_stage``) a last stage computes
+        the summed loss of learned tokens in place of logits.
+        """
         if positions is not None and attention_masks is None:
             attention_masks = document_mask(positions)
-        return super().forward(tokens, attention_masks, positions)
+        if learned is None or n_learned is None or self.output is None:
+            return super().forward(tokens, attention_masks, positions)
+        hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+        return learned_loss(self._head, hidden, learned, n_learned.tolist(), self.vocab_size)
+
+    def _head(self, rows: Tensor) -> Tensor:
+        """Compute logits of hidden states; FSDP has hooks on both modules together."""
+        return self.output(rows if self.norm is None else self.norm(rows))
 
     def _precompute_freqs_cis(self) -> Tensor:
         args = self.model_args
@@ -177,10 +197,15 @@ def require_turns(flavor: str, model_args: Any) -> None:
         )
 
 
-def to_every_stage(
-    extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
-    first = dict(extra_inputs)
-    every = {POSITIONS: first.pop(POSITIONS)} if POSITIONS in first else {}
-    return first, extra_kwargs | every
+def learns_alone(config: JobConfig, model_args: Any) -> bool:
+    """Return whether the last stage of a run computes logits of learned tokens alone.
+
+    Their places are whole on each rank then, and so are logits.
+    """
+    parallelism = config.parallelism
+    return (
+        is_instruct_dataset(config.training.dataset)
+        and isinstance(model_args, TransformerModelArgs)
+        and model_args.attn_type == "sdpa"
+        and parallelism.tensor_parallel_degree == parallelism.context_parallel_degree == 1
+    )

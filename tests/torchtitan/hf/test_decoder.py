@@ -15,7 +15,6 @@ from torchtitan.hf.decoder import (
     as_decoder,
     document_mask,
     for_packing,
-    to_every_stage,
 )
 
 VOCABULARY = 31
@@ -181,12 +180,3 @@ def test_models_that_cannot_read_packed_sequences() -> None:
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"model\.name is not llama3"):
         for_packing(SimpleNamespace, "8B", ARGS)
-
-
-def test_positions_go_to_every_stage() -> None:
-    places = torch.zeros(1)
-    extra = {"positions": places, "image": torch.ones(1)}
-    inputs, kwargs = to_every_stage(extra, {"attention_masks": None})
-    assert inputs == {"image": extra["image"]}
-    assert kwargs == {"attention_masks": None, "positions": places}
-    assert to_every_stage({}, {"x": 1}) == ({}, {"x": 1})
