@@ -96,7 +96,8 @@ class _CrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         labels, logs, *kept = ctx.saved_tensors
-        logits = kept[0] if kept else ctx.again()
+        # Whoever keeps the gradient must not keep the graph with it.
+        logits = kept[0].detach() if kept else ctx.again()
         for (block, chosen), log in zip(
             _blocks(logits, labels), logs.split(_block_rows(logits)), strict=True
         ):
