@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import (
     Attention,
@@ -158,7 +159,10 @@ class Decoder(Transformer):
         hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
         for layer in self.layers.values():
             hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
-        return learned_loss(self._head, hidden, learned, n_learned.tolist(), self.vocab_size)
+        counts, is_sharded = n_learned.tolist(), isinstance(self, FSDPModule)
+        return learned_loss(
+            self._head, hidden, learned, counts, self.vocab_size, is_sharded=is_sharded
+        )
 
     def _head(self, rows: Tensor) -> Tensor:
         """Compute logits of hidden states; FSDP has hooks on both modules together."""

@@ -20,13 +20,20 @@ Head = Callable[[Tensor], Tensor]
 
 
 def learned_loss(
-    head: Head, hidden: Tensor, learned: Tensor, n_learned: Sequence[int], vocab_size: int
+    head: Head,
+    hidden: Tensor,
+    learned: Tensor,
+    n_learned: Sequence[int],
+    vocab_size: int,
+    *,
+    is_sharded: bool = False,
 ) -> Tensor:
     """Return the summed cross entropy, float32 [], of a microbatch's learned tokens.
 
     ``head`` computes logits, [n, V], of rows, [n, d], of ``hidden``, [B, T, d]. ``learned``, int64
     [B, 2, T], has places and labels of the first ``n_learned`` tokens of each row. Without any, the
-    loss and all gradients are 0, and there is a graph nevertheless.
+    loss and all gradients are 0, and there is a graph nevertheless. A head that ``is_sharded`` over
+    replicas, whose batches differ, is called once, whatever logits take: it may gather its weights.
     """
     n = sum(n_learned)
     length = hidden.shape[1]
@@ -36,8 +43,8 @@ def learned_loss(
     places = torch.cat([part[0] + start for start, part in parts])
     labels = torch.cat([part[1] for _, part in parts]).clamp(min=0)
     rows = hidden.flatten(0, 1).index_select(0, places)
-    n_parts = -(-logits_bytes(len(rows), vocab_size, hidden) // KEPT_BYTES)
-    if n_parts <= 1:
+    n_parts = -(-len(rows) * vocab_size * _computed_in(hidden).itemsize // KEPT_BYTES)
+    if n_parts <= 1 or is_sharded:
         total = _CrossEntropy.apply(head(rows), labels, None)
     else:
         total = torch.stack(
@@ -47,11 +54,6 @@ def learned_loss(
             ]
         ).sum()
     return total if n else total * 0.0
-
-
-def logits_bytes(n: int, vocab_size: int, hidden: Tensor) -> int:
-    """Return how many bytes logits of ``n`` tokens take, in the type that the head computes in."""
-    return n * vocab_size * _computed_in(hidden).itemsize
 
 
 def _computed_in(hidden: Tensor) -> torch.dtype:
