@@ -48,7 +48,7 @@ class ModelBytes:
     norm: PartBytes  # the last norm; what it keeps counts with the head
     head: PartBytes  # the output layer and the loss
     message: Count  # what a stage sends to the next for each microbatch
-    logits: Count  # the logits, as the loss takes them
+    logits: Count  # half of what the loss takes in passing: all logits in float32, or a block
     recomputed: Count  # what a layer keeps that runs again in the backward; 0 if none does
     # Copies of a stage's weights that its optimizer's update takes: 1 if it updates all of them at
     # once, 0 if one after the other.

@@ -1,16 +1,46 @@
-"""What every pipeline stage gets of a batch: the places of tokens in their examples."""
+"""What every pipeline stage gets of a batch: positions, and which tokens are learned.
+
+The last stage computes logits of learned tokens alone. Their places are found on the host, where a
+batch comes from, so that no device is waited for to learn how many there are.
+"""
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, stack
 
-from torchtitan.data.sequences import LENGTHS, POSITIONS
+from torchtitan.data.sequences import IGNORE_INDEX, LENGTHS, POSITIONS
+
+# Names of what the model gets: places and labels of learned tokens, and how many each row has.
+LEARNED, N_LEARNED = "learned", "n_learned"
+
+
+class HostTensor(Tensor):
+    """A tensor that stays on the host, whoever moves a batch to a device: upstream, or FSDP."""
+
+    def to(self, *args: Any, **kwargs: Any) -> "HostTensor":
+        """Return this tensor as it is."""
+        return self
+
+
+def learned_tokens(labels: Tensor) -> dict[str, Tensor]:
+    """Return which tokens of a batch are learned, from its labels, int64 [B, T], on the host.
+
+    ``learned``, int64 [B, 2, T], are places in the row and their labels, the learned ones first, in
+    ascending order. ``n_learned``, int64 [B], counts those of each row, and stays on the host.
+    """
+    if labels.device.type != "cpu":
+        raise ValueError(f"labels are on {labels.device}; learned tokens are found on the host")
+    is_learned = labels != IGNORE_INDEX
+    places = is_learned.logical_not().byte().argsort(dim=1, stable=True)
+    learned = stack([places, labels.gather(1, places)], dim=1)
+    return {LEARNED: learned, N_LEARNED: is_learned.sum(dim=1).as_subclass(HostTensor)}
 
 
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move what tells of documents from what the first pipeline stage gets to what all get."""
-    first = dict(extra_inputs)
-    every = {name: first.pop(name) for name in (POSITIONS, LENGTHS) if name in first}
-    return first, extra_kwargs | every
+    """Move what all stages get out of what the first pipeline stage gets."""
+    every = (POSITIONS, LENGTHS, LEARNED, N_LEARNED)
+    first = {name: value for name, value in extra_inputs.items() if name not in every}
+    moved = {name: value for name, value in extra_inputs.items() if name in every}
+    return first, extra_kwargs | moved

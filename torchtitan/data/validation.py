@@ -16,7 +16,7 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 
 from torchtitan.data.dataset import PackedOnce
-from torchtitan.data.every_stage import to_every_stage
+from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
 from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
@@ -90,6 +90,8 @@ class InstructValidator(BatchValidator):
                 counted = labels.numel() if self._counts_padding else n_tokens
                 processor.ntokens_since_last_log += counted
                 input_dict.pop(ROWS, None)
+                if getattr(self.loss_fn, "of_learned", False):
+                    input_dict |= learned_tokens(labels)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())
                 if targets:  # none in a batch that has padding alone on every replica
                     loss_sum += targets * self._evaluate(model_parts, step, input_dict, labels)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torchtitan.tools.utils as titan_tools
 from torch import nn
+from torchtitan.components.loss import build_cross_entropy_loss
 from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.model.model import Transformer
@@ -32,7 +33,14 @@ from torchtitan.freezing.config import JobConfig, Loading
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
-from torchtitan.hf.decoder import Decoder, DecoderArgs, as_decoder, for_packing, require_turns
+from torchtitan.hf.decoder import (
+    Decoder,
+    DecoderArgs,
+    as_decoder,
+    for_packing,
+    learns_alone,
+    require_turns,
+)
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
 from torchtitan.upstream.fixes import (
@@ -63,7 +71,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         require_turns(flavor, model_args)
     if upstream.model_cls is Transformer and model_args.attn_type == "sdpa":
         model_args = as_decoder(model_args)
-    ours = _Builders(upstream)
+    learned_alone = isinstance(model_args, DecoderArgs) and learns_alone(job_config, model_args)
+    ours = _Builders(upstream, learned_alone)
     spec = replace(
         upstream,
         model_cls=Decoder if isinstance(model_args, DecoderArgs) else upstream.model_cls,
@@ -130,13 +139,17 @@ class _Builders:
     """What stands in place of upstream's builders, by the same arguments."""
 
     upstream: TrainSpec  # has those that are called where nothing of ours is wanted
+    learns_alone: bool  # whether the last stage can leave out tokens that nobody learns
 
     def parallelized(self, *args: Any) -> nn.Module:
         return reduce_by_sum_on_cpu(self.upstream.parallelize_fn(*args))
 
     def loss(self, config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
         loss_fn = self.upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
-        return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
+        if not parallel_dims.pp_enabled:
+            return loss_fn
+        is_known = self.upstream.build_loss_fn is build_cross_entropy_loss
+        return PipelineLoss(loss_fn, of_learned=is_known and self.learns_alone)
 
     def optimizers(
         self, model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any

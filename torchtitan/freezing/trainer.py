@@ -24,7 +24,7 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, adopt_stages, run_batches_in, stages_of
 from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
-from torchtitan.data.every_stage import to_every_stage
+from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -125,13 +125,15 @@ class FreezingTrainer(Trainer):
                 uncounted += 0 if counts_padding else n_padding
             self.ntokens_seen -= uncounted
             self.metrics_processor.ntokens_since_last_log -= uncounted
+            if n_tokens is not None and getattr(self.loss_fn, "of_learned", False):
+                input_dict |= learned_tokens(labels)
             copy_without_wait((*input_dict.values(), labels))
             yield input_dict, labels
 
     def post_dataloading_process(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
-        """Sort out what the first stage and what every stage gets, positions among the latter."""
+        """Sort out what the first stage and what every stage gets."""
         inputs, labels, extra, kwargs = super().post_dataloading_process(input_dict, labels)
         return inputs, labels, *to_every_stage(extra, kwargs)
 

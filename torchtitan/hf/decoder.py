@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.varlen import varlen_attn
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import (
@@ -31,6 +32,9 @@ from torchtitan.models.llama3.model.model import (
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
 from timelyfreeze.runtime.linear import joined_output
+from torchtitan.data.rows.kinds import is_instruct_dataset
+from torchtitan.freezing.config import JobConfig
+from torchtitan.hf.learned_loss import learned_loss
 
 # Before torch 2.12 the kernel took fewer heads of keys than of queries without being told.
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -247,14 +251,32 @@ class Decoder(Transformer):
         attention_masks: Tensor | None = None,
         positions: Tensor | None = None,
         lengths: Tensor | None = None,
+        learned: Tensor | None = None,
+        n_learned: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits of tokens, [B, T], or a stage's output; within documents if packed."""
+        """Compute logits of tokens, [B, T], or a stage's output; within documents if packed.
+
+        With ``learned`` and ``n_learned`` (``torchtitan.data.every_stage``) a last stage computes
+        the summed loss of learned tokens in place of logits.
+        """
         if positions is not None and attention_masks is None:
             if lengths is None or not has_document_kernel(tokens.device, self.model_args.head_dim):
                 attention_masks = document_mask(positions)
             else:
                 attention_masks = document_bounds(lengths)
-        return super().forward(tokens, attention_masks, positions)
+        if learned is None or n_learned is None or self.output is None:
+            return super().forward(tokens, attention_masks, positions)
+        hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+        counts, is_sharded = n_learned.tolist(), isinstance(self, FSDPModule)
+        return learned_loss(
+            self._head, hidden, learned, counts, self.vocab_size, is_sharded=is_sharded
+        )
+
+    def _head(self, rows: Tensor) -> Tensor:
+        """Compute logits of hidden states; FSDP has hooks on both modules together."""
+        return self.output(rows if self.norm is None else self.norm(rows))
 
     def _precompute_freqs_cis(self) -> Tensor:
         args = self.model_args
@@ -287,3 +309,17 @@ def require_turns(flavor: str, model_args: Any) -> None:
             f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would "
             "not see those before it; use a flavor with 'sdpa'"
         )
+
+
+def learns_alone(config: JobConfig, model_args: Any) -> bool:
+    """Return whether the last stage of a run computes logits of learned tokens alone.
+
+    Their places are whole on each rank then, and so are logits.
+    """
+    parallelism = config.parallelism
+    return (
+        is_instruct_dataset(config.training.dataset)
+        and isinstance(model_args, TransformerModelArgs)
+        and model_args.attn_type == "sdpa"
+        and parallelism.tensor_parallel_degree == parallelism.context_parallel_degree == 1
+    )

@@ -140,11 +140,12 @@ class PipelineLoss:
     Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged
     value (issue #2972): gradients come out larger by the number of tokens, which clipping then
     hides. Outside :meth:`divided_by` (in validation, which divides by itself) the loss is the plain
-    sum.
+    sum. With ``of_learned`` the last stage may compute that sum itself, of learned tokens alone.
     """
 
-    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+    def __init__(self, loss_fn: Callable[..., Tensor], *, of_learned: bool = False) -> None:
         self._loss_fn = loss_fn
+        self.of_learned = of_learned
         self._n_tokens: Tensor | float = 1.0
 
     @contextmanager
@@ -158,7 +159,9 @@ class PipelineLoss:
 
     def __call__(self, prediction: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """Return the sum loss of one microbatch over the number of tokens of the step."""
-        return self._loss_fn(prediction, labels, **kwargs) / self._n_tokens
+        is_summed = self.of_learned and prediction.ndim == 0
+        total = prediction if is_summed else self._loss_fn(prediction, labels, **kwargs)
+        return total / self._n_tokens
 
 
 def autocast_stages(

@@ -5,6 +5,8 @@ import torch
 from launcher import SCHEDULES, arguments, merged, run_scenarios
 
 ONE = {"parallelism__pipeline_parallel_degree": 1, "model__flavor": "tiny"}
+# With full and with split backwards; they come last, since what is imported stays.
+AGAIN = ["1F1B", "ZBVZeroBubble"]
 BF16 = {"training__mixed_precision_param": "bfloat16"}
 
 
@@ -72,6 +74,16 @@ def pipelined(tmp_path_factory):
             ),
         },
     ]
+    scenarios += [
+        {
+            "name": f"{schedule} in parts",
+            "module": "again_in_parts",
+            "args": arguments(
+                model__flavor="tiny", parallelism__pipeline_parallel_schedule=schedule
+            ),
+        }
+        for schedule in AGAIN
+    ]
     return run_scenarios(tmp_path_factory.mktemp("pipelined"), 4, scenarios)
 
 
@@ -89,7 +101,7 @@ def loss_of(ranks):
     return losses[0]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *(f"{s} in parts" for s in AGAIN)])
 def test_gradients_equal_those_of_one_process(single, pipelined, schedule):
     reference = single["fp32"][0]
     assert_equal_gradients(

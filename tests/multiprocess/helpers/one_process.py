@@ -57,7 +57,8 @@ def in_float8(model):
 def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False, model=None):
     """Return {name: gradients, shape [n_microbatches, ...]} of the mean loss over all tokens.
 
-    Nothing is frozen: each microbatch, the rows of all replicas in it, has its own gradient.
+    Nothing is frozen: each microbatch, the rows of all replicas in it, has its own gradient. The
+    head gets learned tokens alone, so that its products round, and float8 scales, as a run's do.
 
     Args:
         weights: {name: tensor} of the whole model.
@@ -76,17 +77,13 @@ def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False,
     used = {n: leaf.to(torch.bfloat16) if casts_all else leaf for n, leaf in leaves.items()}
     n_tokens = sum(int((labels != IGNORED).sum()) for _, labels in replicas)
     sums = {name: torch.zeros(N_MICROBATCHES, *leaf.shape) for name, leaf in leaves.items()}
+    model.norm.register_forward_pre_hook(lambda _, given: (given[0][targets != IGNORED],))
     for inputs, labels in replicas:
         pieces = zip(inputs.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
         for microbatch, (rows, targets) in enumerate(pieces):
             with torch.autocast("cpu", torch.bfloat16) if casts_some else nullcontext():
                 logits = functional_call(model, used, (rows,))
-            loss = cross_entropy(
-                logits.float().flatten(0, 1),
-                targets.flatten(),
-                reduction="sum",
-                ignore_index=IGNORED,
-            )
+            loss = cross_entropy(logits.float(), targets[targets != IGNORED], reduction="sum")
             gradients = torch.autograd.grad(
                 loss / n_tokens, list(leaves.values()), retain_graph=True
             )

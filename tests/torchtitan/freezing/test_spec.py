@@ -73,7 +73,8 @@ def test_packing_and_templates_are_for_training_and_validation() -> None:
         assert "positions" in inputs
         text = TOKENIZER.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
         assert text.startswith("<|begin|>Below is an instruction")
-    assert build_train_spec(upstream, job_config()).model_cls is upstream.model_cls
+    text = job_config(training__dataset="c4_test")
+    assert build_train_spec(upstream, text).model_cls is upstream.model_cls
 
 
 def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:

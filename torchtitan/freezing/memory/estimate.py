@@ -42,8 +42,9 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
-from torchtitan.hf.decoder import Decoder, as_decoder
+from torchtitan.hf.decoder import Decoder, as_decoder, learns_alone
 from torchtitan.hf.flavors import chosen_args
+from torchtitan.hf.learned_loss import BLOCK_BYTES, KEPT_BYTES, learned_loss
 from torchtitan.lora.adapters import add_adapters
 from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
@@ -89,7 +90,8 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     if job_config.freezing.method == LORA:
         lora, seed = job_config.lora, job_config.freezing.seed
         prepare = partial(add_adapters, settings=lora, seed=seed, autocast=how.autocast)
-    return decoder_bytes(args, how=how, seq_len=job_config.training.seq_len, prepare=prepare)
+    seq_len, of_learned = job_config.training.seq_len, learns_alone(job_config, args)
+    return decoder_bytes(args, how=how, seq_len=seq_len, prepare=prepare, of_learned=of_learned)
 
 
 def described(job_config: JobConfig) -> Any:
@@ -137,8 +139,12 @@ def decoder_bytes(
     how: How,
     seq_len: int,
     prepare: Callable[[nn.Module], nn.Module] | None = None,
+    of_learned: bool = False,
 ) -> ModelBytes:
-    """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch."""
+    """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch.
+
+    Every token is taken to be learned, also ``of_learned``, where the last stage has no other.
+    """
     # Other kinds of attention keep what fused attention keeps, and need masks to run.
     one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
@@ -150,10 +156,36 @@ def decoder_bytes(
         frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
         labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
         embedding = _part(model.tok_embeddings, how, 8 * x[..., 0].numel())
-        head = nn.Sequential(model.norm, model.output)
+        head: nn.Module = nn.Sequential(model.norm, model.output)
         loss = partial(cross_entropy_loss, labels=labels)
+        if of_learned:
+            head, loss = _LearnedHead(head, args.vocab_size), None
         counted = _count(model, how, embedding, x, head, loss, frequencies, None)
+    if of_learned:
+        counted = _with_passing_logits(counted, how, labels.numel() * args.vocab_size)
     return replace(counted, blocks=(), outputs=())
+
+
+class _LearnedHead(nn.Module):
+    """The last norm, the output layer and the loss of tokens that are all learned."""
+
+    def __init__(self, head: nn.Module, vocab_size: int) -> None:
+        super().__init__()
+        self.head, self._vocab_size = head, vocab_size
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows, length = hidden.shape[:2]
+        learned = torch.zeros(rows, 2, length, dtype=torch.int64)
+        return learned_loss(self.head, hidden, learned, (length,) * rows, self._vocab_size)
+
+
+def _with_passing_logits(counted: ModelBytes, how: How, n: int) -> ModelBytes:
+    """Correct what ``n`` logits take whose gradient is written over them, block by block."""
+    whole = n * (how.autocast or how.dtype).itemsize
+    part = 0 if whole <= KEPT_BYTES else KEPT_BYTES  # what is computed again at once
+    between = whole if part and counted.head.kept_between_halves else 0
+    head = replace(counted.head, kept_between_halves=between)
+    return replace(counted, head=head, logits=min(BLOCK_BYTES, 4 * n) + part // 2)
 
 
 class _Head(nn.Module):
@@ -189,7 +221,7 @@ def _count(
     embedding: PartBytes,
     hidden: Tensor,
     head: nn.Module,
-    loss: Callable[[Tensor], Tensor],
+    loss: Callable[[Tensor], Tensor] | None,
     *shared: Any,
 ) -> ModelBytes:
     """Count a model's parts; blocks get what the embedding puts out, and what all batches share."""

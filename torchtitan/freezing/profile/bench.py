@@ -2,10 +2,10 @@
 
 import gc
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ from timelyfreeze.runtime import (
 from timelyfreeze.runtime.linear import keep_copies, linears_of
 from timelyfreeze.schedule import ActionKind
 from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
+from torchtitan.data.every_stage import learned_tokens
+from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
 from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
 
@@ -145,7 +147,7 @@ class LoneStage:
     """A stage between stand-ins for its neighbours, in a process group of one rank.
 
     Token ids and targets have the shape [sequences, tokens of a sequence], ``hidden`` the shape and
-    type of what one stage sends to the next.
+    type of what one stage sends to the next. ``of_last`` says to a last stage what is learned.
     Gradients are kept from one batch to the next, as one of many microbatches adds them up.
     """
 
@@ -160,6 +162,7 @@ class LoneStage:
         is_first: bool,
         is_last: bool,
         gradient_rank: int = 0,
+        of_last: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         device = tokens.device
         modules: list[nn.Module] = [module]
@@ -175,7 +178,10 @@ class LoneStage:
             self.stage if other is module else PipelineStage(other, i, len(modules), device)
             for i, other in enumerate(modules)
         ]
-        self._loss = PipelineLoss(loss_fn if is_last else lambda output, labels: output.sum())
+        self._loss = PipelineLoss(
+            loss_fn if is_last else lambda output, labels: output.sum(), of_learned=bool(of_last)
+        )
+        self._of_last = of_last
         self._rank = gradient_rank
         self.table = self.attach(per_tensor=gradient_rank > 0)
         timed = self._recorder.measure_more if is_last else nullcontext
@@ -201,7 +207,7 @@ class LoneStage:
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
         step, labels = self._schedules[split].step, self._labels
         with self._loss.divided_by(labels.numel()):
-            step(self._tokens, target=labels, losses=[], return_outputs=False)
+            step(self._tokens, target=labels, losses=[], return_outputs=False, **self._of_last)
         self.stage.freeze_nothing()
         return self.stage.applied_ratios[_MICROBATCH]
 
@@ -222,7 +228,7 @@ class _Neighbour(nn.Module):
         self.scale = nn.Parameter(hidden.new_ones(()))
         self.register_buffer("noise", torch.randn_like(hidden))
 
-    def forward(self, received: Tensor) -> Tensor:
+    def forward(self, received: Tensor, **of_last: Tensor) -> Tensor:
         # Whatever the tokens are, they are not looked at.
         return self.noise * self.scale if self._is_first else received * self.noise * self.scale
 
@@ -237,6 +243,7 @@ class Bench:
     repeats: Repeats
     splits: Sequence[bool]
     report: Callable[[Response], None]
+    learned_share: float | None = None  # of tokens; None if the head gets all, learned or not
 
     def __post_init__(self) -> None:
         """Build the model without memory."""
@@ -313,12 +320,17 @@ class Bench:
         tokens, labels = (
             torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
+        of_last = {}
+        if is_last and self.learned_share is not None:
+            labels[:, max(1, round(self.learned_share * shape[1])) :] = IGNORE_INDEX
+            of_last = {n: t.to(self._device) for n, t in learned_tokens(labels.cpu()).items()}
         linears = linears_of(part)
         sent = self._dtype if linears is None or linears.dtype is None else linears.dtype
         hidden = torch.empty(*shape, self.model_args.dim, dtype=sent, device=self._device)
         return LoneStage(
             part, tokens, labels, hidden, self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=max(config.freezing.gradient_ranks),
+            of_last=of_last,
         )  # fmt: skip
 
     def _respond(

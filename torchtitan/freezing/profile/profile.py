@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
+from torchtitan.protocols.train_spec import TrainSpec
+from torchtitan.tools.logging import logger
 
 from timelyfreeze.schedule import ActionKind, PipelineDag, ScheduleOrder, build_dag
 from timelyfreeze.settings import (
@@ -28,6 +30,7 @@ from timelyfreeze.timing import DurationBounds, bounds_from_samples, shared_core
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
+from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
@@ -40,6 +43,7 @@ from torchtitan.freezing.config import (
 from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.hf.decoder import learns_alone
 from torchtitan.vision.spec import base_spec
 
 
@@ -82,7 +86,8 @@ def profile_stages(
     # Full, and split where that works.
     splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
     with _quiet_process(job_config):
-        bench = Bench(job_config, spec, model_args, repeats, splits, report)
+        share = _learned_share(job_config, spec)
+        bench = Bench(job_config, spec, model_args, repeats, splits, report, share)
         last = len(modules) - 1
         stages = [
             bench.measure(names, i, is_first=i == 0, is_last=i == last)
@@ -119,6 +124,22 @@ def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
             f"model.flavor {config.model.flavor!r} has {attention} attention, whose masks come "
             "from the data; choose a flavor with sdpa"
         )
+
+
+def _learned_share(config: JobConfig, spec: TrainSpec) -> float | None:
+    """Return the share of tokens that the run's first batch learns; None if the head gets all."""
+    if not learns_alone(config, spec.model_args[config.model.flavor]):
+        return None
+    place = {"dp_world_size": 1, "dp_rank": 0, "job_config": config}
+    try:
+        tokenizer = spec.build_tokenizer_fn(config)
+        _, labels = next(iter(spec.build_dataloader_fn(tokenizer=tokenizer, **place)))
+    except (OSError, ValueError) as error:
+        logger.warning(f"The head is timed with every token learned, for lack of data: {error}")
+        return 1.0
+    share = float((labels != IGNORE_INDEX).double().mean())
+    logger.info(f"The head is timed with {share:.0%} of the tokens, those that a batch learns")
+    return share
 
 
 @contextmanager

@@ -1,0 +1,119 @@
+"""The loss of learned tokens alone, whose logits never stand whole in float32.
+
+The rows of learned tokens are taken out in front of the last norm. Logits stay in the type that the
+head computes in, and their gradient is written over them. Blocks of them pass through float32.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+# A block of logits in float32.
+BLOCK_BYTES = 32 * 1024**2
+# Logits of a microbatch that are kept for the backward; more are computed again, in parts.
+KEPT_BYTES = 1024**3
+
+Head = Callable[[Tensor], Tensor]
+
+
+def learned_loss(
+    head: Head,
+    hidden: Tensor,
+    learned: Tensor,
+    n_learned: Sequence[int],
+    vocab_size: int,
+    *,
+    is_sharded: bool = False,
+) -> Tensor:
+    """Return the summed cross entropy, float32 [], of a microbatch's learned tokens.
+
+    ``head`` computes logits, [n, V], of rows, [n, d], of ``hidden``, [B, T, d]. ``learned``, int64
+    [B, 2, T], has places and labels of the first ``n_learned`` tokens of each row. Without any, the
+    loss and all gradients are 0, and there is a graph nevertheless. A head that ``is_sharded`` over
+    replicas, whose batches differ, is called once, whatever logits take: it may gather its weights.
+    """
+    n = sum(n_learned)
+    length = hidden.shape[1]
+    # A row that is not learned stands in where none is.
+    counts = n_learned if n else (1, *[0] * (len(hidden) - 1))
+    parts = [(row * length, learned[row, :, :count]) for row, count in enumerate(counts) if count]
+    places = torch.cat([part[0] + start for start, part in parts])
+    labels = torch.cat([part[1] for _, part in parts]).clamp(min=0)
+    rows = hidden.flatten(0, 1).index_select(0, places)
+    n_parts = -(-len(rows) * vocab_size * _computed_in(hidden).itemsize // KEPT_BYTES)
+    if n_parts <= 1 or is_sharded:
+        total = _CrossEntropy.apply(head(rows), labels, None)
+    else:
+        total = torch.stack(
+            [
+                _CrossEntropy.apply(head(part), of_part, _Again(head, part))
+                for part, of_part in zip(rows.chunk(n_parts), labels.chunk(n_parts), strict=True)
+            ]
+        ).sum()
+    return total if n else total * 0.0
+
+
+def _computed_in(hidden: Tensor) -> torch.dtype:
+    device = hidden.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_cast else hidden.dtype
+
+
+class _Again:
+    """Computes the logits of some rows once more, as they were computed, without a graph."""
+
+    def __init__(self, head: Head, rows: Tensor) -> None:
+        self._head, self._rows = head, rows.detach()
+        self._dtype = _computed_in(rows)
+        self._is_cast = torch.is_autocast_enabled(rows.device.type)
+
+    def __call__(self) -> Tensor:
+        kind = self._rows.device.type
+        with torch.no_grad(), torch.autocast(kind, self._dtype, enabled=self._is_cast):
+            return self._head(self._rows)
+
+
+class _CrossEntropy(Function):
+    """The sum of cross entropies, float32 [], of logits, [n, V], under labels, int64 [n].
+
+    ``again`` computes the logits once more for the backward; None keeps them. The gradient takes
+    the place of the logits: a second backward of one graph is an error.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, again: _Again | None) -> Tensor:
+        total, logs = logits.new_zeros((), dtype=torch.float32), []
+        for block, chosen in _blocks(logits, labels):
+            log_shares = torch.log_softmax(block, 1, dtype=torch.float32)
+            of_labels = log_shares.gather(1, chosen)
+            total -= of_labels.sum()
+            logs.append(block.gather(1, chosen) - of_labels)  # of the sum of exponentials
+        ctx.again = again
+        ctx.save_for_backward(labels, torch.cat(logs), *([] if again else [logits]))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        labels, logs, *kept = ctx.saved_tensors
+        # Whoever keeps the gradient must not keep the graph with it.
+        logits = kept[0].detach() if kept else ctx.again()
+        for (block, chosen), log in zip(
+            _blocks(logits, labels), logs.split(_block_rows(logits)), strict=True
+        ):
+            shares = (block - log).exp_()  # float32, as ``log`` is
+            shares.scatter_(1, chosen, shares.gather(1, chosen) - 1.0)
+            torch.mul(shares, grad, out=block)
+        return logits, None, None
+
+
+def _block_rows(logits: Tensor) -> int:
+    return max(1, BLOCK_BYTES // (4 * logits.shape[1]))
+
+
+def _blocks(logits: Tensor, labels: Tensor) -> Any:
+    """Return blocks of logits, [m, V], with their labels, [m, 1]."""
+    m = _block_rows(logits)
+    return zip(logits.split(m), labels[:, None].split(m), strict=True)
