@@ -186,7 +186,8 @@ class DecoderAttention(Attention):
         if joined is not None and self.q_norm is None:
             both, values = joined.view(shape).split([self.n_heads + n_kv, n_kv], dim=2)
             both = rotated(both, freqs_cis, positions)  # half the launches of one after the other
-            return *both.split([self.n_heads, n_kv], dim=2), values
+            # A copy, since a view would keep all that was joined up to the backward.
+            return *both.split([self.n_heads, n_kv], dim=2), values.contiguous()
         if joined is not None:
             queries, keys, values = joined.view(shape).split([self.n_heads, n_kv, n_kv], dim=2)
             queries, keys = self.q_norm(queries), self.k_norm(keys)

@@ -22,6 +22,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.control import merge_ranks
 from timelyfreeze.policies import LORA
+from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.schedule import Action
 from timelyfreeze.whatif.rank_memory import (
     EMBEDDING,
@@ -44,6 +45,7 @@ from torchtitan.freezing.config import (
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.hf.decoder import Decoder, as_decoder, learns_alone
 from torchtitan.hf.flavors import chosen_args
+from torchtitan.hf.lean import compute_in
 from torchtitan.hf.learned_loss import BLOCK_BYTES, KEPT_BYTES, learned_loss
 from torchtitan.lora.adapters import add_adapters
 from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
@@ -124,13 +126,16 @@ class How(NamedTuple):
 
     n_rows: int  # of a microbatch
     dtype: torch.dtype  # of the parameters
-    autocast: torch.dtype | None = None  # what stages compute in under autocast; None without
+    autocast: torch.dtype | None = None  # what stages compute in, if not in that
+    is_lean: bool = False  # whether they do so by themselves, not by autocast
     recompute: bool = False  # whether blocks keep their input alone and run again in the backward
     update_copies: int = 0  # as ``ModelBytes`` has it
 
     def casting(self) -> AbstractContextManager[Any]:
         """Return what forwards run under."""
-        return nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast)
+        if self.autocast is None or self.is_lean:
+            return nullcontext()
+        return torch.autocast("cpu", self.autocast)
 
 
 def decoder_bytes(
@@ -150,9 +155,12 @@ def decoder_bytes(
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
         model: Any = Decoder(one)
         model = model if prepare is None else prepare(model)
-    with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
+    if how.autocast is not None:
+        compute_in(model, how.autocast)  # FSDP keeps the same
+        how = how._replace(is_lean=True)
+    with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype), keep_copies([model]):
         put_on_fakes(model)
-        x = torch.empty(how.n_rows, seq_len, args.dim)
+        x = torch.empty(how.n_rows, seq_len, args.dim, dtype=how.autocast or how.dtype)
         frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
         labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
         embedding = _part(model.tok_embeddings, how, 8 * x[..., 0].numel())

@@ -70,14 +70,19 @@ def test_a_block_keeps_what_its_backward_reads(dtype: torch.dtype) -> None:
     assert kept(dtype, None).layer.kept == wide + 4 * T * (2 + H)
 
 
-def test_autocast_keeps_copies_of_inputs_for_each_microbatch() -> None:
-    """The residual stays in float32; each of five linear layers casts the normed input for itself.
-    Casts of weights are not among what a microbatch keeps.
+def test_in_16_bits_layers_of_one_input_keep_it_once() -> None:
+    """Input, normed input, q, attention's output, residual, normed residual; k and v; gate and up
+    side by side, and their product. Copies of weights are not among what a microbatch keeps.
     """
-    float32 = 2 * D
-    bfloat16 = 5 * D + 2 * D + 2 * KV + 4 * FF
-    expected = T * (4 * float32 + 2 * bfloat16) + 4 * T * (2 + H)
+    expected = 2 * T * (6 * D + 2 * KV + 3 * FF) + 4 * T * (2 + H)
     assert kept(torch.float32, torch.bfloat16).layer.kept == expected
+
+
+def test_a_layer_of_8b_keeps_at_most_172_kib_a_token() -> None:
+    args = chosen_args(config("8B"), llama3_args)
+    counted = decoder_bytes(args, how=How(1, torch.float32, torch.bfloat16), seq_len=64)
+    assert counted.layer.kept <= 64 * 172 * 1024
+    assert counted.message == 64 * 2 * 4096
 
 
 def test_the_head_keeps_logits_and_their_logarithms() -> None:
