@@ -97,7 +97,6 @@ class InstructValidator(BatchValidator):
                 n_targets += targets
             processor.log_validation(loss=loss_sum / n_targets, step=step)
 
-
     def post_dataloading_process(
         self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:

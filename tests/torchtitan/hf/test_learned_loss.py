@@ -60,9 +60,7 @@ def of_all(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
 
 def of_learned(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
     found = learned_tokens(labels)
-    return learned_loss(
-        head, hidden, found["learned"], found["n_learned"].tolist(), VOCABULARY
-    )
+    return learned_loss(head, hidden, found["learned"], found["n_learned"].tolist(), VOCABULARY)
 
 
 def gradients(loss: Tensor, head: nn.Module, hidden: Tensor) -> list[Tensor]:
