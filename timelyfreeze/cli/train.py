@@ -59,7 +59,7 @@ def count_gpus(base: Mapping[str, str]) -> int:
     except (OSError, subprocess.SubprocessError):
         import torch
 
-        return torch.cuda.device_count()
+        return int(torch.cuda.device_count())
     return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
 
 
