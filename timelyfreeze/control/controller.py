@@ -99,6 +99,7 @@ class FreezeController:
         self._units, self._n_microbatches = units, order.n_microbatches
         self._recorder = recorder
         self._outside = outside or OutsideClock(recorder.clock)
+        recorder.beside_actions = self._outside.batch
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._log = BatchLog(recorder, exchange.rank)

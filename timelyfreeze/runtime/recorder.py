@@ -8,7 +8,7 @@ stream and read later, so measuring never makes the host wait inside a step.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -119,6 +119,8 @@ class ActionRecorder:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        # What runs in a batch and belongs to no action, the reduction of gradients, runs in this.
+        self.beside_actions: Callable[[], AbstractContextManager[None]] = nullcontext
         self._finished: list[list[tuple[Action, Any, Any]]] = []
         self._current: list[tuple[Action, Any, Any]] | None = None
 
@@ -192,7 +194,7 @@ class OutsideClock:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Leave out the block, which runs a batch."""
+        """Leave out the block, which runs a batch; within a batch, count it."""
         if not self._marks:
             yield
             return

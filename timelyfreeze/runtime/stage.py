@@ -338,9 +338,11 @@ class FreezingStage(EnteringStage):
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the batch's gradients over data-parallel replicas, masked ones included."""
-        if self._active and isinstance(self.submod, FSDPModule):
-            settle_unsharded_gradients(self.submod)
-        super().perform_reduce_grad(grad_scale_factor)
+        recorder = self.recorder if self._active else None
+        with nullcontext() if recorder is None else recorder.beside_actions():
+            if recorder is not None and isinstance(self.submod, FSDPModule):
+                settle_unsharded_gradients(self.submod)
+            super().perform_reduce_grad(grad_scale_factor)
 
     def _pass_backward(self, kind: ActionKind, microbatch: int) -> None:
         """Take note of a backward that has nothing to do: what it is for is frozen whole."""

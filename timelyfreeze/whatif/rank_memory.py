@@ -32,6 +32,7 @@ class PartBytes:
     kept_between_halves: Count  # what an input backward adds until then
     largest_weight: Count  # the largest weight that is trained
     trained: Count | None = None  # weights that are not frozen for good; None: all of them
+    scores: Count = 0  # vectors that a policy keeps on the device for its scores
 
     @property
     def gradients(self) -> int:
@@ -107,6 +108,7 @@ class RankMemory:
     messages: int  # receive buffers, one for each microbatch and neighbour
     # The largest passing tensors: a weight gradient before it is added, and the logits' gradient.
     scratch: int
+    scores: int = 0  # vectors that a policy keeps for its scores
 
     @property
     def total(self) -> int:
@@ -163,6 +165,7 @@ def rank_memory(
         + (2 * model.logits if last in stages else 0)
         + (max(model.recomputed, model.layer.kept) if frozen.get(LAYER) else model.recomputed)
         + model.update_copies * max(gradients),
+        scores=sum(model.total(parts, "scores") for parts in (*stages.values(), frozen)),
     )
 
 

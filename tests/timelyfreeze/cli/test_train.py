@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from timelyfreeze.cli import train
 from timelyfreeze.cli.doctor import command as doctor
@@ -151,6 +152,20 @@ def test_what_the_user_has_set_stays() -> None:
     variables = run_environment(base, 2, n_gpus=0, n_cores=8)
     assert {key: variables[key] for key in base} == base
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("said", ["nothing", "exit 9", "exit 0"])
+def test_torch_is_asked_where_the_drivers_tool_is_missing_or_fails(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers often have the driver without its tool; their runs went to the CPU in silence."""
+    if said != "nothing":
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\necho 'GPU 0: H200 (UUID: x)'\n{said}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert count_gpus({}) == (1 if said == "exit 0" else 3)
 
 
 @pytest.mark.parametrize(("visible", "n"), [("0,1,2", 3), ("", 0), ("GPU-x", 1), (" ", 0)])

@@ -345,6 +345,19 @@ def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() 
             assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
 
 
+def test_the_reduction_of_gradients_is_beside_the_actions_of_a_batch() -> None:
+    plain, replicated = Ranks(ORDER), Ranks(ORDER)
+    replicated.reducing_ms = 20.0
+    for ranks in (plain, replicated):
+        ranks.outside_ms = [60.0, 45.0]
+        ranks.run(1, ranks.settings.phases.last_monitor_step)
+    before, now = (ranks.controllers[0].plan for ranks in (plain, replicated))
+    assert before is not None
+    assert now is not None
+    assert now.outside_ms == before.outside_ms + 20.0
+    assert now.batch_ms == before.batch_ms
+
+
 def slow_subspaces(clock: HandClock) -> Subspaces:
     def end_batch(index: int) -> None:
         clock.now_ms += 7.0 if index == 0 else 0.0

@@ -178,6 +178,7 @@ class Ranks:
         self.executed = executed or declared
         self.batches_per_step = batches_per_step
         self.outside_ms = [0.0] * declared.n_ranks * n_replicas  # what each rank's steps add
+        self.reducing_ms = 0.0  # what replicas take to add their gradients up, in each batch
         self.duration_ms = duration_ms
         self.solved: list[list[Any]] = []
         self.hub = Hub(declared.n_ranks * n_replicas)
@@ -274,6 +275,8 @@ class Ranks:
                         clock.now_ms += self.duration_ms(action, fraction)
                 if action.kind.freezable:
                     stage.applied_ratios[action.microbatch] = fraction
+            with controller._recorder.beside_actions():
+                clock.now_ms += self.reducing_ms
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint of all ranks holds: tensors, and text as it comes back from JSON."""

@@ -60,3 +60,18 @@ def test_what_other_ranks_made_it_wait_is_left_out() -> None:
     assert spent(outside, clock, 1.0, 9.0) == 4.0
     outside.begin_step()
     assert spent(outside, clock, 1.0, 9.0) == 0.0
+
+
+def test_a_block_within_a_batch_counts() -> None:
+    """Gradients are reduced over replicas in a batch, and no action of the plan has that time."""
+    clock = HandClock()
+    outside = OutsideClock(clock)
+    outside.begin_step()
+    for _ in range(2):
+        clock.now_ms += 1.0
+        with outside.batch():
+            clock.now_ms += 100.0
+            with outside.batch():
+                clock.now_ms += 20.0
+            clock.now_ms += 100.0
+    assert outside.end_step() == 2 * (1.0 + 20.0)

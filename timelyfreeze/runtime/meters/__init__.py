@@ -1,6 +1,6 @@
 """What freezing does to tensors and their gradients, measured while a run trains."""
 
-from timelyfreeze.runtime.meters.change_meter import ChangeMeter
+from timelyfreeze.runtime.meters.change_meter import ChangeMeter, kept_vectors
 from timelyfreeze.runtime.meters.update_meter import (
     GradientEnergy,
     RankUpdates,

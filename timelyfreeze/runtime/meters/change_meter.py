@@ -26,6 +26,18 @@ from timelyfreeze.policies import Measurement, Metric, Source
 from timelyfreeze.runtime.shards import as_sharded, local_gradient, local_part, sum_over_shards
 
 
+def kept_vectors(measurement: Measurement) -> list[str]:
+    """Return the kinds of vectors, each as large as the model, that a measurement needs."""
+    is_kept = {
+        "weights": measurement.source is Source.UPDATES,
+        "sum": measurement.source is Source.GRADIENTS,
+        "mean": not {Metric.MEAN_ABS_SUM, Metric.SETTLED}.isdisjoint(measurement.metrics),
+        "mean_abs": Metric.SETTLED in measurement.metrics,
+        "previous": Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics,
+    }
+    return [kind for kind, kept in is_kept.items() if kept]
+
+
 class ChangeMeter:
     """Keeps the vectors that a measurement needs and takes metrics at checks."""
 
@@ -40,14 +52,7 @@ class ChangeMeter:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
         self._measurement = measurement
-        is_kept = {
-            "weights": measurement.source is Source.UPDATES,
-            "sum": measurement.source is Source.GRADIENTS,
-            "mean": not {Metric.MEAN_ABS_SUM, Metric.SETTLED}.isdisjoint(measurement.metrics),
-            "mean_abs": Metric.SETTLED in measurement.metrics,
-            "previous": Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics,
-        }
-        kinds = [kind for kind, kept in is_kept.items() if kept]
+        kinds = kept_vectors(measurement)
         self._vectors = {k: [_zeros(p, on_host, dtype) for p in self._parameters] for k in kinds}
         self._frequency = np.ones(len(self._parameters))
 

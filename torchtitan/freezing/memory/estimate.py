@@ -21,9 +21,11 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.control import merge_ranks
-from timelyfreeze.policies import LORA
+from timelyfreeze.policies import LORA, parse_method
 from timelyfreeze.runtime.linear import keep_copies
+from timelyfreeze.runtime.meters import kept_vectors
 from timelyfreeze.schedule import Action
+from timelyfreeze.settings import HOST
 from timelyfreeze.whatif.rank_memory import (
     EMBEDDING,
     HEAD,
@@ -36,6 +38,7 @@ from timelyfreeze.whatif.rank_memory import (
 )
 from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
 from torchtitan.freezing.config import (
+    Freezing,
     JobConfig,
     examples_of_microbatch,
     layers_of_split,
@@ -85,6 +88,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         autocast=None if mixed == torch.float32 else mixed,
         recompute=job_config.activation_checkpoint.mode == "full",
         update_copies=int(job_config.optimizer.implementation == "foreach"),
+        score_bytes=score_bytes(job_config.freezing),
     )
     if isinstance(args, VisionArgs):
         return block_bytes(args, how=how)
@@ -94,6 +98,16 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         prepare = partial(add_adapters, settings=lora, seed=seed, autocast=how.autocast)
     seq_len, of_learned = job_config.training.seq_len, learns_alone(job_config, args)
     return decoder_bytes(args, how=how, seq_len=seq_len, prepare=prepare, of_learned=of_learned)
+
+
+def score_bytes(freezing: Freezing) -> int:
+    """Return the bytes on the device that a policy keeps for each weight to make scores from."""
+    method = parse_method(freezing.method)
+    if method is None or method.policy is None or freezing.score_memory == HOST:
+        return 0
+    measurement = getattr(freezing, method.policy).measurement
+    n_vectors = 0 if measurement is None else len(kept_vectors(measurement))
+    return n_vectors * getattr(torch, freezing.score_dtype).itemsize
 
 
 def described(job_config: JobConfig) -> Any:
@@ -130,6 +144,7 @@ class How(NamedTuple):
     is_lean: bool = False  # whether they do so by themselves, not by autocast
     recompute: bool = False  # whether blocks keep their input alone and run again in the backward
     update_copies: int = 0  # as ``ModelBytes`` has it
+    score_bytes: int = 0  # of a weight
 
     def casting(self) -> AbstractContextManager[Any]:
         """Return what forwards run under."""
@@ -288,4 +303,5 @@ def _part(module: nn.Module, how: How, kept: int = 0, kept_between_halves: int =
         kept_between_halves=kept_between_halves,
         largest_weight=max(trained, default=0),
         trained=None if len(trained) == len(every) else sum(trained),
+        scores=how.score_bytes * sum(p.numel() for p in every),
     )

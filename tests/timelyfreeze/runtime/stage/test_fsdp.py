@@ -1,6 +1,8 @@
 """Stages under FSDP2 and real torch schedules, all on one rank."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from tests.timelyfreeze.helpers.stages import (
     FULL,
@@ -44,6 +47,36 @@ def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
     ran = Pipeline(modules, schedule).run(masks)
     ran.gradients = whole([[p.grad for p in module.parameters()] for module in modules])
     assert_equal(ran, expected(plain, ran.executed, masks))
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("schedule", [FULL, SPLIT])
+def test_gradients_are_reduced_beside_the_actions_of_a_batch(
+    schedule: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = make_modules()
+    shard(modules)
+    pipeline, beside, reduced = Pipeline(modules, schedule), [], []
+    pipeline.run()  # torch infers shapes first, by backwards of its own
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        beside.append(True)
+        yield
+        beside.pop()
+
+    reduce = FSDPParamGroup.post_backward
+
+    def noted(group: FSDPParamGroup, *args: Any) -> None:
+        if group.reduce_grads:
+            reduced.append(bool(beside))
+        reduce(group, *args)
+
+    pipeline.recorder.beside_actions = counted
+    monkeypatch.setattr(FSDPParamGroup, "post_backward", noted)
+    pipeline.run()
+    assert reduced
+    assert all(reduced)
 
 
 def gradients(schedule: type, masks: Any = None) -> list[list[Tensor | None]]:

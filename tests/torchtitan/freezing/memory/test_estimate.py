@@ -11,6 +11,8 @@ import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 
 from tests.torchtitan.helpers.job_configs import make_job_config
+from timelyfreeze.policies.apf import Apf
+from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
@@ -223,6 +225,31 @@ def test_parameters_and_adam_are_what_really_lies_in_memory() -> None:
     assert rank.parameters == sum(p.nbytes for p in model.parameters())
     assert rank.gradients == sum(p.grad.nbytes for p in model.parameters())
     assert rank.optimizer == state
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("apf", {}), ("timelyfreeze+apf", {"freezing__score_dtype": "bfloat16"}),
+        ("apf", {"freezing__apf": Apf(reduction="share")}), ("autofreeze", {}), ("fixed", {}),
+        ("apf", {"freezing__score_memory": "host"}), ("timelyfreeze", {}),
+    ],
+)  # fmt: skip
+def test_vectors_of_scores_are_those_that_a_policy_keeps(
+    method: str, settings: dict[str, Any]
+) -> None:
+    run = config(parallelism__pipeline_parallel_degree=1, freezing__method=method, **settings)
+    (rank,) = estimate_memory(run)
+    model = Transformer(chosen_args(config(), llama3_args))
+    freezing = run.freezing
+    name = method.removeprefix("timelyfreeze").removeprefix("+")
+    measurement = getattr(freezing, name).measurement if name else None
+    kept = 0
+    if measurement is not None and freezing.score_memory == "device":
+        dtype = getattr(torch, freezing.score_dtype)
+        kept = ChangeMeter([*model.named_parameters()], measurement, dtype=dtype).n_bytes
+    assert rank.scores == kept
+    assert (kept > 0) == (name in ("apf", "autofreeze") and freezing.score_memory == "device")
 
 
 def test_weights_are_cast_once_however_many_microbatches_there_are() -> None:
