@@ -1,13 +1,19 @@
 """Products that are added to what is there, and autograd's view of linear layers."""
 
-from typing import Any, Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
 from timelyfreeze.runtime.linear.groups import LinearGroup
+
+if TYPE_CHECKING:
+    from timelyfreeze.runtime.linear.layers import StageLinear
+    from timelyfreeze.runtime.linear.stage_linears import StageLinears
 
 
 def added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
@@ -38,22 +44,6 @@ def in_subspace(dy: Tensor, kept: Tensor, basis: Tensor) -> tuple[Tensor, Tensor
     return (dy @ basis).t(), kept
 
 
-class Taker(Protocol):
-    """What takes the gradients of a stage's layers: :class:`StageLinears`."""
-
-    def begin(self, group: LinearGroup, x: Tensor) -> tuple[Tensor, Tensor | None, Any]:
-        """Return the outputs of a group, what its gradient needs, and what becomes of it."""
-
-    def end(self, group: LinearGroup, dy: Tensor, kept: Tensor | None, plan: Any) -> None:
-        """Take the gradient of a group's outputs, [N, d_out]."""
-
-    def working(self, group: LinearGroup) -> Tensor:
-        """Return the weights of a group, joined, in the type of products."""
-
-    def take(self, layer: nn.Linear, dy: Tensor, kept: Tensor, microbatch: int) -> None:
-        """Take the gradient of a frozen layer's outputs."""
-
-
 class Product(Function):  # type: ignore[misc]
     """The outputs of a group in 16 bits; its backward gives the weights their gradients.
 
@@ -62,22 +52,24 @@ class Product(Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, taker: Taker, group: LinearGroup) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, linears: StageLinears, group: LinearGroup
+    ) -> Any:
         """Return the outputs side by side, [..., d_out]."""
-        y, kept, ctx.plan = taker.begin(group, x)
+        y, kept, ctx.plan = linears.begin(group, x)
         ctx.save_for_backward(kept)
-        ctx.taker, ctx.group, ctx.shape, ctx.dtype = taker, group, x.shape, x.dtype
+        ctx.linears, ctx.group, ctx.shape, ctx.dtype = linears, group, x.shape, x.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
-        """Return the gradient of x; weights get theirs by ``taker``."""
+        """Return the gradient of x; weights get theirs by ``linears``."""
         (kept,) = ctx.saved_tensors
         dy = dy.reshape(-1, dy.shape[-1])
-        ctx.taker.end(ctx.group, dy, kept, ctx.plan)
+        ctx.linears.end(ctx.group, dy, kept, ctx.plan)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (dy @ ctx.taker.working(ctx.group)).view(ctx.shape).to(ctx.dtype)
+            dx = (dy @ ctx.linears.working(ctx.group)).view(ctx.shape).to(ctx.dtype)
         return dx, None, None, None
 
 
@@ -108,11 +100,16 @@ class Take(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, kept: Tensor, taker: Taker, layer: nn.Linear, microbatch: int
+        ctx: Any,
+        y: Tensor,
+        kept: Tensor,
+        linears: StageLinears,
+        layer: StageLinear,
+        microbatch: int,
     ) -> Tensor:
         """Return y; ``kept`` is X Q, or X."""
         ctx.save_for_backward(kept)
-        ctx.taker, ctx.layer, ctx.microbatch = taker, layer, microbatch
+        ctx.linears, ctx.layer, ctx.microbatch = linears, layer, microbatch
         ctx.mark_dirty(y)  # no view of it: a split backward detaches what a stage sends in place
         return y
 
@@ -120,7 +117,7 @@ class Take(Function):  # type: ignore[misc]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Return the gradient as it came."""
         (kept,) = ctx.saved_tensors
-        ctx.taker.take(ctx.layer, dy.reshape(-1, dy.shape[-1]), kept, ctx.microbatch)
+        ctx.linears.take(ctx.layer, dy.reshape(-1, dy.shape[-1]), kept, ctx.microbatch)
         return dy, None, None, None, None
 
 
