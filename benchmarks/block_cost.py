@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measure what a transformer block costs that learns exactly, at a rank, not at all, by LoRA.
 
-Usage: python benchmarks/block_cost.py [--models Llama-3.2-1B Llama-3-8B] [--rows 4]
+Usage: python benchmarks/block_cost.py [--models Llama-3.2-1B Llama-3-8B] [--rows 2 4]
            [--tokens 1024] [--dtype bfloat16] [--ranks 16 32 64] [--repeats 15]
 
 For each model its first block, in a stage as a run has it, and of three microbatches of ROWS x
@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -158,14 +159,14 @@ class Kernels:
         self.ms += sum(e.time_range.elapsed_us() for e in kernels) / 1e3
 
 
-HEAD = ["block", "learns", "forward, ms", "backward, ms", "both, of exact's", "kernels, ms"]
+HEAD = ["block, rows", "learns", "forward, ms", "backward, ms", "both, of exact's", "kernels, ms"]
 HEAD += ["kernels", "saved, KB a token", "% of the peak"]
 
 
-def measure(model: str, options: argparse.Namespace) -> list[list[str]]:
+def measure(model: str, n_rows: int, options: argparse.Namespace) -> list[list[str]]:
     """Return a row for each way."""
     compared = ways(options.ranks)
-    shape = options.rows, options.tokens, options.dtype
+    shape = n_rows, options.tokens, options.dtype
     blocks = [Block(model, way, *shape) for way in compared]
     times = [[block.times_ms() for block in blocks] for _ in range(_COLD + options.repeats)]
     columns = zip(*times[_COLD:], strict=True)
@@ -177,7 +178,9 @@ def measure(model: str, options: argparse.Namespace) -> list[list[str]]:
         kb, share = block.saved_bytes() / block.n_tokens / 1e3, blocks[0].flops / peak
         numbers = [*(f"{ms:.2f}" for ms in pair_ms), f"{sum(pair_ms) / sum(medians[0]):.2f}"]
         numbers += [f"{kernels_ms:.2f}", str(n_kernels), f"{kb:.1f}"]
-        rows.append([model, way.name, *numbers, f"{100 * share / sum(pair_ms) * 1e3:.1f}"])
+        rows.append(
+            [f"{model}, {n_rows}", way.name, *numbers, f"{100 * share / sum(pair_ms) * 1e3:.1f}"]
+        )
     return rows
 
 
@@ -197,17 +200,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the table of each model as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["Llama-3.2-1B", "Llama-3-8B"])
-    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--rows", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--ranks", nargs="*", type=int, default=[16, 32, 64])
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args(arguments)
     fixes.install()
-    print(f"{machine()}; {options.rows} x {options.tokens} tokens, {options.dtype}\n", flush=True)
+    print(f"{machine()}; {options.tokens} tokens a row, {options.dtype}\n", flush=True)
     with quiet_process(job_config_class()()):
-        for model in options.models:
-            print(markdown_table(HEAD, measure(model, options)), flush=True)
+        for model, n_rows in product(options.models, options.rows):
+            print(markdown_table(HEAD, measure(model, n_rows, options)), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def test_every_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, head, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert head == f"| {' | '.join(HEAD)} |"
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row[:2] for row in cells] == [["8M", way.name] for way in ways([2, 3])]
+    assert [row[:2] for row in cells] == [["8M, 2", way.name] for way in ways([2, 3])]
     for row in cells:
         assert all(float(row[place]) > 0.0 for place in (2, 3, 4, 6, 7))
 
