@@ -178,9 +178,8 @@ def measure(model: str, n_rows: int, options: argparse.Namespace) -> list[list[s
         kb, share = block.saved_bytes() / block.n_tokens / 1e3, blocks[0].flops / peak
         numbers = [*(f"{ms:.2f}" for ms in pair_ms), f"{sum(pair_ms) / sum(medians[0]):.2f}"]
         numbers += [f"{kernels_ms:.2f}", str(n_kernels), f"{kb:.1f}"]
-        rows.append(
-            [f"{model}, {n_rows}", way.name, *numbers, f"{100 * share / sum(pair_ms) * 1e3:.1f}"]
-        )
+        numbers.append(f"{1e5 * share / sum(pair_ms):.1f}")
+        rows.append([f"{model}, {n_rows}", way.name, *numbers])
     return rows
 
 

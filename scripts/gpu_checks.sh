@@ -157,7 +157,7 @@ if [ -n "$small" ]; then
   tiny=(--model.flavor=8M --training.seq_len=64 --training.mixed_precision_param=float32)
   few=(--training.steps=14 --lr_scheduler.warmup_steps=2 --freezing.last_warmup_step=2 --freezing.last_monitor_step=8
     --freezing.last_ramp_step=10 --freezing.discard_batches=1 --metrics.log_freq=1)
-  short=("${tiny[@]}" "${few[@]}") eager=(--compile.backend=aot_eager)  # whose compiling takes no minutes
+  short=("${tiny[@]}" "${few[@]}" --training.global_batch_size=-1) eager=(--compile.backend=aot_eager)  # whose compiling takes no minutes
 fi
 # TorchTitan's own split: that of the SmolLM2 configuration is for 4 stages and a CPU's times.
 own_split=(--parallelism.pipeline_parallel_first_stage_less_layers=1 --parallelism.pipeline_parallel_last_stage_less_layers=1)
@@ -209,11 +209,12 @@ run_paper_8b() {
   paper_runs 1 "$config_8b" --model.flavor=hf --model.hf_assets_path="$quarter"
 }
 
-failed=''
+failed='' status=0
 
-# within SECONDS COMMAND ...: what fails is told and remembered, and the next command runs.
+# within SECONDS COMMAND ...: what fails is told and remembered, and the next command runs. Sets status.
 within() {
-  local began=$SECONDS status=0 limit=$1
+  local began=$SECONDS limit=$1
+  status=0
   [ -z "$small" ] || limit=2400
   timeout -k 5 "$limit" "${@:2}" || status=$?
   [ $status -eq 0 ] || failed=yes
@@ -268,7 +269,7 @@ END
   PYTHONPATH=$tree:$packages within "$1" "$python" "$folder/in_turn.py" "$folder" --job.config_file="$config" "${@:4}" \
     3>&1 >"$folder/log.txt" 2>&1
   cd "$place"
-  tail -n "$([ "$(tail -n 1 "$folder/log.txt" | grep -c 'status 0$')" -gt 0 ] && echo 1 || echo 40)" "$folder/log.txt"
+  tail -n $((status ? 40 : 1)) "$folder/log.txt"
 }
 
 # 30 steps: 4 of warm-up, 7 of each bound, the last 11 under the plan.
