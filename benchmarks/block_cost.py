@@ -104,9 +104,23 @@ class Block:
 
     def kernels(self) -> tuple[int, float]:
         """Return how many kernels the measured microbatch runs, and their ms, NaN on a CPU."""
-        seen: Any = Kernels() if titan_tools.device_type == "cuda" else Operations()
-        self.watch(lambda number: seen if number == self._lone.measured else nullcontext())
-        return seen.n, seen.ms
+        operations, profiles = Operations(), list[Any]()
+
+        def watched(microbatch: int) -> AbstractContextManager[Any]:
+            if microbatch != self._lone.measured:
+                return nullcontext()
+            if titan_tools.device_type != "cuda":
+                return operations
+            torch.cuda.synchronize()
+            profiles.append(torch.profiler.profile())  # waits for the device when it ends
+            return profiles[-1]
+
+        self.watch(watched)
+        if not profiles:
+            return operations.n, float("nan")
+        cuda = torch.autograd.DeviceType.CUDA
+        seen = [e for profile in profiles for e in profile.events() if e.device_type == cuda]
+        return len(seen), sum(e.time_range.elapsed_us() for e in seen) / 1e3
 
     def saved_bytes(self) -> int:
         """Return the bytes that the measured microbatch alone keeps for its backward."""
@@ -128,35 +142,13 @@ class Block:
 class Operations(TorchDispatchMode):
     """Counts operations that are no views, each of which is a kernel or more on a GPU."""
 
-    n, ms = 0, float("nan")
+    n = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count an operation and do it."""
         name = func._schema.name
         self.n += not (func.is_view or "empty" in name or name == "aten::_unsafe_view")
         return func(*args, **(kwargs or {}))
-
-
-class Kernels:
-    """Counts a GPU's kernels and adds up their times."""
-
-    n, ms = 0, 0.0
-
-    def __enter__(self) -> None:
-        """Begin once the device has nothing to do."""
-        kinds = torch.profiler.ProfilerActivity
-        torch.cuda.synchronize()
-        self._profile = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
-        self._profile.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        """Wait for the device and read what ran there."""
-        torch.cuda.synchronize()
-        self._profile.__exit__(*error)
-        cuda = torch.autograd.DeviceType.CUDA
-        kernels = [e for e in self._profile.events() if e.device_type == cuda]
-        self.n += len(kernels)
-        self.ms += sum(e.time_range.elapsed_us() for e in kernels) / 1e3
 
 
 HEAD = ["block, rows", "learns", "forward, ms", "backward, ms", "both, of exact's", "kernels, ms"]
@@ -171,7 +163,7 @@ def measure(model: str, n_rows: int, options: argparse.Namespace) -> list[list[s
     times = [[block.times_ms() for block in blocks] for _ in range(_COLD + options.repeats)]
     columns = zip(*times[_COLD:], strict=True)
     medians = [[statistics.median(action) for action in zip(*c, strict=True)] for c in columns]
-    peak = titan_tools.get_peak_flops(device_name())
+    peak = titan_tools.get_peak_flops(machine())
     rows = []
     for way, block, pair_ms in zip(compared, blocks, medians, strict=True):
         n_kernels, kernels_ms = block.kernels()
@@ -183,16 +175,11 @@ def measure(model: str, n_rows: int, options: argparse.Namespace) -> list[list[s
     return rows
 
 
-def device_name() -> str:
-    """Return the name of the GPU, or of the processor if there is none."""
-    device = torch.cuda if torch.cuda.is_available() else CpuDevice
-    return str(device.get_device_name())
-
-
 def machine() -> str:
     """Return what the times were measured on."""
+    device = torch.cuda if torch.cuda.is_available() else CpuDevice
     system = f"{os.cpu_count()} cores, {platform.system()}, torch {torch.__version__}"
-    return f"{device_name()}, {system}"
+    return f"{device.get_device_name()}, {system}"
 
 
 def main(arguments: list[str] | None = None) -> None:
