@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from low_rank_cost import machine
+from block_cost import machine
 from torchtitan.protocols import train_spec
 from torchtitan.tools.logging import init_logger
 from torchtitan.train import Trainer

@@ -64,6 +64,8 @@ WRONG: list[tuple[str, list[str], str]] = [
     ("scripts/gpu_checks.sh", ["--examples", "no"], "which is neither a file nor a folder"),
     ("scripts/gpu_checks.sh", ["--questions", "a_file"], "which is no folder"),
     ("scripts/gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
+    ("scripts/gpu_checks.sh", ["--wheels", "a_file"], "--wheels is"),
+    ("scripts/gpu_checks.sh", ["--tree", "no"], "--tree is"),
     ("scripts/lint.sh", ["x"], "'x': it takes no argument"),
     ("scripts/mutants.sh", ["lp.py", "--odd"], "--odd is no option"),
     ("scripts/test_torch.sh", [], "VERSION is missing"),

@@ -17,7 +17,10 @@ class Copies:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep copies that are made inside, up to the end."""
+        """Keep copies that are made inside, up to the end of the outermost of such contexts."""
+        if self.keeps:
+            yield
+            return
         self.keeps = True
         try:
             yield

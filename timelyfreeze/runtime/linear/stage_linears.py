@@ -247,11 +247,9 @@ class StageLinears(FrozenSums):
     def copies_kept(self) -> Iterator[None]:
         """Keep copies of weights, which stay as they are inside; outside each forward makes its."""
         with self._copies.kept():
-            try:
-                yield
-            finally:
-                for layer in self._compiled:
-                    layer.copy = None
+            yield
+        for layer in () if self._copies.keeps else self._compiled:
+            layer.copy = None
 
     @contextmanager
     def forwarding(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
 from torchtitan.data.every_stage import learned_tokens
 from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
-from torchtitan.upstream.fixes import PipelineLoss, autocast_stages
+from torchtitan.upstream.fixes import PipelineLoss, autocast_stages, one_cast_for_all
 
 
 def spread(times_ms: Sequence[float]) -> dict[str, Any]:
@@ -135,9 +135,6 @@ class Repeats:
     kept: int  # rounds that count
 
 
-_MICROBATCH = 0  # each batch has one
-
-
 def profile_clock(device: torch.device) -> Clock:
     """Return a run's clock; with one thread on a CPU other processes do not count."""
     return clock_for(device, lone=torch.get_num_threads() == 1)
@@ -146,8 +143,10 @@ def profile_clock(device: torch.device) -> Clock:
 class LoneStage:
     """A stage between stand-ins for its neighbours, in a process group of one rank.
 
-    Token ids and targets have the shape [sequences, tokens of a sequence], ``hidden`` the shape and
-    type of what one stage sends to the next. ``of_last`` says to a last stage what is learned.
+    Token ids and targets have the shape [sequences, tokens of a sequence] of a batch, ``hidden``
+    that of a microbatch, and the type, of what one stage sends to the next. Measured is the second
+    microbatch of a batch, the only one if there is one. ``of_last`` says to a last stage what is
+    learned.
     Gradients are kept from one batch to the next, as one of many microbatches adds them up.
     """
 
@@ -163,8 +162,11 @@ class LoneStage:
         is_last: bool,
         gradient_rank: int = 0,
         of_last: Mapping[str, Tensor] = MappingProxyType({}),
+        n_microbatches: int = 1,
     ) -> None:
         device = tokens.device
+        self._n_microbatches = n_microbatches
+        self.measured = min(1, n_microbatches - 1)
         modules: list[nn.Module] = [module]
         if not is_first:
             modules.insert(0, _Neighbour(hidden, is_first=True))
@@ -188,7 +190,7 @@ class LoneStage:
         self._schedules: list[Any] = []  # with full backwards, and with split ones
         for schedule in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
             self._schedules.append(
-                schedule(self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False)
+                schedule(self._stages, n_microbatches, loss_fn=self._loss, scale_grads=False)
             )
             run_batches_in(self._schedules[-1], self._recorder.recorded_batch, timed)
 
@@ -202,19 +204,21 @@ class LoneStage:
         return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
 
     def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
-        """Run one microbatch under a mask, as ``table``; return the fraction that it froze."""
+        """Run a batch under a mask, as ``table``; return the fraction that was frozen."""
         mask = mask & ~self.stage.exact
-        self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
+        masks = dict.fromkeys(range(self._n_microbatches), mask)
+        self.stage.freeze(masks if mask.any() else NOTHING_FROZEN)
         step, labels = self._schedules[split].step, self._labels
-        with self._loss.divided_by(labels.numel()):
+        copies = keep_copies([self.stage.submod])
+        with self._loss.divided_by(labels.numel()), one_cast_for_all(), copies:
             step(self._tokens, target=labels, losses=[], return_outputs=False, **self._of_last)
         self.stage.freeze_nothing()
-        return self.stage.applied_ratios[_MICROBATCH]
+        return self.stage.applied_ratios[self.measured]
 
     def take_times(self) -> list[dict[ActionKind, float]]:
         """Wait for the device; return milliseconds by kind, of each batch since the last call."""
         return [
-            {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}
+            {a.kind: ms for a, ms in record.durations_ms.items() if a.microbatch == self.measured}
             for record in self._recorder.drain()
         ]
 
@@ -270,7 +274,7 @@ class Bench:
         is_last: bool = False,
     ) -> tuple[list[Response], int]:
         """Measure a stage: the first one both ways; return the peak of memory beside."""
-        lone = self._build(names, is_first=is_first, is_last=is_last)
+        lone = self.build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
         rank = max(self.config.freezing.gradient_ranks)
@@ -295,7 +299,14 @@ class Bench:
         (response,), _ = self.measure([f"layers.{i}" for i in range(n_layers)])
         return response
 
-    def _build(self, names: list[str], *, is_first: bool, is_last: bool) -> LoneStage:
+    def build(
+        self,
+        names: list[str],
+        *,
+        is_first: bool = False,
+        is_last: bool = False,
+        n_microbatches: int = 1,
+    ) -> LoneStage:
         """Cut the stage with these modules out of the model, as upstream does, and fill it."""
         config = self.config
         place = 0 if is_first else 1
@@ -317,8 +328,9 @@ class Bench:
         part.train()
         titan_tools.device_module.reset_peak_memory_stats(self._device)
         shape = (examples_of_microbatch(config), config.training.seq_len)
+        batch = n_microbatches * shape[0], shape[1]
         tokens, labels = (
-            torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
+            torch.randint(self.model_args.vocab_size, batch, device=self._device) for _ in range(2)
         )
         of_last = {}
         if is_last and self.learned_share is not None:
@@ -330,7 +342,7 @@ class Bench:
         return LoneStage(
             part, tokens, labels, hidden, self._loss_fn,
             is_first=is_first, is_last=is_last, gradient_rank=max(config.freezing.gradient_ranks),
-            of_last=of_last,
+            of_last=of_last, n_microbatches=n_microbatches,
         )  # fmt: skip
 
     def _respond(

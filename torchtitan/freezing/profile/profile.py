@@ -85,7 +85,7 @@ def profile_stages(
     order = pipeline_order(job_config, model_args.n_layers)
     # Full, and split where that works.
     splits = (False, True) if job_config.activation_checkpoint.mode == "none" else (False,)
-    with _quiet_process(job_config):
+    with quiet_process(job_config):
         share = _learned_share(job_config, spec)
         bench = Bench(job_config, spec, model_args, repeats, splits, report, share)
         last = len(modules) - 1
@@ -143,7 +143,7 @@ def _learned_share(config: JobConfig, spec: TrainSpec) -> float | None:
 
 
 @contextmanager
-def _quiet_process(config: JobConfig) -> Iterator[None]:
+def quiet_process(config: JobConfig) -> Iterator[None]:
     """Give this process a group of its own, and the threads that a rank would have."""
     n_threads = torch.get_num_threads()
     if titan_tools.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
