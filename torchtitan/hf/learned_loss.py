@@ -39,20 +39,16 @@ def learned_loss(
     length = hidden.shape[1]
     # A row that is not learned stands in where none is.
     counts = n_learned if n else (1, *[0] * (len(hidden) - 1))
-    parts = [(row * length, learned[row, :, :count]) for row, count in enumerate(counts) if count]
-    places = torch.cat([part[0] + start for start, part in parts])
-    labels = torch.cat([part[1] for _, part in parts]).clamp(min=0)
+    of_rows = [learned[row, :, :count] for row, count in enumerate(counts)]
+    places = torch.cat([part[0] + row * length for row, part in enumerate(of_rows)])
+    labels = torch.cat([part[1] for part in of_rows]).clamp(min=0)
     rows = hidden.flatten(0, 1).index_select(0, places)
     n_parts = -(-len(rows) * vocab_size * _computed_in(hidden).itemsize // KEPT_BYTES)
     if n_parts <= 1 or is_sharded:
         total = _CrossEntropy.apply(head(rows), labels, None)
     else:
-        total = torch.stack(
-            [
-                _CrossEntropy.apply(head(part), of_part, _Again(head, part))
-                for part, of_part in zip(rows.chunk(n_parts), labels.chunk(n_parts), strict=True)
-            ]
-        ).sum()
+        parts = zip(rows.chunk(n_parts), labels.chunk(n_parts), strict=True)
+        total = sum(_CrossEntropy.apply(head(x), y, _again(head, x)) for x, y in parts)
     return total if n else total * 0.0
 
 
@@ -62,18 +58,16 @@ def _computed_in(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if is_cast else hidden.dtype
 
 
-class _Again:
-    """Computes the logits of some rows once more, as they were computed, without a graph."""
+def _again(head: Head, rows: Tensor) -> Callable[[], Tensor]:
+    """Return what computes logits once more, as they were computed, without a graph."""
+    rows, kind = rows.detach(), rows.device.type
+    is_cast, dtype = torch.is_autocast_enabled(kind), _computed_in(rows)
 
-    def __init__(self, head: Head, rows: Tensor) -> None:
-        self._head, self._rows = head, rows.detach()
-        self._dtype = _computed_in(rows)
-        self._is_cast = torch.is_autocast_enabled(rows.device.type)
+    def compute() -> Tensor:
+        with torch.no_grad(), torch.autocast(kind, dtype, enabled=is_cast):
+            return head(rows)
 
-    def __call__(self) -> Tensor:
-        kind = self._rows.device.type
-        with torch.no_grad(), torch.autocast(kind, self._dtype, enabled=self._is_cast):
-            return self._head(self._rows)
+    return compute
 
 
 class _CrossEntropy(Function):
@@ -84,7 +78,7 @@ class _CrossEntropy(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, again: _Again | None) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, again: Any) -> Tensor:
         total, logs = logits.new_zeros((), dtype=torch.float32), []
         for block, chosen in _blocks(logits, labels):
             log_shares = torch.log_softmax(block, 1, dtype=torch.float32)
