@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.policies.plasticity import spread_evenly
+from timelyfreeze.runtime.linear import StageLinear
 from timelyfreeze.runtime.reference.model import CapturedBatch, first_tensor
 from timelyfreeze.runtime.shards import copied, copy_to_host
 from timelyfreeze.runtime.stage import FreezingStage
@@ -175,13 +176,14 @@ def plain_copy(
     made = {} if made is None else made
     while len(block._modules) == 1 and (inner := next(iter(block._modules))) in _WRAPPED:
         block = block.get_submodule(inner)
-    # The class that ``fully_shard`` was applied to, or the block's own.
-    kinds = (kind for kind in type(block).__mro__ if not issubclass(kind, FSDPModule))
+    # The class that ``fully_shard`` was applied to or a stage has adopted, or the block's own.
+    kinds = (k for k in type(block).__mro__ if not issubclass(k, (FSDPModule, StageLinear)))
     plain = next(kind for kind in kinds if issubclass(kind, nn.Module))
     new: nn.Module = object.__new__(plain)
     nn.Module.__init__(new)
     for name, value in vars(block).items():
-        if name not in _COMMON and not name.startswith(_OF_SHARDING):
+        is_of_stage = isinstance(block, StageLinear) and name in StageLinear.__annotations__
+        if name not in _COMMON and not is_of_stage and not name.startswith(_OF_SHARDING):
             vars(new)[name] = _own(value, f"{prefix}{name}", plain)
     for name, parameter in block._parameters.items():
         if parameter is not None and id(parameter) not in made:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.timelyfreeze.helpers.layered import Layer
 from tests.timelyfreeze.helpers.stages import process_group
+from timelyfreeze.runtime.linear import lean_linears
 from timelyfreeze.runtime.reference.capture import plain_copy
 
 INPUT = torch.linspace(-1, 1, 10).reshape(2, 5)
@@ -84,3 +85,15 @@ def test_what_cannot_be_copied_is_named() -> None:
     block.lock = __import__("threading").Lock()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="Layer has lock, a lock, which cannot be copied"):
         plain_copy(block, weights(block))
+
+
+def test_layers_of_a_16_bit_stage_are_plain_ones_in_the_copy() -> None:
+    block = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
+    weights = {name: p.detach() for name, p in block.named_parameters()}
+    x = torch.randn(2, 3)
+    wanted = block(x)
+    lean_linears(block, torch.bfloat16)
+    copied = plain_copy(block, weights)
+    assert [type(layer) for layer in copied] == [nn.Linear, nn.Linear]
+    assert all(set(vars(layer)) == set(vars(nn.Linear(1, 1))) for layer in copied)
+    assert torch.equal(copied(x), wanted)
