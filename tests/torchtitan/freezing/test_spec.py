@@ -74,7 +74,9 @@ def test_packing_and_templates_are_for_training_and_validation() -> None:
         text = TOKENIZER.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
         assert text.startswith("<|begin|>Below is an instruction")
     text = job_config(training__dataset="c4_test")
-    assert build_train_spec(upstream, text).model_cls is upstream.model_cls
+    assert build_train_spec(upstream, text).model_cls is Decoder
+    flex = job_config(training__dataset="c4_test", model__flavor="debugmodel_flex_attn")
+    assert build_train_spec(upstream, flex).model_cls is upstream.model_cls
 
 
 def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:

