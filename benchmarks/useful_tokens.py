@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from low_rank_cost import machine
+from block_cost import machine
 from turns import WORD
 
 from timelyfreeze.files import markdown_table
