@@ -14,8 +14,8 @@ def test_a_table_for_each_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "8M, GPipe over 4 ranks, 8 microbatches of 2 x 128 tokens" in text
     assert "8M, 1F1B over 4 ranks" in text
-    parts = ["parameters", "gradients", "optimizer", "casts", "scores"]
-    parts += ["activations", "messages", "scratch"]
+    parts = ["parameters", "gradients", "optimizer", "casts"]
+    parts += ["activations", "messages", "scratch", "scores"]
     header = " | ".join(["| GiB", *parts, "total"])
     assert text.count(header) == 2
     assert text.count("| rank 3 |") == 2
