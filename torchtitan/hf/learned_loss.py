@@ -79,35 +79,28 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, again: Any) -> Tensor:
-        total, logs = logits.new_zeros((), dtype=torch.float32), []
+        total = logits.new_zeros((), dtype=torch.float32)
         for block, chosen in _blocks(logits, labels):
-            log_shares = torch.log_softmax(block, 1, dtype=torch.float32)
-            of_labels = log_shares.gather(1, chosen)
-            total -= of_labels.sum()
-            logs.append(block.gather(1, chosen) - of_labels)  # of the sum of exponentials
+            total -= torch.log_softmax(block, 1, dtype=torch.float32).gather(1, chosen).sum()
         ctx.again = again
-        ctx.save_for_backward(labels, torch.cat(logs), *([] if again else [logits]))
+        ctx.save_for_backward(labels, *([] if again else [logits]))
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        labels, logs, *kept = ctx.saved_tensors
+        labels, *kept = ctx.saved_tensors
         # Whoever keeps the gradient must not keep the graph with it.
         logits = kept[0].detach() if kept else ctx.again()
-        for (block, chosen), log in zip(
-            _blocks(logits, labels), logs.split(_block_rows(logits)), strict=True
-        ):
-            shares = (block - log).exp_()  # float32, as ``log`` is
+        for block, chosen in _blocks(logits, labels):
+            # A logarithm kept from the forward would round once for a whole row, which the
+            # gradients of queries and keys, small differences, would show.
+            shares = torch.softmax(block, 1, dtype=torch.float32)
             shares.scatter_(1, chosen, shares.gather(1, chosen) - 1.0)
             torch.mul(shares, grad, out=block)
         return logits, None, None
 
 
-def _block_rows(logits: Tensor) -> int:
-    return max(1, BLOCK_BYTES // (4 * logits.shape[1]))
-
-
 def _blocks(logits: Tensor, labels: Tensor) -> Any:
     """Return blocks of logits, [m, V], with their labels, [m, 1]."""
-    m = _block_rows(logits)
+    m = max(1, BLOCK_BYTES // (4 * logits.shape[1]))
     return zip(logits.split(m), labels[:, None].split(m), strict=True)

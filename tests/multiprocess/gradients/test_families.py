@@ -11,7 +11,7 @@ import torch
 from hybrids import N_MICROBATCHES, Case
 from launcher import ROOT, merged, run_scenarios
 from one_process import frozen_in, gradients_by_microbatch, masked_sum, rows_of
-from test_hybrid_gradients import relative_difference, tolerance
+from test_hybrid_gradients import relative_difference
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from torchtitan.hf.decoder import Decoder
@@ -85,12 +85,16 @@ def test_gradients_equal_those_of_one_process(ranks_of, folders, family, case):
     args = read_config(folders[family])
     model = Decoder(replace(args, max_seq_len=replicas[0][0].shape[1]))
     one = gradients_by_microbatch(
-        weights, replicas, case.precision, cast_weights=case.kind.is_sharded, model=model
+        weights,
+        replicas,
+        case.precision,
+        cast_weights=case.kind.is_sharded or case.kind.n_tp == 1,
+        model=model,
     )
     frozen = frozen_in(ranks)
     gradients = merged(ranks, "gradients")
     # Biases of about 1 make the gradients of queries smaller beside their terms than elsewhere.
-    bound = 1e-4 if case.kind.n_tp > 1 else tolerance(case)
+    bound = {"fp32": 2e-4, "bf16": 1.5e-2}[case.precision]
     assert gradients.keys() == frozen.keys() == one.keys()
     for name, gradient in gradients.items():
         expected = masked_sum(one[name], frozen[name])

@@ -20,14 +20,17 @@ from test_hybrid import rows_seen
 # round otherwise: in fp32 by 6e-8 each, in bf16, in which FSDP adds up the weight passes of a split
 # backward, by 2e-3. Tensor parallelism cuts the sums of every product in two, in each layer, in the
 # forward and in the backward. The gradients of queries and keys feel it most: they are small
-# differences of large terms. The tolerance of float8 with split tensors follows from nothing: it
-# lies above what was seen here. Roundings of 1e-7 fall to the other side of a float8's boundaries,
+# differences of large terms. They feel that the loss of learned tokens rounds otherwise than
+# torch's, by up to 3e-6, though both are as far from float64. A 16-bit stage adds up weight
+# gradients in fp32, one process with weights in bf16 rounds each microbatch's: up to 6.7e-3 apart.
+# The tolerance of float8 with split tensors follows from nothing: it lies
+# above what was seen here. Roundings of 1e-7 fall to the other side of a float8's boundaries,
 # and even one process moves by 0.1 to 0.2 with them (docs/parallelism.md).
 TOLERANCES = {
     # (precision, tensors split)
     ("fp32", False): 4e-6,
     ("fp32", True): 2e-5,
-    ("bf16", False): 5e-3,
+    ("bf16", False): 8e-3,
     ("bf16", True): 8e-2,
     ("float8", False): 1e-6,
     ("float8", True): 9e-2,
@@ -49,7 +52,10 @@ class Compared:
         self.same = self.full
         if case.precision != "fp32":
             self.same = gradients_by_microbatch(
-                weights, replicas, case.precision, cast_weights=case.kind.is_sharded
+                weights,
+                replicas,
+                case.precision,
+                cast_weights=case.kind.is_sharded or case.kind.n_tp == 1,
             )
 
 

@@ -64,7 +64,8 @@ def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False,
         weights: {name: tensor} of the whole model.
         replicas: Inputs and labels of each replica, shape [n_rows, seq_len].
         precision: One of those that ``hybrids.py`` names.
-        cast_weights: Whether all weights are cast to bf16, as FSDP does, or autocast decides.
+        cast_weights: Whether all weights are cast to bf16, as by FSDP and in 16-bit stages, or
+            autocast decides, as with tensor parallelism alone.
         model: The whole model; that of ``model_of`` if None.
     """
     model = model or model_of(replicas[0][0].shape[1])
