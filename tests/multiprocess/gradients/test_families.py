@@ -5,6 +5,7 @@ Ranks of a lone pipeline are emulated.
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -78,23 +79,30 @@ def ranks_of(request, folders, tmp_path_factory):
     return seen
 
 
+def moved_by_a_rounding(weights):
+    """Return weights that float32 could have rounded to instead."""
+    torch.manual_seed(0)
+    ulp = torch.finfo(torch.float32).eps / 2
+    return {name: w * (1 + ulp * torch.randn_like(w)) for name, w in weights.items()}
+
+
 @pytest.mark.parametrize(("family", "case"), PAIRS)
 def test_gradients_equal_those_of_one_process(ranks_of, folders, family, case):
     ranks = ranks_of[f"{family}, {case.name}"]
     weights, replicas = merged(ranks, "weights_before"), rows_of(ranks, case.kind)
     args = read_config(folders[family])
     model = Decoder(replace(args, max_seq_len=replicas[0][0].shape[1]))
-    one = gradients_by_microbatch(
-        weights,
-        replicas,
-        case.precision,
+    computed = partial(
+        gradients_by_microbatch,
+        replicas=replicas,
+        precision=case.precision,
         cast_weights=case.kind.is_sharded or case.kind.n_tp == 1,
         model=model,
     )
+    one = computed(weights)
+    rounded_otherwise = computed(moved_by_a_rounding(weights))
     frozen = frozen_in(ranks)
     gradients = merged(ranks, "gradients")
-    # Biases of about 1 make the gradients of queries smaller beside their terms than elsewhere.
-    bound = {"fp32": 2e-4, "bf16": 1.5e-2}[case.precision]
     assert gradients.keys() == frozen.keys() == one.keys()
     for name, gradient in gradients.items():
         expected = masked_sum(one[name], frozen[name])
@@ -102,6 +110,10 @@ def test_gradients_equal_those_of_one_process(ranks_of, folders, family, case):
         if gradient is None:
             continue
         difference = relative_difference(gradient, expected)
+        # Biases of about 1 make some gradients small differences of large terms: then a rounding
+        # of the weights moves them by more than elsewhere, and so does one of the logits.
+        moved = relative_difference(masked_sum(rounded_otherwise[name], frozen[name]), expected)
+        bound = {"fp32": max(1e-6, 8 * moved), "bf16": 1.5e-2}[case.precision]
         assert difference < bound, f"{name}: {difference:.1e}"
     own = [mask for name, mask in frozen.items() if OWN[family] and OWN[family] in name]
     assert bool(own) is (OWN[family] is not None)

@@ -78,7 +78,7 @@ def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False,
     used = {n: leaf.to(torch.bfloat16) if casts_all else leaf for n, leaf in leaves.items()}
     n_tokens = sum(int((labels != IGNORED).sum()) for _, labels in replicas)
     sums = {name: torch.zeros(N_MICROBATCHES, *leaf.shape) for name, leaf in leaves.items()}
-    model.norm.register_forward_pre_hook(lambda _, given: (given[0][targets != IGNORED],))
+    hook = model.norm.register_forward_pre_hook(lambda _, given: (given[0][targets != IGNORED],))
     for inputs, labels in replicas:
         pieces = zip(inputs.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
         for microbatch, (rows, targets) in enumerate(pieces):
@@ -90,6 +90,7 @@ def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False,
             )
             for name, gradient in zip(leaves, gradients, strict=True):
                 sums[name][microbatch] += gradient
+    hook.remove()
     return sums
 
 
