@@ -110,6 +110,7 @@ def test_systems_are_alike_in_what_makes_their_tokens_comparable(name: str, tmp_
     assert config.freezing.method == methods.get(name, "none")
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 def test_ours_and_plain_torchtitan_run(capsys: pytest.CaptureFixture[str]) -> None:
     systems = ["--systems", "none, unpacked", "TorchTitan"]

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
 Cut = Mapping[int, Collection[int]]
+_UNDER_A_PLAN = {Phase.STABLE, Phase.CONTROL}
 _UNREAD = BatchRecord({}, 0.0, {})
 
 
@@ -112,7 +113,10 @@ def collected(
     """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
-    is_stable = ranks[0].log.phases == {Phase.STABLE} and all(b.batches for b in batches)
+    # Forwards of control steps are as long.
+    phases = ranks[0].log.phases
+    are_stable = Phase.STABLE in phases and phases <= _UNDER_A_PLAN
+    is_stable = are_stable and all(b.batches for b in batches)
     dag, plan, bounds, drift = active_plan.dag, active_plan.plan, active_plan.bounds, None
     if is_stable and plan is not None and bounds is not None:
         drift = forward_drift(drifts(dag, bounds, plan.durations_ms, slowest_durations(batches)))
@@ -215,7 +219,7 @@ class BatchLog:
 
     def forget_stable(self) -> None:
         """Leave out what ran under a plan that another one follows."""
-        self._untold = [entry for entry in self._untold if entry[0] is not Phase.STABLE]
+        self._untold = [entry for entry in self._untold if entry[0] not in _UNDER_A_PLAN]
 
     def _tell_misreading(self, batch: ObservedBatch) -> None:
         """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""

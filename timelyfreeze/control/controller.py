@@ -210,12 +210,13 @@ class FreezeController:
         self._step, self._batch_index = step, 0
         self._log.begin_step()
         self.planner.begin_step(step)
-        if self.phase is not self.entered_phase:
-            self.entered_phase, self._batches_in_phase = self.phase, 0
-            if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
-                is_last = self.phase is Phase.STABLE
-                end = "the end" if is_last else f"step {phases.last_steps[self.phase]}"
-                logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, end)
+        lasting = Phase.STABLE if self.phase is Phase.CONTROL else self.phase
+        if lasting is not self.entered_phase:
+            self.entered_phase, self._batches_in_phase = lasting, 0
+            if lasting is not Phase.OFF:  # of which the planner has told, with the reason
+                is_last = lasting is Phase.STABLE
+                end = "the end" if is_last else f"step {phases.last_steps[lasting]}"
+                logger.info("Freezing phase %s from step %d to %s", lasting.value, step, end)
         if self.plan_missing and self._exchange.rank == 0 and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -228,14 +229,14 @@ class FreezeController:
         # Where everything is frozen, an optimizer has less to do than usual.
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
-        self._updates.begin_step(step, self.phase)
+        self._updates.begin_step(step, lasting)
         self.subspaces.begin_step(step, phases.last_warmup_step)
         self._turning = None
         if self.checks is None:
             return
         if self.phase is not Phase.OFF:
             self.checks.begin_step(step)
-        is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
+        is_idle = self.phase in (Phase.OFF, Phase.WARMUP, Phase.CONTROL)
         if self.cache is not None:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
         if self.ahead is not None:

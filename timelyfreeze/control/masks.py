@@ -51,7 +51,7 @@ class BatchMasks:
     @cached_property
     def _is_idle(self) -> bool:
         is_off = self.plan is not None and self.plan.is_off(self.step)
-        return is_off or self.phases.phase(self.step) is Phase.WARMUP
+        return is_off or self.phases.phase(self.step) in (Phase.WARMUP, Phase.CONTROL)
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""

@@ -42,7 +42,8 @@ class FreezeReport:
     @property
     def measured_unfrozen_ms(self) -> float | None:
         """Median time of a batch that freezes nothing; None if none was measured."""
-        return self.batch_ms.get(Phase.UPPER_BOUND, self.batch_ms.get(Phase.WARMUP))
+        best_first = (Phase.CONTROL, Phase.UPPER_BOUND, Phase.WARMUP)
+        return next((self.batch_ms[p] for p in best_first if p in self.batch_ms), None)
 
     @property
     def measured_frozen_ms(self) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +23,7 @@ from timelyfreeze.settings import FREEZING_PHASES, Phase
 _WINDOW = 7
 # Both have a line for each step: its number and the name of its phase, "" without freezing.
 StepOfPhase = tables.StepRow | tables.FrontRow
+AnyRow = TypeVar("AnyRow", tables.StepRow, tables.FrontRow)
 
 
 @contextmanager
@@ -51,6 +52,7 @@ def curves_figure(
 
     Throughput is pale step by step, and the median of ``_WINDOW`` steps, to show its course.
     """
+    rows = without_control(rows)
     values, blue = speeds(rows, n_emulated), style.BLUE
     medians, ratios = running_medians(rows, values), [row.freeze_ratio for row in rows]
     with steps_figure(rows, title, 3.6) as (figure, (below,)):
@@ -95,6 +97,7 @@ _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 def convergence_figure(rows: Sequence[tables.StepRow], title: str = "") -> Figure:
     """Draw what a step of a run costs, what it updates, and the paper's ratio of the two."""
+    rows = without_control(rows)
     kappa, p_eff = [row.kappa for row in rows], [row.p_eff for row in rows]
     # Before freezing begins, and while everything is frozen to measure, the two say nothing.
     ratios = [
@@ -167,6 +170,11 @@ _LOOKS = {
 }
 
 
+def without_control(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Return the rows without control steps, each of which would be a spike in a curve."""
+    return [row for row in rows if row.phase != Phase.CONTROL.value]
+
+
 class Band(NamedTuple):
     """A phase with its first and its last step."""
 
@@ -232,7 +240,7 @@ def front_figure(
 
     With an activation cache, what was read from it is darker, its share written above.
     """
-    n_panels = 2 if evaluations else 1
+    rows, n_panels = without_control(rows), 2 if evaluations else 1
     with steps_figure(rows, title, 1.4 + 2.2 * n_panels, n_panels, ncols=4) as (figure, panels):
         _draw_front(panels[0], rows)
         for i, move in enumerate(moves):

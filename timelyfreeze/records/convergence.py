@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +20,10 @@ from timelyfreeze.settings import Phase
 # Steps of a phase that are not counted: the first ones run cold.
 SKIPPED_STEPS = 2
 _FEWEST_SCATTERED = 3
+# Steps on each side of a control step that it is compared with.
+_BESIDE = 5
+# Control steps that kappa is taken from while a run goes on.
+_RECENT = 3
 UNFROZEN_PHASES = (Phase.WARMUP, Phase.UPPER_BOUND)
 
 
@@ -85,18 +89,24 @@ def kappa_over_p_eff(kappa: float | None, p_eff: float | None) -> float | None:
 def kappa_error(before_ms: Sequence[float], after_ms: Sequence[float]) -> float | None:
     """Return the standard error of a ratio of medians, ``after_ms`` over ``before_ms``.
 
-    It follows from how far values lie from their median: for normal noise the standard deviation is
-    1.4826 times the median of these distances, and the variance of a median pi / 2 times that of a
-    mean. None for fewer than 3 values of either.
+    None for fewer than 3 values of either.
     """
     if min(len(before_ms), len(after_ms)) < _FEWEST_SCATTERED or min(before_ms) <= 0.0:
         return None
-    medians, errors = [], []  # errors over the median
-    for values in (before_ms, after_ms):
-        medians.append(statistics.median(values))
-        deviation = 1.4826 * statistics.median(abs(value - medians[-1]) for value in values)
-        errors.append(deviation * math.sqrt(math.pi / 2.0 / len(values)) / medians[-1])
+    medians = [statistics.median(values) for values in (before_ms, after_ms)]
+    errors = [error_of_median(before_ms) / medians[0], error_of_median(after_ms) / medians[1]]
     return medians[1] / medians[0] * math.hypot(*errors)
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Return the standard error of a median, from how far values lie from it.
+
+    For normal noise the standard deviation is 1.4826 times the median of these distances, and the
+    variance of a median pi / 2 times that of a mean.
+    """
+    median = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(value - median) for value in values)
+    return deviation * math.sqrt(math.pi / 2.0 / len(values))
 
 
 @dataclass(frozen=True, slots=True)  # there are as many as a run has steps
@@ -115,46 +125,87 @@ class TimedStep:
 
 
 class StepLog:
-    """How long steps took, by pipeline and phase; the first ones of a phase run cold.
+    """How long steps took, by pipeline; the first ones of a phase run cold.
 
-    Unfrozen steps are those of the first pipeline that had any, others those of the last.
+    A run's control steps, compared with the frozen ones beside each, tell kappa whatever becomes of
+    the machine's speed. Without them, unfrozen steps are those of the first pipeline that had any,
+    others those of the last.
     """
 
     def __init__(self) -> None:
-        self._pipelines: list[dict[Phase | None, list[TimedStep]]] = [{}]
+        self._pipelines: list[list[TimedStep]] = [[]]
+        self._controls: list[int] = []  # places of control steps in the last one
         self._n_taken: dict[Phase, int] = {}
         self._n_steps, self._n_tokens = 0, 0.0
 
     def begin_pipeline(self) -> None:
         """Begin another pipeline than the one so far."""
-        self._pipelines.append({})
+        self._pipelines.append([])
+        self._controls = []
 
     def add(self, step: TimedStep) -> None:
         """Take note of a finished step."""
-        self._pipelines[-1].setdefault(step.phase, []).append(step)
+        if step.phase is Phase.CONTROL:
+            self._controls.append(len(self._pipelines[-1]))
+        self._pipelines[-1].append(step)
         self._n_steps += 1
         self._n_tokens += step.n_tokens
 
     def unfrozen(self, *phases: Phase) -> list[TimedStep]:
-        """Return the warm steps with nothing frozen, of all phases if none is given."""
-        return _warm(self._with_unfrozen, phases or UNFROZEN_PHASES)
+        """Return the warm steps with nothing frozen: control steps, or those of some phases.
+
+        Without ``phases``, of all that freeze nothing.
+        """
+        if self.is_paired:
+            return self._of(self._pipelines[-1], Phase.CONTROL)
+        before = self._with_unfrozen
+        return [s for p in phases or UNFROZEN_PHASES for s in self._of(before, p)[SKIPPED_STEPS:]]
 
     def last(self, phase: Phase | None) -> list[TimedStep]:
         """Return the warm steps of a phase in the last pipeline."""
-        return _warm(self._pipelines[-1], (phase,))
+        return self._of(self._pipelines[-1], phase)[SKIPPED_STEPS:]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether there are control steps that a gain is measured by."""
+        return bool(self.paired_kappas(1))
+
+    def paired_kappas(self, latest: int = 0) -> list[float]:
+        """Return kappa at each control step: the median of frozen steps around it, over its time.
+
+        Of the ``latest`` control steps of the last pipeline, of all if 0. The steps around are at
+        most 5 on each side.
+        """
+        steps, found = self._pipelines[-1], []
+        for i in self._controls[-latest:]:
+            sides = reversed(steps[max(0, i - _BESIDE) : i]), steps[i + 1 : i + 1 + _BESIDE]
+            frozen = [step.ms for side in sides for step in takewhile(_is_stable, side)]
+            if frozen and steps[i].ms > 0.0:
+                found.append(statistics.median(frozen) / steps[i].ms)
+        return found
 
     def kappa_since(self, phase: Phase) -> float | None:
-        """Return kappa over the warm steps of ``phase`` since the last call, if it is known."""
+        """Return kappa of ``phase`` by the last control steps, if there are any.
+
+        Else over its warm steps since the last call, if it is known.
+        """
+        if phase is Phase.STABLE and (paired := self.paired_kappas(_RECENT)):
+            return statistics.median(paired)
         counted = [self._with_unfrozen] if phase in UNFROZEN_PHASES else self._pipelines
-        steps = [step for pipeline in counted for step in pipeline.get(phase, [])]
+        steps = [step for pipeline in counted for step in self._of(pipeline, phase)]
         recent = steps[max(SKIPPED_STEPS, self._n_taken.get(phase, 0)) :]
         self._n_taken[phase] = len(steps)
         after_ms, before_ms = median_ms(recent), median_ms(self.unfrozen())
         return None if after_ms is None or before_ms is None else after_ms / before_ms
 
     def summed_up(self, *, freezes: bool, n_devices: int = 1) -> dict[str, float | None]:
-        """Return a summary's fields on steps; uneven padding is no speed, so mean tokens count."""
+        """Return a summary's fields on steps; uneven padding is no speed, so mean tokens count.
+
+        By control steps, an unfrozen step is what a frozen one would have taken at its time.
+        """
         before_ms, after_ms = median_ms(self.unfrozen()), median_ms(self.frozen(freezes=freezes))
+        if self.is_paired and after_ms is not None:
+            before_ms = after_ms / statistics.median(self.paired_kappas())
 
         def speed(step_ms: float | None) -> float | None:
             if step_ms is None:
@@ -174,25 +225,32 @@ class StepLog:
         return self.last(Phase.STABLE if freezes else None)
 
     def kappa_error(self) -> float | None:
-        """Return the standard error of kappa, as :func:`kappa_error` has it."""
+        """Return the standard error of kappa, from how pairs scatter, or else steps."""
+        if paired := self.paired_kappas():
+            return error_of_median(paired) if len(paired) >= _FEWEST_SCATTERED else None
         before, after = self.unfrozen(), self.last(Phase.STABLE)
         return kappa_error([step.plain_ms for step in before], [step.ms for step in after])
 
     def medians_ms(self) -> list[float | None]:
         """Return the median step of each pipeline, without its first ones."""
-        every = ([*chain(*pipeline.values())] for pipeline in self._pipelines)
-        return [median_ms(steps[SKIPPED_STEPS:]) for steps in every]
+        return [median_ms(steps[SKIPPED_STEPS:]) for steps in self._pipelines]
 
     @property
-    def _with_unfrozen(self) -> dict[Phase | None, list[TimedStep]]:
+    def _with_unfrozen(self) -> list[TimedStep]:
         """The first pipeline that had unfrozen steps."""
-        return next((p for p in self._pipelines if not p.keys().isdisjoint(UNFROZEN_PHASES)), {})
+        return next((p for p in self._pipelines if any(map(_is_unfrozen, p))), [])
+
+    @staticmethod
+    def _of(pipeline: Sequence[TimedStep], phase: Phase | None) -> list[TimedStep]:
+        return [step for step in pipeline if step.phase is phase]
 
 
-def _warm(
-    pipeline: Mapping[Phase | None, list[TimedStep]], phases: Iterable[Phase | None]
-) -> list[TimedStep]:
-    return [step for phase in phases for step in pipeline.get(phase, [])[SKIPPED_STEPS:]]
+def _is_stable(step: TimedStep) -> bool:
+    return step.phase is Phase.STABLE
+
+
+def _is_unfrozen(step: TimedStep) -> bool:
+    return step.phase in UNFROZEN_PHASES
 
 
 def median_ms(steps: Sequence[TimedStep]) -> float | None:

@@ -14,6 +14,7 @@ from timelyfreeze.files import parse_json, read_dataclass, read_object, shown
 SUMMARY_FILE = "summary.json"
 _MS = "{:,.1f} ms"
 _MUCH_PADDING = 0.1  # of all tokens
+_OTHER_SPEED = 1.1  # how many times as long forwards take on another machine, as it were
 
 
 def metric(form: str, unknown: float | None = None, *, ends: bool = False) -> Any:
@@ -71,7 +72,8 @@ class RunSummary:
 
     # pipeline batch without freezing, from the measured bounds
     batch_ms_unfrozen_predicted: float | None = None
-    batch_ms_unfrozen: float | None = None  # its median as measured
+    batch_ms_unfrozen: float | None = None  # its median as measured, in control steps if there are
+    control_batches: int | None = metric("{:,}")  # batches of control steps, if there were any
     batch_ms_predicted: float | None = None  # pipeline batch under the plan
     batch_ms: float | None = metric(_MS, ends=True)  # its median as measured, under the last plan
     all_frozen_batch_ms: float | None = metric(_MS)  # predicted, with everything frozen
@@ -155,6 +157,17 @@ class RunSummary:
     failure: str | None = None  # why a method that plans has no plan
     switched_off: str | None = None  # since when and why nothing is frozen although there is a plan
     ended_early: str | None = None  # why, after which step, and what was saved
+
+    @property
+    def new_speed(self) -> str | None:
+        """What to say where the machine became slower or faster after times were measured."""
+        if not self.drift or 1.0 / _OTHER_SPEED <= self.drift <= _OTHER_SPEED:
+            return None
+        slower = self.drift > 1.0
+        factor = self.drift if slower else 1.0 / self.drift
+        pairs = "the gain is of steps beside each other"
+        told = pairs if self.control_batches else "the gain compares steps at both speeds"
+        return f"the machine became {factor:.1f} times {'slower' if slower else 'faster'}; {told}"
 
     @property
     def padding_told(self) -> str | None:

@@ -49,6 +49,7 @@ _PHASE_WORDS = {
     Phase.MIXED: "in mixed monitoring",
     Phase.RAMP: "in the ramp",
     Phase.STABLE: "with freezing",
+    Phase.CONTROL: "without freezing",
     Phase.OFF: "with freezing switched off",
 }
 # What is said of a batch that began behind a frozen front.

@@ -105,6 +105,12 @@ class FreezeSettings:
     checks of replan_every in a row find less, freezing is switched off for the rest of the run. -1
     never switches it off."""
 
+    control_every: AtLeast0 = 20
+    """For methods with a plan: one step in so many after the ramp freezes nothing, at least 3. The
+    gain is measured by such steps and those around them, so that it holds where the machine becomes
+    slower or faster. It costs a small part of the gain, and the step learns in full. 0 for none:
+    then the gain is measured by the steps before freezing."""
+
     score_memory: Annotated[str, OneOf(DEVICE, HOST)] = DEVICE
     """Where policies keep the vectors their scores are made from (weights at the last check, sums
     of gradients, running means): "device", beside the parameters, or "host"."""
@@ -116,8 +122,13 @@ class FreezeSettings:
     @cached_property
     def phases(self) -> PhaseSchedule:
         """The boundaries; ``ValueError`` if they break a rule."""
+        plans = self.last_monitor_step != self.last_warmup_step
         return PhaseSchedule(
-            self.last_warmup_step, self.last_monitor_step, self.last_ramp_step, self.monitoring
+            self.last_warmup_step,
+            self.last_monitor_step,
+            self.last_ramp_step,
+            self.monitoring,
+            control_every=self.control_every if plans else 0,
         )
 
     @property
@@ -137,6 +148,11 @@ class FreezeSettings:
         if not plans:
             return
         yield from ratio_errors(self.max_freeze_ratio, n_stages)
+        if self.control_every in (1, 2):
+            yield (
+                f"{key('control_every')} is {self.control_every}; it must be 0, or at least 3, so "
+                "that most steps freeze"
+            )
         try:
             phases = self.phases
         except ValueError as error:

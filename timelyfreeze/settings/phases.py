@@ -20,8 +20,9 @@ MONITORING_WAYS = (HALVES, MIXED)
 class Phase(Enum):
     """What a step is for; the phases follow each other in this order.
 
-    Monitoring is either the two halves or mixed. No schedule leads to OFF: a run gets there when
-    freezing turns out not to pay.
+    Monitoring is either the two halves or mixed. A control step stands among those of the stable
+    phase and freezes nothing, so that both are timed at the same speed of the machine. No schedule
+    leads to OFF: a run gets there when freezing turns out not to pay.
     """
 
     WARMUP = "warmup"
@@ -30,6 +31,7 @@ class Phase(Enum):
     MIXED = "mixed"
     RAMP = "ramp"
     STABLE = "stable"
+    CONTROL = "control"
     OFF = "off"
 
     @property
@@ -68,6 +70,8 @@ class PhaseSchedule:
         monitoring: One of ``MONITORING_WAYS``.
         n_learned: Steps up to T_w that count as steps after warm-up do: above 0 where phases have
             begun again.
+        control_every: Of so many steps after the ramp, one is a control step, in the middle of
+            them: frequencies of logging rarely meet it. 0 for none.
     """
 
     last_warmup_step: int
@@ -75,6 +79,7 @@ class PhaseSchedule:
     last_ramp_step: int
     monitoring: str = HALVES
     n_learned: int = 0
+    control_every: int = 0
 
     def __post_init__(self) -> None:
         """Refuse boundaries that leave a phase without steps."""
@@ -161,15 +166,19 @@ class PhaseSchedule:
         if step < 1:
             raise ValueError(f"the step is {step}; optimizer steps count from 1")
         ending = self.last_steps.items()
-        return next((phase for phase, last in ending if step <= last), Phase.STABLE)
+        every, n_stable = self.control_every, step - self.last_ramp_step
+        is_control = every > 0 and n_stable % every == every // 3 + 1
+        stable = Phase.CONTROL if is_control else Phase.STABLE
+        return next((phase for phase, last in ending if step <= last), stable)
 
     def ramp(self, step: int) -> float:
         """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
 
-        It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet; that the
-        lower-bound half of monitoring freezes everything follows from the phase.
+        It is min(1, (t - T_m) / (T_f - T_m)), and 0 in control steps and up to T_m, when there is
+        no plan yet; that the lower-bound half of monitoring freezes everything follows from the
+        phase.
         """
-        if step <= self.last_monitor_step:
+        if step <= self.last_monitor_step or self.phase(step) is Phase.CONTROL:
             return 0.0
         if step >= self.last_ramp_step:
             return 1.0

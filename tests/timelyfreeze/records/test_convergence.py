@@ -1,6 +1,7 @@
 """kappa, p_eff and their means, worked out by hand from Eq. 12, 27 and 28."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from timelyfreeze.records.convergence import (
     mean_p_eff,
     passed_energy,
 )
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 
 def test_p_eff_weighs_each_tensor_by_its_energy() -> None:
@@ -140,3 +141,75 @@ def test_a_run_without_unfrozen_steps_has_no_kappa() -> None:
     for _ in range(5):
         steps.add(TimedStep(Phase.STABLE, 3.0))
     assert steps.kappa_since(Phase.STABLE) is None
+
+
+# -- control steps ---------------------------------------------------------------------------------
+
+
+def replayed(speed: Callable[[int], float], *, control_every: int = 20) -> StepLog:
+    """Steps of the default run, of 620 ms and 0.89 of that, on a machine that becomes slower."""
+    rng, steps = np.random.default_rng(1), StepLog()
+    phases = PhaseSchedule(10, 18, 19, "mixed", control_every=control_every)
+    frozen = {Phase.MIXED: 0.9, Phase.RAMP: 0.89, Phase.STABLE: 0.89}
+    for step in range(1, 121):
+        phase = phases.phase(step)
+        ms = 620.0 * frozen.get(phase, 1.0) * speed(step) * rng.normal(1.0, 0.01)
+        steps.add(TimedStep(phase, ms, 1000.0))
+    return steps
+
+
+def busy_later(step: int) -> float:
+    """Two other programs begin after the warm-up, and one of them ends: as long, 3.8, 2 times."""
+    return 1.0 if step <= 14 else 3.8 if step <= 75 else 2.0
+
+
+def gain_of(steps: StepLog) -> float:
+    summary = steps.summed_up(freezes=True)
+    before_ms, after_ms = summary["step_ms_unfrozen"], summary["step_ms"]
+    assert before_ms is not None
+    assert after_ms is not None
+    speeds = summary["tokens_per_second"], summary["tokens_per_second_unfrozen"]
+    assert None not in speeds
+    assert speeds[0] / speeds[1] == pytest.approx(before_ms / after_ms)  # type: ignore[operator]
+    return before_ms / after_ms - 1.0
+
+
+@pytest.mark.parametrize(
+    "speed", [busy_later, lambda step: 1.0 + step / 60.0, lambda step: 4.0 if step < 15 else 1.0]
+)
+def test_the_gain_is_that_of_a_quiet_machine_whatever_the_speed(
+    speed: Callable[[int], float],
+) -> None:
+    quiet, busy = replayed(lambda step: 1.0), replayed(speed)
+    assert gain_of(quiet) == pytest.approx(1 / 0.89 - 1.0, abs=0.03)
+    assert gain_of(busy) == pytest.approx(gain_of(quiet), abs=0.03)
+    assert busy.kappa_since(Phase.STABLE) == pytest.approx(0.89, abs=0.05)
+    error = busy.kappa_error()
+    assert error is not None
+    assert 0.0 < error < 0.02
+    # Without control steps the same figures compare two machines, as it were.
+    assert abs(gain_of(replayed(speed, control_every=0)) - gain_of(quiet)) > 0.1
+
+
+def test_a_control_step_is_compared_with_the_frozen_steps_around_it() -> None:
+    steps = StepLog()
+    for ms in (100.0, 100.0, 100.0, 100.0):
+        steps.add(TimedStep(Phase.WARMUP, ms))
+    for ms, phase in (
+        (7.0, Phase.STABLE), (8.0, Phase.STABLE), (10.0, Phase.CONTROL), (6.0, Phase.STABLE),
+    ):  # fmt: skip
+        steps.add(TimedStep(phase, ms))
+    assert steps.paired_kappas() == [0.7]
+    assert steps.kappa_since(Phase.STABLE) == 0.7
+    assert steps.kappa_error() is None, "one does not tell how far others may lie"
+    assert steps.summed_up(freezes=True)["step_ms_unfrozen"] == pytest.approx(10.0 * 6.0 / 7.0)
+    for ms in (40.0, 40.0, 80.0):
+        steps.add(TimedStep(Phase.CONTROL, ms))
+        steps.add(TimedStep(Phase.STABLE, 40.0))
+    assert steps.paired_kappas() == [0.7, 23.0 / 40.0, 1.0, 0.5]
+    assert steps.paired_kappas(2) == [1.0, 0.5]
+    summary = steps.summed_up(freezes=True)
+    assert summary["step_ms"] == 40.0
+    assert summary["step_ms_unfrozen"] == pytest.approx(40.0 / ((0.7 + 23.0 / 40.0) / 2))
+    steps.begin_pipeline()
+    assert steps.paired_kappas() == []

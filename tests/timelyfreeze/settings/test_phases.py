@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timelyfreeze.settings.freezing import FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 # The boundaries of the paper's Table 3.
@@ -169,3 +170,22 @@ def test_refuses_other_arguments() -> None:
         PhaseSchedule(1, 3, 5).phase(0)
     with pytest.raises(ValueError, match=r"monitoring is 'half'; known: halves, mixed"):
         PhaseSchedule(1, 3, 5, "half")
+
+
+def test_control_steps_stand_among_the_stable_ones_and_learn() -> None:
+    phases = PhaseSchedule(2, 4, 6, control_every=6)
+    found = [step for step in range(1, 30) if phases.phase(step) is Phase.CONTROL]
+    assert found == [9, 15, 21, 27]
+    assert {phases.phase(step) for step in range(7, 30)} == {Phase.STABLE, Phase.CONTROL}
+    assert [phases.ramp(step) for step in (8, 9, 10)] == [1.0, 0.0, 1.0]
+    without = PhaseSchedule(2, 4, 6)
+    assert without.phase(9) is Phase.STABLE
+    assert phases.learning_steps(9) == without.learning_steps(9)
+    assert phases.restarted(8, 3).phase(15) is Phase.CONTROL
+
+
+@pytest.mark.parametrize(("every", "is_refused"), [(0, False), (1, True), (2, True), (3, False)])
+def test_most_steps_have_to_freeze(every: int, is_refused: bool) -> None:
+    errors = [*FreezeSettings(control_every=every).errors()]
+    assert any("control_every is" in error for error in errors) is is_refused
+    assert FreezeSettings(control_every=every).unplanned.phases.control_every == 0

@@ -97,8 +97,8 @@ class Planner:
             self.measured.times.add(pattern, record, is_cold=cold)
         if phase is Phase.WARMUP:
             self.measured.warmup.add(record, is_cold=cold)
-        if phase is Phase.STABLE and self.active_plan.plan is not None:
-            self._replanning.add(record, is_cold=cold)
+        if phase in (Phase.STABLE, Phase.CONTROL) and self.active_plan.plan is not None:
+            self._replanning.add(record, is_cold=cold, is_control=phase is Phase.CONTROL)
 
     def begin_step(self, step: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
@@ -277,6 +277,7 @@ class Planner:
         """Return times, what became of solving and, once solved, order, bounds and plan."""
         measured = self.measured.to_plain()
         measured["samples"][Phase.STABLE.value] = to_plain(self._replanning.recent)
+        measured["samples"][Phase.CONTROL.value] = to_plain(self._replanning.controls)
         state: dict[str, Any] = {
             **measured,
             "failure": self.failure,
@@ -299,6 +300,9 @@ class Planner:
         self.measured.load_plain(state)
         stable = state["samples"][Phase.STABLE.value]
         self._replanning.recent = read_dataclass(Samples, stable, "samples")
+        # Checkpoints of older versions have none.
+        controls = state["samples"].get(Phase.CONTROL.value, to_plain(Samples()))
+        self._replanning.controls = read_dataclass(Samples, controls, "samples")
         self._replanning.n_low = state["low_gains"]
         self.failure = state["failure"]
         self._again = None

@@ -120,8 +120,8 @@ class DriftCheck:
 
     drift: Mapping[Group, float]  # how much longer actions take than planned, by stage and kind
     batch_ms: float  # median batch as measured
-    # what a batch would take without freezing: predicted from what was measured without, moved as
-    # far as the actions that the plan leaves unfrozen
+    # what a batch takes without freezing: the median of control steps; without any, predicted from
+    # what was measured before, moved as far as the actions that the plan leaves unfrozen
     unfrozen_batch_ms: float
 
     @property
@@ -131,12 +131,15 @@ class DriftCheck:
 
 
 def check_drift(
-    now: ActivePlan, measured: DurationBounds, ranks: Sequence[RankBatches]
+    now: ActivePlan,
+    measured: DurationBounds,
+    ranks: Sequence[RankBatches],
+    controls: Sequence[RankBatches] = (),
 ) -> DriftCheck:
     """Compare what all ranks measured under a plan with what it says.
 
     ``measured`` are bounds as they came from monitoring; those that the plan was made from are the
-    same, or moved since then.
+    same, or moved since then. ``controls`` are of the control steps among them.
     """
     dag, bounds, plan = now.dag, now.bounds, now.plan
     assert bounds is not None  # there is a plan, which was made from some
@@ -149,9 +152,12 @@ def check_drift(
         for action, time_ms in observed_ms.items()
         if plan.durations_ms[dag.index[action]] == bounds.max_ms[dag.index[action]]
     }
-    moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
     delays_ms = bounds.delays_ms(dag)
-    batch_ms = simulate_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
+    if controls and all(rank.batches for rank in controls):
+        batch_ms = statistics.median(batch_times(dag, controls, delays_ms)[Phase.CONTROL])
+    else:
+        moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
+        batch_ms = simulate_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
     return DriftCheck(
         drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
         batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),
@@ -167,12 +173,14 @@ class DriftMonitor:
     exchange: Exchange  # talks to the other ranks
     n_low: int = 0  # how many times in a row the gain was too low
     recent: Samples = field(default_factory=Samples)  # of this rank
+    controls: Samples = field(default_factory=Samples)  # those of control steps
 
-    def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a batch of the stable phase."""
+    def add(self, record: BatchRecord, *, is_cold: bool, is_control: bool) -> None:
+        """Take note of a batch of the stable phase, or of a control step in it."""
         if not is_cold and self.now.settings.replan_every > 0:
-            self.recent.add(record, is_cold=False)
-            self.recent.keep_last(_MOST_BATCHES)
+            samples = self.controls if is_control else self.recent
+            samples.add(record, is_cold=False)
+            samples.keep_last(_MOST_BATCHES)
 
     def measure(self, measured: DurationBounds) -> DriftCheck | None:
         """Compare the batches since the last time with the plan; every rank must call this.
@@ -182,14 +190,15 @@ class DriftMonitor:
         """
         if len(self.recent.warm) < _FEWEST_BATCHES:
             return None
-        recent = zip(self.recent.warm, self.recent.spans_ms, strict=True)
-        everyone = self.exchange.gather(
-            rank_batches([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
-        )
+        mine = [
+            rank_batches([(phase, *each) for each in zip(s.warm, s.spans_ms, strict=True)])
+            for phase, s in ((Phase.STABLE, self.recent), (Phase.CONTROL, self.controls))
+        ]
+        everyone = self.exchange.gather(mine)
         found: DriftCheck | None = None
-        if everyone is not None and all(rank.batches for rank in everyone):
-            found = check_drift(self.now, measured, everyone)
-        self.recent = Samples()
+        if everyone is not None and all(stable.batches for stable, _ in everyone):
+            found = check_drift(self.now, measured, *zip(*everyone, strict=True))
+        self.recent, self.controls = Samples(), Samples()
         agreed: DriftCheck | None = self.exchange.broadcast(found)
         if agreed is not None:
             self.n_low = self.n_low + 1 if self._is_low(agreed) else 0

@@ -26,6 +26,7 @@ PRESETS = {
             "freezing.skip_input_grads": OFF,
             "freezing.monitoring": "halves",
             "freezing.replan_every": 0,
+            "freezing.control_every": 0,
             "freezing.min_gain": -1.0,
             "freezing.apf.reduction": "share",
             "freezing.autofreeze.delta": "updates",

@@ -162,7 +162,7 @@ class EmulationRecord:
         self.collect()
         steps = self.steps
         of_steps = steps.summed_up(freezes=freezes, n_devices=self.n_ranks)
-        before = steps.unfrozen(Phase.UPPER_BOUND) or steps.unfrozen()
+        before = steps.unfrozen(Phase.UPPER_BOUND) or steps.unfrozen()  # or control steps
         after = [batch for step in steps.frozen(freezes=freezes) for batch in step.batches]
         fields: dict[str, Any] = {
             "emulated_ranks": self.n_ranks,

@@ -30,8 +30,9 @@ _ENDLESS = (Phase.STABLE, Phase.OFF)
 class Timelines(RunPart):
     """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
-    The ramp is left out: no two of its steps freeze alike. Of phases without end there is an
-    example as soon as there are enough, and another in its place at their end, when more is frozen.
+    The ramp is left out: no two of its steps freeze alike. So are control steps. Of phases without
+    end there is an example as soon as there are enough, and another in its place at their end, when
+    more is frozen.
     """
 
     def begin_pipeline(self) -> None:
@@ -40,7 +41,10 @@ class Timelines(RunPart):
         self._written: set[Phase] = set()
 
     def batch(self, observed: ObservedBatch) -> None:
-        phase = self._current = observed.phase
+        phase = observed.phase
+        if phase is Phase.CONTROL:
+            return
+        self._current = phase
         is_wanted = phase in _ENDLESS or (phase is not Phase.RAMP and phase not in self._written)
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
             self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)

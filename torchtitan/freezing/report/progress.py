@@ -27,6 +27,7 @@ _WORDS = {
     Phase.MIXED: "measuring",
     Phase.RAMP: "freezing more and more",
     Phase.STABLE: "freezing",
+    Phase.CONTROL: "freezing",
     Phase.OFF: "freezing is off",
 }
 # How often a log gets a line, in seconds.
@@ -99,12 +100,18 @@ class Progress(RunPart):
 
     def note(self, loss: float, tokens_per_second: float | None) -> None:
         """Take note of what is shown until the next logged step."""
-        gain, speed = 1 / self.run.kappa - 1 if self.run.kappa else None, tokens_per_second
+        gain, speed = None, tokens_per_second
+        if self.run.kappa and self.run.phase is not Phase.OFF:
+            gain = 1 / self.run.kappa - 1
         self._status = replace(self._status, loss=loss, tokens_per_second=speed, gain=gain)
 
     def end_step(self, ended: EndedStep) -> None:
         controller, phase, left = self.run.controller, ended.phase, None
-        if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
+        if controller is not None and phase not in (
+            Phase.STABLE,
+            Phase.CONTROL,
+            Phase.OFF,
+        ):  # last to the end
             left = controller.phases.last_steps[phase] - ended.step
         self._seconds.append(ended.seconds)
         left_s = statistics.fmean(self._seconds) * (self._n_steps - ended.step)

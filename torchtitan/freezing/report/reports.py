@@ -19,7 +19,8 @@ from torchtitan.freezing.report.steps import TimedMove, timed_moves
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
-    "ended early", "time to a loss", "padding", "no freeze plan", "freezing switched off",
+    "ended early", "time to a loss", "speed has changed", "padding", "no freeze plan",
+    "freezing switched off",
     "with freezing", "gain", "batch with freezing", "predictions hold for",
     "batch without freezing", "validation loss", "validation top-1", "upper bound",
     "as run on one device",
@@ -97,13 +98,23 @@ def _template(name: str, unknown: str) -> Template:
 
 
 def beside(
-    measured_ms: float | None, predicted_ms: float | None, factor: float | None = None
+    measured_ms: float | None,
+    predicted_ms: float | None,
+    factor: float | None = None,
+    drift: float | None = None,
 ) -> str:
-    """Return a time as predicted, with its interval, and as measured."""
+    """Return a time as predicted, with its interval, and as measured.
+
+    Where forwards took ``drift`` times as long as when they were timed, the error is told without
+    that too: no prediction is of another speed of the machine.
+    """
     measured = "not measured" if measured_ms is None else f"measured {measured_ms:,.1f} ms"
     if predicted_ms is None:
         return measured
-    error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
+    error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%}"
+    if error and drift:
+        error += f"; {measured_ms / drift / predicted_ms - 1:+.1%} at the speed of then"
+    error += error and ")"
     interval = range_of(predicted_ms, factor)
     return f"predicted {predicted_ms:,.1f} ms{interval and f' ({interval})'}, {measured}{error}"
 

@@ -60,9 +60,16 @@ class Steps(RunPart):
             known["batch_predicted_ms"] = controller.expected_batch_ms()
             batches_ms = metrics.batch_ms.get(phase)
             known["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
-            known["kappa"] = kappa = self.run.counted_steps.kappa_since(phase)
-            # While everything is frozen to measure, it is no gain.
-            if phase in FREEZING_PHASES:
+            among, counted = (
+                Phase.STABLE if phase is Phase.CONTROL else phase,
+                self.run.counted_steps,
+            )
+            known["kappa"] = kappa = counted.kappa_since(among)
+            # While everything is frozen to measure, it is no gain; where control steps are to come,
+            # nothing else is, since the machine may have become slower or faster.
+            if among in FREEZING_PHASES and (
+                not controller.phases.control_every or counted.paired_kappas()
+            ):
                 self.run.kappa = kappa or self.run.kappa
             captured = 0.0 if controller.bounds is None else controller.bounds.captured
             energy = None if metrics.energy is None else metrics.energy.keeping(captured)

@@ -32,6 +32,7 @@ PHASE_NUMBERS = {
     Phase.LOWER_BOUND: 2.0,
     Phase.RAMP: 3.0,
     Phase.STABLE: 4.0,
+    Phase.CONTROL: 4.5,  # among those
     Phase.OFF: 5.0,
 }
 
@@ -89,7 +90,8 @@ class BatchTimes(RunPart):
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
         """Forget batches of the stable phase: they ran under another plan than the one to come."""
-        self._batch_ms.pop(Phase.STABLE, None)
+        for phase in (Phase.STABLE, Phase.CONTROL):
+            self._batch_ms.pop(phase, None)
         self._drift.clear()
 
     def end_step(self, ended: EndedStep) -> None:
@@ -139,8 +141,11 @@ class BatchTimes(RunPart):
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         medians = {phase: statistics.median(ms) for phase, ms in self._batch_ms.items() if ms}
+        # Those of control steps ran beside the frozen ones.
+        unfrozen = (Phase.CONTROL, Phase.UPPER_BOUND, Phase.WARMUP)
         found: dict[str, Any] = {
-            "batch_ms_unfrozen": medians.get(Phase.UPPER_BOUND, medians.get(Phase.WARMUP)),
+            "batch_ms_unfrozen": next((medians[p] for p in unfrozen if p in medians), None),
+            "control_batches": len(self._batch_ms.get(Phase.CONTROL, ())) or None,
             "batch_ms": medians.get(Phase.STABLE),
             "drift": statistics.median(self._drift) if self._drift else None,
         }

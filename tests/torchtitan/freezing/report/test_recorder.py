@@ -22,7 +22,7 @@ from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.tables import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.recorder import RunRecorder, record
 
@@ -40,7 +40,7 @@ class Controller(SimpleNamespace):
             collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
             frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
             expected_batch_ms=lambda: None, expected_stage_ratios=dict, bounds=None,
-            turning_ms=lambda: 0.0,
+            turning_ms=lambda: 0.0, phases=PhaseSchedule(1, 3, 4),
         )  # fmt: skip
 
 

@@ -22,13 +22,20 @@ from timelyfreeze.records.tables import (
     PlasticityRow,
     StepRow,
 )
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
 from timelyfreeze.timing.monitoring import BatchRecord
 from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove, timed_moves
 
 
-def steps_in(folder: Path, *, emulates: bool = False, predicted_ms: float | None = None) -> Steps:
-    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms, bounds=None)
+def steps_in(
+    folder: Path,
+    *,
+    emulates: bool = False,
+    predicted_ms: float | None = None,
+    control_every: int = 0,
+) -> Steps:
+    phases = PhaseSchedule(1, 3, 4, control_every=control_every)
+    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms, bounds=None, phases=phases)
     start = make_summary(n_devices=4, ranks_per_replica=4)
     run = run_in(folder, start, controller=controller)
     if emulates:

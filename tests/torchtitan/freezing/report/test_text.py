@@ -147,21 +147,35 @@ def test_utilization_stands_with_its_peak() -> None:
 
 
 def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
-    lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, drift=1.2)
-    at = lines.index("batch with freezing      predicted 77.5 ms, measured 93.0 ms (+20.0%)")
-    assert lines[at + 2] == (
-        "speed of the machine     forwards took 1.20 times as long as when they were measured"
+    times = {**SPEED, **PLAN, **APPLIED, "batch_ms": 93.0, "drift": 1.2}
+    lines = report(**times)
+    errors = "(+20.0%; +0.0% at the speed of then)"
+    at = lines.index(f"batch with freezing      predicted 77.5 ms, measured 93.0 ms {errors}")
+    assert lines[at + 2 : at + 4] == [
+        "speed has changed        the machine became 1.2 times slower; the gain compares steps at "
+        "both speeds",
+        "speed of the machine     forwards took 1.20 times as long as when they were measured",
+    ]
+    lines = report(**times, control_batches=5, batch_ms_unfrozen=108.0)
+    assert (
+        "gain                     +25.0% throughput, by 5 batches without freezing among the "
+        "others" in lines
     )
+    assert lines[at - 1].endswith("measured 108.0 ms (+20.0%; +0.0% at the speed of then)")
+    assert lines[at + 2].endswith("1.2 times slower; the gain is of steps beside each other")
+    lines = report(**{**times, "drift": 0.5})
+    assert lines[at + 2].startswith("speed has changed        the machine became 2.0 times faster")
+    assert not any("speed has changed" in line for line in report(**{**times, "drift": 1.05}))
 
 
 def test_a_terminal_shows_what_it_brought_whether_it_held_and_where_the_files_are() -> None:
     metrics = {**SPEED, **PLAN, **APPLIED, "batch_ms": 79.0, "predicts_for": "4 ranks"}
     text = render_report(make_summary(**metrics, drift=1.2, validation_loss=2.0), FOLDER)
-    assert len(text.splitlines()) == 3 + 15
+    assert len(text.splitlines()) == 3 + 16
     labels = [line[:24].rstrip() for line in shown_report(text).splitlines()]
     assert labels == [
         "", "Run report", "----------", "with freezing", "gain", "batch without freezing",
-        "batch with freezing", "predictions hold for", "validation loss", "files", "all of it",
+        "batch with freezing", "predictions hold for", "speed has changed", "files", "all of it",
     ]  # fmt: skip
     short = render_report(make_summary(**SPEED), FOLDER)
     assert shown_report(short) == short
