@@ -215,6 +215,9 @@ class Report:
     """Folder of another run: the report tells when this run reached the training loss that the
     other ended with."""
 
+    note: str = ""
+    """A sentence of the configuration's author, which the report ends with."""
+
     device_hour_price: float = 0.0
     """What a device costs in an hour, in any currency: the report tells what the run's devices
     cost, 0 or more. 0: it does not."""

@@ -26,6 +26,7 @@ _SHOWN = (
     "as run on one device",
 )  # fmt: skip
 _MOST_SHOWN = 7
+_NOTE = "note"
 
 
 class Report(RunPart):
@@ -34,6 +35,8 @@ class Report(RunPart):
     def finish(self, summary: RunSummary) -> None:
         run = self.run
         text = render_report(summary, run.folder, timed_moves(run))
+        if note := run.config.report.note:
+            text += f"{_NOTE:<24} {note}\n"
         run.write(SUMMARY_FILE, summary_to_json(summary))
         run.write(REPORT, text)
         if run.is_shown and not run.config.report.quiet:
@@ -42,7 +45,7 @@ class Report(RunPart):
 
 
 def shown_report(text: str) -> str:
-    """Return the 8 lines of a report that a terminal shows, in the report's order."""
+    """Return the 8 lines of a report that a terminal shows, in the report's order, and its note."""
     title, lines = text.split("\n", 3)[:3], text.splitlines()[3:]
     if len(lines) <= _MOST_SHOWN + 1:
         return text
@@ -50,7 +53,8 @@ def shown_report(text: str) -> str:
     labels = [label for label in _SHOWN if label in by_label][: _MOST_SHOWN - 1]
     kept = [line for line in lines if line[:24].rstrip() in (*labels, "files")]
     more = f"{'all of it':<24} report.md and report.txt there"
-    return "\n".join([*title, *kept, more]) + "\n"
+    notes = [line for line in lines[-1:] if line.startswith(_NOTE)]
+    return "\n".join([*title, *kept, more, *notes]) + "\n"
 
 
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:

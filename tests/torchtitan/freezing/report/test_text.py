@@ -177,6 +177,8 @@ def test_a_terminal_shows_what_it_brought_whether_it_held_and_where_the_files_ar
         "", "Run report", "----------", "with freezing", "gain", "batch without freezing",
         "batch with freezing", "predictions hold for", "speed has changed", "files", "all of it",
     ]  # fmt: skip
+    noted = shown_report(f"{text}note                     larger models gain more\n")
+    assert noted == f"{shown_report(text)}note                     larger models gain more\n"
     short = render_report(make_summary(**SPEED), FOLDER)
     assert shown_report(short) == short
 
