@@ -18,6 +18,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
+    from torchtitan.freezing.checks.pipeline import compiles_blocks
     from torchtitan.freezing.config import pipeline_title
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
@@ -31,6 +32,8 @@ def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
         print(pipeline_title(job_config))
         if (told := partition_line(job_config)) is not None:
             print(told)
+        if compiles_blocks(job_config):
+            print("Activations are those of eager blocks: compiled ones keep less of them.")
         emulated = job_config.emulation.enable
         names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
         print(render(ranks, names))

@@ -38,6 +38,13 @@ def test_the_exit_status_tells_whether_all_fit(capsys: pytest.CaptureFixture[str
     assert "140 GiB a device: fits" in text
 
 
+def test_compiled_blocks_are_told_to_keep_less(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([CONFIG]) == 0
+    assert "compiled" not in capsys.readouterr().out
+    assert main([CONFIG, "--", "--compile.enable"]) == 0
+    assert "compiled ones keep less" in capsys.readouterr().out
+
+
 def test_what_is_not_covered_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([CONFIG, "--", "--parallelism.tensor_parallel_degree=2"]) == 2
     assert (
