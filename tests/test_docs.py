@@ -111,7 +111,9 @@ def test_every_experiment_is_in_the_results() -> None:
     assert {f"results/{file.name}" for file in EXPERIMENTS} <= set(links)
 
 
-@pytest.mark.parametrize("page", ["README", "docs/results", "docs/low_rank", "docs/troubleshooting"])
+@pytest.mark.parametrize(
+    "page", ["README", "docs/results", "docs/low_rank", "docs/troubleshooting"]
+)
 def test_a_cell_of_a_table_has_one_fact(page: str) -> None:
     rows = re.findall(r"^\|.*\|$", FENCE.sub("", (ROOT / f"{page}.md").read_text()), re.MULTILINE)
     assert rows
