@@ -61,6 +61,7 @@ class RunSummary:
     step_ms_unfrozen: float | None = metric(_MS)  # median step in milliseconds, as above
     step_ms: float | None = metric(_MS)  # likewise
     step_ms_off: float | None = metric(_MS)  # since freezing was switched off
+    control_steps: int | None = metric("{:,}")  # those that the gain is measured by, if any
     # what a step takes besides its batches, timed while measuring: optimizer, clipping, data
     outside_ms: float | None = metric(_MS)
     step_ms_predicted: float | None = None  # batches under the plan, and ``outside_ms``
@@ -73,7 +74,7 @@ class RunSummary:
     # pipeline batch without freezing, from the measured bounds
     batch_ms_unfrozen_predicted: float | None = None
     batch_ms_unfrozen: float | None = None  # its median as measured, in control steps if there are
-    control_batches: int | None = metric("{:,}")  # batches of control steps, if there were any
+    control_batches: int | None = None  # batches of control steps under the last plan, if any
     batch_ms_predicted: float | None = None  # pipeline batch under the plan
     batch_ms: float | None = metric(_MS, ends=True)  # its median as measured, under the last plan
     all_frozen_batch_ms: float | None = metric(_MS)  # predicted, with everything frozen
@@ -166,7 +167,7 @@ class RunSummary:
         slower = self.drift > 1.0
         factor = self.drift if slower else 1.0 / self.drift
         pairs = "the gain is of steps beside each other"
-        told = pairs if self.control_batches else "the gain compares steps at both speeds"
+        told = pairs if self.control_steps else "the gain compares steps at both speeds"
         return f"the machine became {factor:.1f} times {'slower' if slower else 'faster'}; {told}"
 
     @property

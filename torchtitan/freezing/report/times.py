@@ -58,6 +58,7 @@ class StepTimes(RunPart):
             "steps_done": self._last_step,
             **steps.summed_up(freezes=freezes),
             "kappa_error": steps.kappa_error() if freezes else None,
+            "control_steps": len(steps.paired_kappas()) or None,
             "seconds": self.run.seconds,
         }
 
