@@ -19,6 +19,7 @@ from torchtitan.config import ConfigManager
 from timelyfreeze.cli.hub import fetch_model, is_hub_id, last_value, value_of
 from timelyfreeze.files import shown
 from torchtitan.checkpoints.finished import table_values
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
 from torchtitan.freezing.config import (
     JobConfig,
@@ -59,9 +60,12 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
             errors.append(f"{key} is {shown(value)}; it must be a number")
         elif (found := _find_home(value)) != value:
             at_home[key] = found
-    job_config = with_values(job_config, at_home)
     in_arguments = set(_argument_keys(args))
     given = {*dict(table_values(table)), *in_arguments}
+    kind = job_config.training.dataset
+    if job_config.validation.enable and "validation.dataset" not in given and has_rows(kind):
+        at_home["validation.dataset"] = kind  # the training's data, unless told otherwise
+    job_config = with_values(job_config, at_home)
     # On the command line a partition takes the place of the cut that the file has.
     cuts = in_arguments if "parallelism.partition" in in_arguments else given
     errors += [*preset_errors(job_config, given), *partition_errors(job_config, cuts)]

@@ -20,6 +20,7 @@ from torchtitan.freezing.checks.data import (
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config_file import read_config
 
 
 def config(**changes: Any) -> JobConfig:
@@ -102,6 +103,34 @@ def test_keys_of_the_hub_are_not_for_files(tmp_path: Path) -> None:
     assert list(example_errors(config(**there))) == []
     (error,) = example_errors(config(**there, data__revision="v1"))
     assert error.startswith(f"training.dataset_path has {str(path)!r}, which is on this disk; data")
+
+
+def test_earlier_turns_need_a_model_that_sees_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"instruction": "x", "output": "y", "history": [["a", "b"]]}
+    path.write_text(f"{json.dumps(row)}\n")
+    there = {"training__dataset_path": str(path)}
+    assert list(example_errors(config(**there))) == []
+    (error,) = example_errors(config(**there, model__flavor="debugmodel_flex_attn"))
+    assert error.startswith(f"{path}, line 1: has earlier turns (history), and model.flavor ends a")
+
+
+def test_a_missing_file_is_told_as_such_though_validation_names_another(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"instruction": "x", "output": "y"}\n')
+    typo = str(tmp_path / "row.jsonl")
+    places = {"training__dataset_path": typo, "validation__dataset_path": str(path)}
+    wrong = held_out_config(**places)
+    assert list(validation_errors(wrong)) == []
+    (error,) = example_errors(wrong)
+    assert error.startswith(f"training.dataset_path is {typo!r}; there is no such file")
+
+
+def test_validation_reads_the_data_of_training_unless_told_otherwise() -> None:
+    words = ["--training.dataset=alpaca", "--validation.enable"]
+    assert read_config(words).validation.dataset == "alpaca"
+    assert read_config([*words, "--validation.dataset=sharegpt"]).validation.dataset == "sharegpt"
+    assert read_config(["--validation.enable"]).validation.dataset == "c4_validation"
 
 
 def test_they_are_among_the_checks_of_a_run() -> None:
