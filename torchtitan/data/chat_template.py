@@ -29,7 +29,7 @@ from torchtitan.data.text.renderer import Rendered, RenderError, render
 from torchtitan.data.text.tokenizer import CONFIG_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
-_MORE_TEMPLATES = "additional_chat_templates"
+MORE_TEMPLATES = "additional_chat_templates"
 
 
 class ChatTemplateError(ValueError):
@@ -190,7 +190,7 @@ def template_in_folder(folder: str | Path, name: str = "default") -> str | None:
 
 
 def _templates_in_folder(folder: Path) -> dict[str, str]:
-    files = {file.stem: file for file in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
+    files = {file.stem: file for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files["default"] = folder / TEMPLATE_FILE
     for name, file in files.items():
