@@ -133,9 +133,12 @@ def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
 
     def settings(folder: Path) -> dict[str, Any]:
         said = hf_settings(args, source, weights.dtype(_EMBEDDING))
-        copy_companions(job_config, [GENERATION_FILE], folder)
         own = Path(job_config.model.hf_assets_path)
-        copy_tokenizer(own, folder)
+        _copy_files(began, [GENERATION_FILE], folder)
+        # Whole, and with its templates: the one that was trained with.
+        _copy_files(own, (*_OF_TOKENIZER, GENERATION_FILE), folder)
+        if (own / MORE_TEMPLATES).is_dir():
+            shutil.copytree(own / MORE_TEMPLATES, folder / MORE_TEMPLATES)
         tokenizer = _tokenizer_of(folder)
         named = {key: value for key, value in said.items() if value is not None}
         if own.resolve() != began.resolve() and tokenizer is not None:
@@ -192,21 +195,10 @@ def _drop_code(folder: Path) -> None:
                 write_json(file, settings)
 
 
-def copy_companions(job_config: JobConfig, names: Iterable[str], folder: Path) -> None:
-    """Copy files that lie beside a model, from the last place that has each."""
-    for place in (weights_folder(job_config), Path(job_config.model.hf_assets_path)):
-        for name in names:
-            if (place / name).is_file():
-                shutil.copyfile(place / name, folder / name)
-
-
-def copy_tokenizer(place: Path, folder: Path) -> None:
-    """Copy the tokenizer that was trained with, and its templates: all from one place."""
-    for name in _OF_TOKENIZER:
+def _copy_files(place: Path, names: Iterable[str], folder: Path) -> None:
+    for name in names:
         if (place / name).is_file():
             shutil.copyfile(place / name, folder / name)
-    if (place / MORE_TEMPLATES).is_dir():
-        shutil.copytree(place / MORE_TEMPLATES, folder / MORE_TEMPLATES)
 
 
 def _tokenizer_of(folder: Path) -> FolderTokenizer | None:
