@@ -93,7 +93,10 @@ class ChatTemplate:
         if places and not answers:
             raise ChatTemplateError(
                 f"the chat template {self.name!r} writes no answer as it would be written at "
-                "inference, so what to learn cannot be told; set data.chat_template to another one"
+                "inference, such as after a '<think>' of its prompt, so what to learn cannot be "
+                "told; write {% generation %} and {% endgeneration %} around answers in "
+                f"{TEMPLATE_FILE} of model.hf_assets_path, which says what is learned, or set "
+                "data.chat_template to another one"
             )
         if len(answers) < len(places):
             _tell_once(self.name)
