@@ -42,6 +42,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     path, config_class = last_value(args, "job.config_file"), job_config_class()
     table = {} if path is None else read_toml(path)
     # A module of the user's has keys that only upstream's manager knows.
+    args = list(_as_upstream_spells(config_class, args))
     if not value_of(args, table, "job.custom_config_module"):
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
         errors += _argument_errors(config_class, args)
@@ -140,9 +141,35 @@ def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Itera
 
 
 def _unknown(key: str, known: Mapping[str, Any], prefix: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; the nearest is {prefix}{near[0]}" if near else f"; known: {', '.join(known)}"
+    near = [name for name in known if key in name] or difflib.get_close_matches(key, known, n=1)
+    named = " and ".join(f"{prefix}{name}" for name in near[:3])
+    hint = f"; the nearest is {named}" if near else f"; known: {', '.join(known)}"
     return f"{prefix}{key} is no key of the configuration{hint}"
+
+
+def _as_upstream_spells(config_class: type, args: Sequence[str]) -> Iterator[str]:
+    """Yield arguments with ``--a.b=true`` as a switch, and the words of a list as one."""
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        flag, _, value = word.partition("=")
+        section, _, name = flag.rpartition(".")
+        kind = _kind_of(config_class, flag[2:].replace("-", "_"))
+        if kind is bool and value in ("true", "false"):
+            word = flag if value == "true" else f"{section}.no-{name}"
+        while kind == list[str] and word != flag and words and not words[0].startswith("--"):
+            word += f",{words.pop(0)}"
+        if kind == list[str] and word == flag and words:
+            words[0] = f"{flag}={words[0]}"
+        else:
+            yield word
+
+
+def _kind_of(section: Any, key: str) -> Any:
+    """Return the type of a key's values; None if there is no such key."""
+    for word in key.split("."):
+        section = typing.get_type_hints(section).get(word) if is_dataclass(section) else None
+    return section
 
 
 def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:

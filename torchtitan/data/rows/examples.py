@@ -211,7 +211,10 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
         raise DataExampleError(file, number, problem)
     for column in required:
         if column not in row:
-            problem = f"is missing; expected {required}, the example has {list(row)}"
+            problem = (
+                f"is missing; expected {required}, the example has {list(row)}; "
+                'training.dataset = "auto" finds the kind of rows'
+            )
             raise DataExampleError(file, number, problem, column)
     return {name: row[column] for name, column in shape.columns.items() if column in row}
 

@@ -145,7 +145,7 @@ def test_empty_lines_are_no_examples_but_count_as_lines(tmp_path: Path) -> None:
             b'{"instruction": "x", "reply": "y"}',
             "output",
             "line 3: field 'output' is missing; expected ['instruction', 'output'], the example "
-            "has ['instruction', 'reply']",
+            "has ['instruction', 'reply']; training.dataset = \"auto\" finds the kind of rows",
         ),
     ],
 )

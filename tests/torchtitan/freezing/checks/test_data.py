@@ -126,6 +126,27 @@ def test_a_missing_file_is_told_as_such_though_validation_names_another(tmp_path
     assert error.startswith(f"training.dataset_path is {typo!r}; there is no such file")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--data.packing=true", "--data.no-shuffle", "--lora.targets", "wq", "wv", "--data.seed=3"],
+        ["--data.packing", "--data.shuffle=false", "--lora.targets=wq,wv", "--data.seed", "3"],
+        ["--data.packing=false", "--data.packing=true", "--data.shuffle=false", "--data.seed=3",
+         "--lora.targets=wq", "wv"],
+    ],
+)  # fmt: skip
+def test_keys_of_the_command_line_may_be_spelled_in_both_ways(words: list[str]) -> None:
+    found = read_config(words)
+    assert (found.data.packing, found.data.shuffle, found.data.seed) == (True, False, 3)
+    assert found.lora.targets == ["wq", "wv"]
+
+
+def test_a_key_that_is_none_is_answered_by_those_that_hold_its_word() -> None:
+    nearest = "the nearest is training.local_batch_size and training.global_batch_size"
+    with pytest.raises(ConfigError, match=f"training.batch_size is no key .*; {nearest}"):
+        read_config(["--training.batch_size=3"])
+
+
 def test_validation_reads_the_data_of_training_unless_told_otherwise() -> None:
     words = ["--training.dataset=alpaca", "--validation.enable"]
     assert read_config(words).validation.dataset == "alpaca"
