@@ -74,10 +74,8 @@ def existing_file(text: str) -> Path:
 
 def run_folder(path: Path) -> Path:
     """Return the folder of a run: ``path``, or the only one that lies below; ValueError if more."""
-    runs = [path] if (path / "settings.json").exists() else []
-    runs = runs or [
-        file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/settings.json")
-    ]
+    depths = () if (path / "settings.json").exists() else ("*", "*/*")
+    runs = [file.parent for depth in depths for file in path.glob(f"{depth}/settings.json")]
     if len(runs) > 1:
         raise ValueError(f"{path} holds {len(runs)} runs; name one, such as the last, {max(runs)}")
     return runs[0] if runs else path

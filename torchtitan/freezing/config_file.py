@@ -151,18 +151,15 @@ def _as_upstream_spells(config_class: type, args: Sequence[str]) -> Iterator[str
     """Yield arguments with ``--a.b=true`` as a switch, and the words of a list as one."""
     words = list(args)
     while words:
-        word = words.pop(0)
-        flag, _, value = word.partition("=")
-        section, _, name = flag.rpartition(".")
+        flag, equals, value = words.pop(0).partition("=")
         kind = _kind_of(config_class, flag[2:].replace("-", "_"))
+        while kind == list[str] and words and not words[0].startswith("--"):
+            value, equals = f"{value}{',' if equals else ''}{words.pop(0)}", "="
         if kind is bool and value in ("true", "false"):
-            word = flag if value == "true" else f"{section}.no-{name}"
-        while kind == list[str] and word != flag and words and not words[0].startswith("--"):
-            word += f",{words.pop(0)}"
-        if kind == list[str] and word == flag and words:
-            words[0] = f"{flag}={words[0]}"
+            section, _, name = flag.rpartition(".")
+            yield flag if value == "true" else f"{section}.no-{name}"
         else:
-            yield word
+            yield f"{flag}{equals}{value}"
 
 
 def _kind_of(section: Any, key: str) -> Any:

@@ -134,8 +134,8 @@ def _done_run(job_config: JobConfig) -> str:
     start, report = start_of(job_config), last_report(job_config)
     excluded = job_config.checkpoint.exclude_from_loading
     step = resumable_step(finished_steps(start.folder.parent), excluded)
-    where = "" if step == start.step else f" from step {step}"
-    more = f"with more training.steps it goes on{where}"
+    more = "with more training.steps it goes on"
+    more += "" if step == start.step else f" from step {step}"
     if step is None:
         more = model_only_error(start.folder)
     told = (

@@ -97,8 +97,9 @@ def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowS
 
     def shape(kind: str) -> RowShape:
         spec = ROW_KINDS[kind]
-        more = (*spec.optional, *BESIDE)
-        required, optional = ({f: column(f) for f in fs} for fs in (spec.fields, more))
+        required = {field: column(field) for field in spec.fields}
+        more = {field: column(field) for field in (*spec.optional, *BESIDE)}
+        optional = {f: name for f, name in more.items() if name not in required.values()}
         return RowShape(kind, required, optional)
 
     if name != AUTO:

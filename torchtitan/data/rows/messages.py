@@ -105,12 +105,10 @@ def alpaca_messages(example: dict[str, Any]) -> Conversation:
 
 def _earlier(history: Any) -> list[Message]:
     turns = [] if history in _EMPTY else history
-    if not isinstance(turns, list):
-        raise FieldError(HISTORY, f"is {kind_of(turns)}; expected a list of turns")
+    if not isinstance(turns, list) or any(not isinstance(t, list) or len(t) != 2 for t in turns):
+        raise FieldError(HISTORY, "is no list of pairs of an instruction and its answer")
     found = []
     for i, turn in enumerate(turns):
-        if not isinstance(turn, list) or len(turn) != 2:
-            raise FieldError(f"{HISTORY}[{i}]", "is no pair of an instruction and its answer")
         question, answer = (_text({str(k): turn[k]}, str(k), f"{HISTORY}[{i}]") for k in (0, 1))
         found += [Message("user", question, ""), Message(ASSISTANT, answer)]
     return found
@@ -164,11 +162,10 @@ def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
             raise FieldError(SYSTEM, "is there beside a message of another system; keep one")
         messages = messages if own else [Message("system", system), *messages]
     tools = _tools(example, TOOLS)
-    functions = _tools(example, FUNCTIONS)
+    functions = [{"type": "function", "function": f} for f in _tools(example, FUNCTIONS)]
     if tools and functions:
         raise FieldError(FUNCTIONS, f"is there beside {TOOLS}; keep one of them")
-    called = [{"type": "function", "function": each} for each in functions]
-    return Conversation(messages, tools or called)
+    return Conversation(messages, tools or functions)
 
 
 def _messages(entries: Any, field: str, keys: tuple[str, str]) -> list[Message]:

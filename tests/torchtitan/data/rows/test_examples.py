@@ -354,6 +354,12 @@ def test_columns_that_are_called_otherwise() -> None:
     }
 
 
+def test_a_column_that_stands_for_an_answer_says_nothing_else() -> None:
+    shape = row_shape("auto", ["text", "label"], {"prompt": "text", "completion": "label"})
+    assert shape.required == {"prompt": "text", "completion": "label"}
+    assert "label" not in shape.optional
+
+
 def test_rows_of_no_kind_are_told_with_their_columns() -> None:
     with pytest.raises(ValueError, match=r"has the columns \['text'\], of which .*data\.columns"):
         row_shape("auto", ["text"], {})

@@ -96,7 +96,7 @@ def test_earlier_turns_of_alpaca_are_learned_too() -> None:
     last = [("user", "And 3?", False), ("assistant", "6", True)]
     assert said(alpaca_messages(row)) == earlier + last
     assert said(alpaca_messages(row | {"history": []})) == last
-    for history, place in (("x", "history"), ([["a"]], r"history\[0\]"), ([["a", 1]], r"0\].1")):
+    for history, place in (("x", "history"), ([["a"]], "history"), ([["a", 1]], r"0\].1")):
         with pytest.raises(FieldError, match=place):
             alpaca_messages(row | {"history": history})
 
