@@ -122,12 +122,11 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     emulates = settings.is_on("emulation.enable")  # one process does the work of all ranks
     if not emulates:
         settings = replace(settings, degree=options.nproc)
-    n_own = 1 if emulates else settings.n_ranks
-    nproc = n_own if options.nproc is None else options.nproc
+    own = 1 if emulates else settings.n_ranks
+    nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
-    key = "parallelism.pipeline_parallel_schedule"
-    own = value_of(arguments, config_table(settings.config), key)
-    schedules = options.schedules or [own or "1F1B"]
+    table, key = config_table(settings.config), "parallelism.pipeline_parallel_schedule"
+    schedules = options.schedules or [value_of(arguments, table, key) or "1F1B"]
     asked = plan_jobs(
         options.methods, schedules, options.seeds, nproc, options.steps_factor,
         parse_variants(options.vary),

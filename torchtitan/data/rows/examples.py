@@ -74,7 +74,9 @@ class InstructExamples:
         """Return what ``use`` makes of an example; DataExampleError, with place, if it fails."""
         try:
             example = self.examples[index]
-            return use(self.messages(without_nulls(example) if self.is_remote else example))
+            if self.is_remote:
+                example = {name: without_nulls(value) for name, value in example.items()}
+            return use(self.messages(example))
         except FieldError as error:
             head = error.field.split("[")[0]
             named = self.columns.get(head, head) + error.field.removeprefix(head)
