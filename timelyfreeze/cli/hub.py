@@ -81,10 +81,11 @@ def value_of(arguments: Sequence[str], table: dict[str, Any], key: str) -> Any:
 
 
 def is_on(arguments: Sequence[str], table: dict[str, Any], key: str) -> bool:
-    """Return whether a key is switched on; ``--section.no_name`` switches it off."""
+    """Return whether a key is on; ``--section.no_name``, or ``=false``, switches it off."""
     section, _, name = key.rpartition(".")
     words = {f"__{key}": True, f"__{section}.no_{name}": False}
-    said = [words[w] for a in arguments if (w := a.replace("-", "_")) in words]
+    given = [argument.replace("-", "_").partition("=") for argument in arguments]
+    said = [words[word] != (value == "false") for word, _, value in given if word in words]
     return said[-1] if said else _in_file(table, key) is True
 
 

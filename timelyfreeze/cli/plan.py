@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files.options import number, status_of, whole
+from timelyfreeze.files.options import number, run_folder, status_of, whole
 from timelyfreeze.schedule import MAX_CELLS
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
@@ -53,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     share = number(0.0, 1.0)
     parser.add_argument(
         "bounds", nargs="+", type=Path, metavar="BOUNDS",
-        help="bounds.json of a run; of several, such as runs with other ranks of gradients, the "
-        "best is told last",
+        help="bounds.json of a run, or its folder; of several, such as runs with other ranks of "
+        "gradients, the best is told last",
     )  # fmt: skip
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
@@ -129,7 +129,7 @@ def _plan(options: argparse.Namespace) -> int:
     cases: list[Case] = []
     layers, n_frozen = options.layers, options.frozen_layers
     for path in options.bounds:
-        file = read_bounds_file(path)
+        file = read_bounds_file(run_folder(path) / "bounds.json" if path.is_dir() else path)
         grid = _grid(options, file)
         if n_frozen is None:
             planned = answer(file, grid, layers)

@@ -1,7 +1,7 @@
 """Compares runs: makes them over methods, schedules and seeds, and shows what many have to say.
 
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
-        --schedules GPipe 1F1B --seeds 42 22 11 [--nproc 4] [--vary KEY=A,B,C ...]
+        [--schedules GPipe 1F1B] --seeds 42 22 11 [--nproc 4] [--vary KEY=A,B,C ...]
         [--evaluate[="--limit 40 ..."]] [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from timelyfreeze.cli.hub import config_table, value_of
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import KINDS, plots
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("output", type=Path, metavar="OUTPUT", help="folder of all runs")
     methods = f"values of freezing.method, {' and '.join(PEERS)}"
     add("--methods", nargs="+", required=True, help=methods)
-    add("--schedules", nargs="+", required=True, help="pipeline schedules")
+    add("--schedules", nargs="+", help="pipeline schedules (default: that of CONFIG)")
     add("--seeds", nargs="+", type=int, default=[42])
     add("--nproc", type=int, metavar="N",
         help="processes of a run, and ranks of its pipeline (default: as many as CONFIG has ranks, "
@@ -124,8 +125,10 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     own = 1 if emulates else settings.n_ranks
     nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
+    table, key = config_table(settings.config), "parallelism.pipeline_parallel_schedule"
+    schedules = options.schedules or [value_of(arguments, table, key) or "1F1B"]
     asked = plan_jobs(
-        options.methods, options.schedules, options.seeds, nproc, options.steps_factor,
+        options.methods, schedules, options.seeds, nproc, options.steps_factor,
         parse_variants(options.vary),
     )  # fmt: skip
     found = errors(asked, settings)

@@ -72,6 +72,15 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
+def run_folder(path: Path) -> Path:
+    """Return the folder of a run: ``path``, or the only one that lies below; ValueError if more."""
+    depths = () if (path / "settings.json").exists() else ("*", "*/*")
+    runs = [file.parent for depth in depths for file in path.glob(f"{depth}/settings.json")]
+    if len(runs) > 1:
+        raise ValueError(f"{path} holds {len(runs)} runs; name one, such as the last, {max(runs)}")
+    return runs[0] if runs else path
+
+
 def words(text: str) -> list[str]:
     """Return the words of a text as a shell would; the type of an option."""
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timelyfreeze.files import write_obstacle, write_whole
+from timelyfreeze.files.options import run_folder
 
 PLOTS_FOLDER = "plots"
 
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=where)
     options = parser.parse_args(arguments)
     try:
-        drawn = draw_run(options.run_folder, options.output)
+        drawn = draw_run(run_folder(options.run_folder), options.output)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ says, or as it comes. *Which* tensors: drawn at random, or as a policy says. Eve
 answer the second alone, or have the first answered by the plan (arXiv:2602.05754, App. C.2).
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -33,7 +34,10 @@ def parse_method(text: str) -> Method | None:
     None for ``none`` and ``lora``, which never freeze one thing now and another later.
     """
     if text not in known_methods():
-        raise ValueError(f"{key('method')} is {text!r}; known: {', '.join(known_methods())}")
+        near = difflib.get_close_matches(text, known_methods(), n=1)
+        hint = f", nearest to {near[0]!r}" if near else ""
+        known = ", ".join(known_methods())
+        raise ValueError(f"{key('method')} is {text!r}{hint}; known: {known}")
     if not freezes_by_turns(text):
         return None
     first, _, second = text.partition("+")

@@ -179,7 +179,8 @@ def read_bounds_file(path: Path) -> BoundsFile:
         _check_bounds(bounds, n_stages, n_microbatches)
         metadata = _parse_metadata(data.get(PIPELINE, {}), n_stages)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        who = "a run with a plan writes it, and timelyfreeze profile does"
+        raise ValueError(f"{path} cannot be read: {error.strerror}; {who}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     order = _order_beside(path, bounds)

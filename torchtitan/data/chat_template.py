@@ -29,7 +29,7 @@ from torchtitan.data.text.renderer import Rendered, RenderError, render
 from torchtitan.data.text.tokenizer import CONFIG_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
-_MORE_TEMPLATES = "additional_chat_templates"
+MORE_TEMPLATES = "additional_chat_templates"
 
 
 class ChatTemplateError(ValueError):
@@ -93,7 +93,10 @@ class ChatTemplate:
         if places and not answers:
             raise ChatTemplateError(
                 f"the chat template {self.name!r} writes no answer as it would be written at "
-                "inference, so what to learn cannot be told; set data.chat_template to another one"
+                "inference, such as after a '<think>' of its prompt, so what to learn cannot be "
+                "told; write {% generation %} and {% endgeneration %} around answers in "
+                f"{TEMPLATE_FILE} of model.hf_assets_path, which says what is learned, or set "
+                "data.chat_template to another one"
             )
         if len(answers) < len(places):
             _tell_once(self.name)
@@ -190,7 +193,7 @@ def template_in_folder(folder: str | Path, name: str = "default") -> str | None:
 
 
 def _templates_in_folder(folder: Path) -> dict[str, str]:
-    files = {file.stem: file for file in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
+    files = {file.stem: file for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files["default"] = folder / TEMPLATE_FILE
     for name, file in files.items():

@@ -130,7 +130,7 @@ def template_error(name: str, folder: str) -> str | None:
         return (
             f"data.chat_template is {name!r}, and model.hf_assets_path ({folder!r}) has no chat "
             f"template: neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}; choose one of "
-            f"{', '.join((PLAIN, *NAMED_TEMPLATES))}"
+            f"{', '.join((AUTO, PLAIN, *NAMED_TEMPLATES))}"
         )
     return None
 
@@ -176,6 +176,7 @@ def _require_tokens(asked: str, name: str, tokenizer: FolderTokenizer, folder: s
         raise ChatTemplateError(
             f"data.chat_template is {asked!r}{'' if asked == name else f', so {name!r}'}, which "
             f"needs the tokens {', '.join(missing)}, and the "
-            f"tokenizer in model.hf_assets_path ({folder!r}) does not have them; choose another "
-            "template, or a tokenizer (and model) made for this one"
+            f"tokenizer in model.hf_assets_path ({folder!r}) does not have them; choose "
+            f"{PLAIN if asked == AUTO else AUTO!r} or another template, or a tokenizer (and model) "
+            "made for this one"
         )

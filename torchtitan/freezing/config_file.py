@@ -19,6 +19,7 @@ from torchtitan.config import ConfigManager
 from timelyfreeze.cli.hub import fetch_model, is_hub_id, last_value, value_of
 from timelyfreeze.files import shown
 from torchtitan.checkpoints.finished import table_values
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
 from torchtitan.freezing.config import (
     JobConfig,
@@ -41,6 +42,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     path, config_class = last_value(args, "job.config_file"), job_config_class()
     table = {} if path is None else read_toml(path)
     # A module of the user's has keys that only upstream's manager knows.
+    args = list(_as_upstream_spells(config_class, args))
     if not value_of(args, table, "job.custom_config_module"):
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
         errors += _argument_errors(config_class, args)
@@ -59,9 +61,12 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
             errors.append(f"{key} is {shown(value)}; it must be a number")
         elif (found := _find_home(value)) != value:
             at_home[key] = found
-    job_config = with_values(job_config, at_home)
     in_arguments = set(_argument_keys(args))
     given = {*dict(table_values(table)), *in_arguments}
+    kind = job_config.training.dataset
+    if job_config.validation.enable and "validation.dataset" not in given and has_rows(kind):
+        at_home["validation.dataset"] = kind  # the training's data, unless told otherwise
+    job_config = with_values(job_config, at_home)
     # On the command line a partition takes the place of the cut that the file has.
     cuts = in_arguments if "parallelism.partition" in in_arguments else given
     errors += [*preset_errors(job_config, given), *partition_errors(job_config, cuts)]
@@ -136,9 +141,32 @@ def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Itera
 
 
 def _unknown(key: str, known: Mapping[str, Any], prefix: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; the nearest is {prefix}{near[0]}" if near else f"; known: {', '.join(known)}"
+    near = [name for name in known if key in name] or difflib.get_close_matches(key, known, n=1)
+    named = " and ".join(f"{prefix}{name}" for name in near[:3])
+    hint = f"; the nearest is {named}" if near else f"; known: {', '.join(known)}"
     return f"{prefix}{key} is no key of the configuration{hint}"
+
+
+def _as_upstream_spells(config_class: type, args: Sequence[str]) -> Iterator[str]:
+    """Yield arguments with ``--a.b=true`` as a switch, and the words of a list as one."""
+    words = list(args)
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        kind = _kind_of(config_class, flag[2:].replace("-", "_"))
+        while kind == list[str] and words and not words[0].startswith("--"):
+            value, equals = f"{value}{',' if equals else ''}{words.pop(0)}", "="
+        if kind is bool and value in ("true", "false"):
+            section, _, name = flag.rpartition(".")
+            yield flag if value == "true" else f"{section}.no-{name}"
+        else:
+            yield f"{flag}{equals}{value}"
+
+
+def _kind_of(section: Any, key: str) -> Any:
+    """Return the type of a key's values; None if there is no such key."""
+    for word in key.split("."):
+        section = typing.get_type_hints(section).get(word) if is_dataclass(section) else None
+    return section
 
 
 def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.files import FileLock
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import freezes_by_turns
+from torchtitan.checkpoints.finished import finished_steps, model_only_error, resumable_step
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
 from torchtitan.freezing.checks import ConfigError, check_data, is_done, start_of
@@ -131,9 +132,15 @@ def trainer_for(job_config: JobConfig) -> Any:
 def _done_run(job_config: JobConfig) -> str:
     """Return what is said of a run that is done: at which step, and its report if it has one."""
     start, report = start_of(job_config), last_report(job_config)
+    excluded = job_config.checkpoint.exclude_from_loading
+    step = resumable_step(finished_steps(start.folder.parent), excluded)
+    more = "with more training.steps it goes on"
+    more += "" if step == start.step else f" from step {step}"
+    if step is None:
+        more = model_only_error(start.folder)
     told = (
         f"This run is done at step {start.step} (training.steps is {job_config.training.steps}, "
-        f"the checkpoint {str(start.folder)!r}); with more training.steps it goes on"
+        f"the checkpoint {str(start.folder)!r}); {more}"
     )
     if report is None:
         return f"{told}; it ended before its report was written"

@@ -24,7 +24,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from torchtitan.hf.decoder import Decoder, DecoderArgs
-from torchtitan.hf.folder import Shapes, file_numbers, misfits
+from torchtitan.hf.folder import Shapes, file_numbers, misfits, stored_shapes
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
 from torchtitan.lora.adapters import is_adapter
 
@@ -97,14 +97,15 @@ class LlamaAdapter(Llama3StateDictAdapter):
         self, path: str, from_quantized: bool = False
     ) -> HuggingFaceStorageReader:
         """Return a reader of ``path``, which unties the embeddings if they are tied there."""
-        if not read_settings(Path(path)).get("tie_word_embeddings"):
+        is_tied = read_settings(Path(path)).get("tie_word_embeddings")
+        # An output layer that such a folder holds all the same is taken, as by transformers.
+        if not is_tied or HEAD in stored_shapes(Path(path)):
             return super().get_hf_storage_reader(path, from_quantized)
         logger.info(
             "The embeddings of %s are tied; the output layer starts as a copy of them and is "
             "trained apart from them",
             path,
         )
-        # Nor does transformers use an output layer that such a folder holds all the same.
         return RenamingReader(path, {HEAD: EMBEDDING})
 
 
@@ -113,7 +114,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
     return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 
 
-def tensor_shapes(args: DecoderArgs) -> Shapes:
+def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a folder of ``args``, but for a tied output layer."""
     with torch.device("meta"):
         weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
@@ -124,8 +125,10 @@ def tensor_shapes(args: DecoderArgs) -> Shapes:
 def tensor_errors(args: DecoderArgs, shapes: Shapes) -> Iterator[str]:
     """Say what keeps tensors of some ``shapes`` from being the weights of ``args``."""
     expected = tensor_shapes(args)
+    if HEAD in shapes:
+        expected[HEAD] = expected[EMBEDDING]
     # Old folders keep the rotary frequencies, which follow from the configuration.
-    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq")} | {HEAD}
+    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq")}
     yield from misfits(expected, shapes)
     if unknown := sorted(shapes.keys() - expected.keys() - ignored):
         yield f"it has {listed(unknown)}, for which the model has no place"

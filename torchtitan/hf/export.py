@@ -17,7 +17,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object, write_obstacle
 from torchtitan.checkpoints.finished import METADATA, chosen_step, read_run_settings
-from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
+from torchtitan.data.chat_template import MORE_TEMPLATES, TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
@@ -133,14 +133,22 @@ def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
 
     def settings(folder: Path) -> dict[str, Any]:
         said = hf_settings(args, source, weights.dtype(_EMBEDDING))
-        copy_companions(job_config, _COPIED, folder)
+        own = Path(job_config.model.hf_assets_path)
+        _copy_files(began, [GENERATION_FILE], folder)
+        # Whole, and with its templates: the one that was trained with.
+        _copy_files(own, (*_OF_TOKENIZER, GENERATION_FILE), folder)
+        if (own / MORE_TEMPLATES).is_dir():
+            shutil.copytree(own / MORE_TEMPLATES, folder / MORE_TEMPLATES)
         tokenizer = _tokenizer_of(folder)
         named = {key: value for key, value in said.items() if value is not None}
+        if own.resolve() != began.resolve() and tokenizer is not None:
+            named |= {"pad_token_id": tokenizer.pad_id, **known_ids(tokenizer)}
         said |= {**known_ids(tokenizer), **named}
         end = None
         if is_instruct_dataset(job_config.training.dataset):
             end = write_chat_template(folder, job_config.data.chat_template, tokenizer)
-        write_generation_config(folder, said, end)
+        is_other = own.resolve() != began.resolve() and not (own / GENERATION_FILE).is_file()
+        write_generation_config(folder, said, end, other_ids=is_other)
         return said
 
     return FolderForm(names, LlamaAdapter(args, None).to_hf, settings)
@@ -169,11 +177,11 @@ def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any
 
 
 GENERATION_FILE = "generation_config.json"
-# What transformers reads beside config.json and the weights.
-_COPIED = (
+# A tokenizer and its templates, as transformers reads them.
+_OF_TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
-    *(TEMPLATE_FILE, "chat_template.json", GENERATION_FILE),
+    *(TEMPLATE_FILE, "chat_template.json"),
 )
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -187,12 +195,10 @@ def _drop_code(folder: Path) -> None:
                 write_json(file, settings)
 
 
-def copy_companions(job_config: JobConfig, names: Iterable[str], folder: Path) -> None:
-    """Copy files that lie beside a model, from the last place that has each."""
-    for place in (weights_folder(job_config), Path(job_config.model.hf_assets_path)):
-        for name in names:
-            if (place / name).is_file():
-                shutil.copyfile(place / name, folder / name)
+def _copy_files(place: Path, names: Iterable[str], folder: Path) -> None:
+    for name in names:
+        if (place / name).is_file():
+            shutil.copyfile(place / name, folder / name)
 
 
 def _tokenizer_of(folder: Path) -> FolderTokenizer | None:
@@ -216,16 +222,19 @@ def write_chat_template(folder: Path, name: str, tokenizer: FolderTokenizer | No
         return None
     template = build_chat_template(name, tokenizer, str(folder))
     if not isinstance(template, ChatTemplate):
-        return None
+        return tokenizer.eos_id
     if template.name in NAMED_TEMPLATES:
+        shutil.rmtree(folder / MORE_TEMPLATES, ignore_errors=True)
         (folder / TEMPLATE_FILE).write_text(NAMED_TEMPLATES[template.name].source)
     end = template.end_of_answer().strip()
     ids = tokenizer.tokenizer.encode(end, add_special_tokens=False).ids
     return ids[0] if len(ids) == 1 else None
 
 
-def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | None) -> None:
-    """Write how to generate: as copied, else with the token ids of ``config``.
+def write_generation_config(
+    folder: Path, config: Mapping[str, Any], end: int | None, *, other_ids: bool = False
+) -> None:
+    """Write how to generate: as copied, else, or if it has ``other_ids``, with those of ``config``.
 
     A model that learned to end its answers by ``end`` would otherwise be let talk on where the
     settings of the model it began from know another token only.
@@ -233,10 +242,13 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
     path = folder / GENERATION_FILE
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     settings = read_object(path) if path.is_file() else ids
+    if other_ids:
+        settings = {key: v for key, v in settings.items() if key not in TOKEN_IDS} | ids
     stops = settings.get("eos_token_id")
     stops = ids.get("eos_token_id") if stops is None else stops
     stops = [stop for stop in (stops if isinstance(stops, list) else [stops]) if stop is not None]
-    if end is not None and end not in stops:
-        settings["eos_token_id"] = [*stops, end] if stops else end
+    if end is not None:
+        stops = list(dict.fromkeys([*stops, end]))
+        settings["eos_token_id"] = stops if len(stops) > 1 else end
     if settings:
         write_json(path, settings)

@@ -87,8 +87,8 @@ def parse_config(settings: Mapping[str, Any]) -> DecoderArgs:
     """Return the model that ``settings``, the contents of a ``config.json``, describe.
 
     Both forms of the rotary embeddings are understood: ``rope_parameters`` of transformers 5, and
-    ``rope_theta`` beside ``rope_scaling`` of the releases before. ValueError names everything for
-    which the model has no place.
+    ``rope_theta`` beside ``rope_scaling`` of the releases before, which wins as in transformers.
+    ValueError names everything for which the model has no place.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     family = given.get("model_type", "llama")
@@ -96,7 +96,7 @@ def parse_config(settings: Mapping[str, Any]) -> DecoderArgs:
     defaults = _DEFAULTS_OF[family if family in [*_DEFAULTS_OF] else "llama"]
     n_heads = given.get("num_attention_heads")
     given = {**_DEFAULTS, "num_key_value_heads": n_heads, **defaults, **given}
-    named = given.get("rope_parameters") or given.get("rope_scaling")
+    named = given.get("rope_scaling") or given.get("rope_parameters")
     named = named if isinstance(named, dict) else {}
     rope = {key: value for key, value in named.items() if value is not None}
     given = {**given, "rope_type": rope.get("type", "default"), **rope}

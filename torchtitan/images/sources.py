@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from os.path import isfile
@@ -17,7 +17,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from torchtitan.data.rows.errors import DataError, file_of
-from torchtitan.data.rows.examples import is_local_path
+from torchtitan.data.rows.examples import is_local_path, part_named, to_train_on
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -90,7 +90,8 @@ def _parquet_files(place: ImagePlace) -> list[str]:
         if not path.endswith(PARQUET):
             raise DataError(f"{place}; a file of pictures must end in {PARQUET}")
         return [path]
-    return sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(PARQUET))
+    found = sorted(f for f in Path(path).glob(f"*{PARQUET}") if not f.name.startswith("."))
+    return [str(file) for file in to_train_on(found)]
 
 
 def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageExamples:
@@ -107,6 +108,11 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     suffixes = tuple(suffix for suffix, name in known_as if name in FORMATS)
     images: list[str] = []
     labels: list[int] = []
+    if all(part_named(folder.name) for folder in folders):
+        raise DataError(
+            f"{place}, whose folders {listed([f.name for f in folders])} are parts of a data set; "
+            "name the one to read, which has a folder of pictures for each class"
+        )
     n_others = 0
     for folder in folders:
         if folder.name not in known:
@@ -114,8 +120,8 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
                 f"{place}, whose class {folder.name!r} the training data does not have; it has "
                 f"{listed(known)}"
             )
-        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-        files = sorted(e.path for e in entries if e.name.lower().endswith(suffixes) and e.is_file())
+        entries = list(_below(folder))
+        files = [e for e in entries if e.lower().endswith(suffixes) and isfile(e)]
         if not files:
             raise FileNotFoundError(
                 f"{place}, whose folder {folder.name!r} has no pictures; each of its folders must "
@@ -127,6 +133,18 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     others = f"; {n_others} other entries left alone" if n_others else ""
     logger.info(f"{path}: {len(images)} pictures of {len(folders)} classes{others}")
     return ImageExamples(images, np.array(labels, dtype=np.int64), tuple(known))
+
+
+def _below(folder: Path) -> Iterator[str]:
+    """Yield what is in a folder and below it, in torchvision's order, but for what is hidden."""
+    found = []
+    for root, inside, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(root) in map(os.path.realpath, Path(root).parents):
+            raise DataError(f"{root} is a link to a folder that holds it; remove it")
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        found.append((root, sorted(name for name in names if not name.startswith("."))))
+    for root, names in sorted(found):
+        yield from (f"{root}/{name}" for name in names)
 
 
 # Name and number of rows of each file or hub name.

@@ -64,8 +64,13 @@ class ImageTransform:
         if self.is_training and self.augmentation == PADDED_CROP:
             padding = round(self.size * _PADDING)
             return [v2.Resize(self.size), v2.RandomCrop(self.size, padding=padding), flip]
+        return [v2.Resize(self.shorter_side), v2.CenterCrop(self.size)]
+
+    @property
+    def shorter_side(self) -> int:
+        """To how many pixels validation brings it, before the middle is cut out."""
         center = _CENTER if self.augmentation == RESIZED_CROP else 1.0
-        return [v2.Resize(round(self.size / center)), v2.CenterCrop(self.size)]
+        return round(self.size / center)
 
 
 Sample = tuple[dict[str, Tensor], Tensor]

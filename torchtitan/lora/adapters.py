@@ -24,6 +24,11 @@ from timelyfreeze.runtime.linear import ADAPTER_PLACE, Adapter
 from torchtitan.lora import Lora
 
 HEAD = "output"
+_THEIRS = {
+    **{f"{name}_proj": f"w{name}" for name in "qkvo"},
+    **{"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3", "lm_head": HEAD},
+    **{"self_attn": "attention", "mlp": "feed_forward"},
+}
 BASE = "base_layer."
 DOWN, UP = ".lora_A.default.weight", ".lora_B.default.weight"
 
@@ -36,11 +41,12 @@ def linear_layers(model: nn.Module) -> list[str]:
 def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
     """Return those of ``layers`` that get an adapter; all but the head without ``targets``.
 
-    A target names a layer whole, or by the last words of its name.
+    A target names a layer whole, or by the last words of its name, ours or Hugging Face's.
     """
-    if not targets:
+    if not targets or "all-linear" in targets:
         return [layer for layer in layers if layer != HEAD]
-    ends = tuple(f".{target}" for target in targets)
+    words = (target.removeprefix("model.").split(".") for target in targets)
+    ends = tuple("." + ".".join(_THEIRS.get(word, word) for word in target) for target in words)
     return [layer for layer in layers if f".{layer}".endswith(ends)]
 
 

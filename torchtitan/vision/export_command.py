@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files.options import status_of
+from timelyfreeze.files.options import run_folder, status_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def _export(options: argparse.Namespace) -> int:
 
     init_logger()
     dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
-    places = options.run, options.step
+    places = run_folder(options.run), options.step
     how = {"output": options.output, "dtype": dtype, "adapter": options.adapter}
     print(export_run(*places, **how, forms=FORMS))
     return 0

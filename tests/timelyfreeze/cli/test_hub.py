@@ -67,6 +67,8 @@ def write_toml(folder: Path, *, loads: bool, name: str = ID) -> list[str]:
         (False, [], False),
         (False, ["--checkpoint.initial-load-in-hf"], True),
         (True, ["--checkpoint.no_initial_load_in_hf"], False),
+        (True, ["--checkpoint.initial_load_in_hf=false"], False),
+        (False, ["--checkpoint.initial_load_in_hf=true"], True),
         (True, ["--checkpoint.initial_load_path=elsewhere"], False),
     ],
 )

@@ -32,6 +32,26 @@ def bounds(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_run_may_be_named_by_its_folder_or_the_only_one_there_is(
+    bounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "outputs" / "tb" / "20260102_a"
+    run.mkdir(parents=True)
+    (run / "settings.json").touch()
+    assert main([str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run / 'bounds.json'} cannot be read: No such file" in said
+    assert "timelyfreeze profile" in said
+    bounds.rename(run / "bounds.json")
+    for place in (run, run.parent, tmp_path / "outputs"):
+        assert main([str(place), "--schedules", "GPipe", "--r-max", "1"]) == 0
+    other = run.with_name("20260103_b")
+    other.mkdir()
+    (other / "settings.json").touch()
+    assert main([str(tmp_path / "outputs")]) == 2
+    assert f"outputs holds 2 runs; name one, such as the last, {other}" in capsys.readouterr().err
+
+
 def test_a_table_and_the_same_in_files(
     bounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,19 @@ def run(trainer: Trainer, config: Path, output: Path, *more: str, methods: str =
     return main([*arguments, "--schedules", "1F1B", "--nproc", "2", *more], starter=trainer)
 
 
+@pytest.mark.parametrize("name", ["GPipe", None])
+def test_without_schedules_that_of_the_configuration_is_run(
+    config: Path, output: Path, name: str | None
+) -> None:
+    if name is not None:
+        section = f"[parallelism]\npipeline_parallel_schedule = '{name}'\n"
+        config.write_text(config.read_text() + section)
+    trainer = Trainer()
+    arguments = ["run", str(config), str(output), "--methods", "none", "--nproc", "2"]
+    assert main(arguments, starter=trainer) == 0
+    assert trainer.labels == [f"{name or '1F1B'} none seed 42"]
+
+
 def test_what_is_compared_runs_close_together(config: Path, output: Path) -> None:
     trainer = Trainer()
     arguments = ["run", str(config), str(output), "--methods", "none", "apf"]

@@ -69,6 +69,18 @@ def test_an_empty_folder_has_nothing_and_says_so(tmp_path: Path) -> None:
     assert set(TIMELINES) <= set(drawn.missing)
 
 
+@pytest.mark.parametrize("command", ["draw", "export"])
+def test_of_several_runs_one_has_to_be_named(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("20260102_a", "20260103_b"):
+        (tmp_path / "tb" / name).mkdir(parents=True)
+        (tmp_path / "tb" / name / "settings.json").write_text("{}")
+    assert main([command, str(tmp_path)]) == 2
+    last = tmp_path / "tb" / "20260103_b"
+    assert f"holds 2 runs; name one, such as the last, {last}" in capsys.readouterr().err
+
+
 def test_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draw", str(tmp_path / "nowhere")]) == 2
     assert "nowhere is no folder" in capsys.readouterr().err

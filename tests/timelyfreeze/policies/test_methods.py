@@ -52,9 +52,14 @@ def test_an_unknown_name_is_told_with_all_that_are_known(text: str) -> None:
     with pytest.raises(ValueError, match=r"^method is .*; known: ") as error:
         parse_method(text)
     told, listed = str(error.value).split("; known: ")
-    assert told == f"method is {text!r}"
+    assert told.split(", nearest to ")[0] == f"method is {text!r}"
     assert {"none", "timelyfreeze", "apf", "timelyfreeze+apf"} < set(listed.split(", "))
     assert listed.split(", ") == known_methods()
+
+
+def test_the_nearest_method_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^method is 'timelyfreze', nearest to 'timelyfreeze'; "):
+        parse_method("timelyfreze")
 
 
 def test_a_policy_registered_elsewhere_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,21 @@ def test_a_templates_own_marks_count() -> None:
     )
 
 
+def test_a_prompt_that_opens_a_thought_needs_marks_around_answers() -> None:
+    # As DeepSeek-R1's: answers of the data begin otherwise.
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}<User>{{ m.content }}{% else %}<Assistant>"
+        "{% generation %}{{ m.content }}<end>{% endgeneration %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<Assistant><think>\n{% endif %}"
+    )
+    bare = source.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    with pytest.raises(ChatTemplateError, match=r"<think>.* {% generation %} .*template\.jinja"):
+        ChatTemplate("own", bare, {}).mark(Conversation([ASK, BYE]))
+    assert bracketed(ChatTemplate("own", source, {}), [ASK, BYE]) == (
+        "<User>Hi<Assistant>[[Ciao<end>]]"
+    )
+
+
 def test_thoughts_have_the_names_that_transformers_gives_them() -> None:
     source = "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}"
     for name in ("reasoning_content", "thinking", "reasoning"):

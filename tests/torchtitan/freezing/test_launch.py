@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torchtitan.models.llama3 import Transformer
@@ -191,6 +192,8 @@ def test_its_report_is_told_again_once(
     assert launch(arguments, local_rank=0) == 0
     said = capfd.readouterr().out
     assert said.startswith(f"This run is done at step 4 (training.steps is {steps}, ")
+    # As is then refused.
+    assert "step-4' holds the model alone (checkpoint.last_save_model_only), so a run can" in said
     assert "Run report of mine\n" in said
     assert launch(arguments, local_rank=1) == 0
     assert capfd.readouterr().out == ""
@@ -203,7 +206,16 @@ def test_a_run_that_was_killed_before_its_report_has_not_that_of_the_run_before(
     (tmp_path / "tb/mine/report.txt").unlink()
     assert launch([*run, "--training.steps=4"], local_rank=0) == 0
     said = capfd.readouterr().out
-    assert said.endswith("goes on; it ended before its report was written\n")
+    assert said.endswith("another checkpoint.folder; it ended before its report was written\n")
+
+
+def test_from_where_it_goes_on_is_told(
+    run: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = {**Transformer(ARGS).state_dict(), "train_state.step": torch.tensor(3)}
+    dcp.save(whole, checkpoint_id=tmp_path / "checkpoint/step-3", no_dist=True)
+    assert launch([*run, "--training.steps=4"], local_rank=0) == 0
+    assert "; with more training.steps it goes on from step 3\n" in capfd.readouterr().out
 
 
 def test_with_more_steps_it_is_not_done(run: list[str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,50 @@ def test_generation_stops_where_answers_were_trained_to_end(
     assert (folder / "chat_template.jinja").is_file() is (template != "plain")
 
 
+@pytest.mark.parametrize("template", ["tokenizer", "chatml"])
+def test_templates_for_tools_are_those_that_were_trained_with(
+    tmp_path: Path, template: str
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    source = source_folder(tmp_path)
+    (source / "additional_chat_templates").mkdir()
+    (source / "chat_template.jinja").write_text(GUEST)
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text(f"{{{{ tools }}}}{GUEST}")
+    folder = exported(tmp_path, source, template)
+    given = [
+        transformers.AutoTokenizer.from_pretrained(place).apply_chat_template(
+            MESSAGES, tools=[{"name": "add"}], tokenize=False
+        )
+        for place in (source, folder)
+    ]
+    assert (given[0] == given[1]) is (template == "tokenizer")
+    assert given[1].startswith("[{" if template == "tokenizer" else "<|im_start|>user")
+
+
+def test_a_tokenizer_comes_whole_from_the_folder_that_was_trained_with(tmp_path: Path) -> None:
+    given = {"temperature": 0.5, "eos_token_id": 5, "pad_token_id": 3}
+    source = source_folder(tmp_path, given, chat_template=GUEST)
+    for name in ("merges.txt", "special_tokens_map.json"):
+        (source / name).write_text("{}")
+    settings = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(settings | {"eos_token_id": 7}))
+    run = save_run(tmp_path, trained(source), hf_assets_path=str(source))
+    settings = json.loads((run / "settings.json").read_text())
+    settings["model"]["hf_assets_path"] = str(tokenizer_folder(tmp_path / "other"))
+    settings["checkpoint"] |= {"initial_load_in_hf": True, "initial_load_path": str(source)}
+    settings["training"]["dataset"] = "alpaca"
+    settings["data"]["chat_template"] = "chatml"
+    (run / "settings.json").write_text(json.dumps(settings))
+    folder = export_run(run)
+    names = {path.name for path in folder.iterdir()}
+    assert names.isdisjoint({"merges.txt", "special_tokens_map.json"})
+    there = json.loads((folder / "tokenizer_config.json").read_text())
+    assert there == json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+    ids = {"bos_token_id": 0, "eos_token_id": [1, IM_END], "pad_token_id": 2}
+    assert generation_of(folder) == {"temperature": 0.5, **ids}
+
+
 def test_a_template_of_other_data_is_not_written(tmp_path: Path) -> None:
     folder = exported(tmp_path, source_folder(tmp_path), "chatml", dataset="c4_test")
     assert not (folder / "chat_template.jinja").exists()
@@ -116,6 +160,8 @@ def test_a_template_of_other_data_is_not_written(tmp_path: Path) -> None:
         ({"eos_token_id": None}, 4, [9, 4]),  # a null is not there
         ({"eos_token_id": [None, 3]}, 4, [3, 4]),
         ({"eos_token_id": None}, None, None),
+        ({"eos_token_id": None}, 9, 9),  # a null would let the model talk on
+        ({"eos_token_id": [None, 3]}, 3, 3),
     ],
 )
 def test_an_end_is_added_once(

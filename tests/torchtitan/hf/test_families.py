@@ -4,11 +4,13 @@ transformers comes with lm-eval (``scripts/setup.sh eval``); where it is missing
 from the definition in ``tests/torchtitan/helpers/hf_models.py`` still judges logits and files.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -115,6 +117,37 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path: Path, kind: st
     for name, gradient in mine.items():
         error = float((gradient - wanted[name]).norm() / wanted[name].norm())
         assert error < 1e-5, f"{name}: {error:.1e}"
+
+
+def test_scaling_that_was_added_by_hand_is_taken_as_transformers_takes_it(tmp_path: Path) -> None:
+    make(tmp_path, "Qwen2.5")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["rope_parameters"] == QWEN_ROPE
+    scaling = {key: value for key, value in LLAMA_31.items() if key != "rope_theta"}
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"rope_scaling": scaling}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = some_tokens(2, 48, 128)
+    torch.testing.assert_close(load(tmp_path)(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-4)
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
+    )
+    with pytest.raises(ValueError, match="rope_type is 'yarn'"):
+        read_config(tmp_path)
+
+
+def test_the_output_layer_of_a_folder_that_says_it_is_tied_is_taken(tmp_path: Path) -> None:
+    make(tmp_path, "Qwen2.5 small")
+    weights = load_file(tmp_path / "model.safetensors")
+    head = torch.randn_like(weights["model.embed_tokens.weight"])
+    file = {**weights, "lm_head.weight": head}
+    save_file(file, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens, ours = some_tokens(2, 48, 128), load(tmp_path)
+    assert torch.equal(ours.output.weight, head)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-4)
+    wrong = {**stored_shapes(tmp_path), "lm_head.weight": (127, 64)}
+    (error,) = tensor_errors(read_config(tmp_path), wrong)
+    assert error == "it has lm_head.weight [127, 64] instead of [128, 64]"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,6 +37,21 @@ def test_a_folder_has_a_class_for_each_of_its_folders(tmp_path: Path) -> None:
     assert images.place(3) == str(tmp_path / "class_1" / "00003.png")
 
 
+def test_pictures_in_folders_of_a_class_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
+    write_folder(tmp_path, 2, 2)
+    (tmp_path / "class_0" / "more" / "deep").mkdir(parents=True)
+    (tmp_path / "class_0" / "00000.png").rename(tmp_path / "class_0" / "more" / "deep" / "x.png")
+    (tmp_path / "class_0" / "00001.png").rename(tmp_path / "class_0" / "more" / "y.png")
+    expected = pytest.importorskip("torchvision").datasets.ImageFolder(str(tmp_path))
+    images = read_images(place(tmp_path))
+    assert [*zip(images.images, images.labels.tolist(), strict=True)] == expected.samples
+    (tmp_path / "class_0" / "more" / "._y.png").write_bytes(b"what another system keeps of it")
+    assert len(read_images(place(tmp_path))) == 4
+    (tmp_path / "class_0" / "more" / "loop").symlink_to(tmp_path / "class_0")
+    with pytest.raises(ValueError, match="loop is a link to a folder that holds it"):
+        read_images(place(tmp_path))
+
+
 def test_a_folder_to_validate_on_gets_the_labels_of_training(tmp_path: Path) -> None:
     write_folder(tmp_path, 3, 1)
     images = read_images(place(tmp_path), ["class_2", "class_x", "class_0", "class_1"])
@@ -57,7 +72,8 @@ def test_parquet_files_follow_each_other_and_name_their_rows(tmp_path: Path) -> 
     assert images.classes == 2
     assert np.array_equal(np.asarray(images.picture(4)), pixels(1, 1))
     assert images.place(4) == f"{tmp_path / 'train-1.parquet'}, row 0"
-    assert len(read_images(place(tmp_path))) == 7
+    write_parquet(tmp_path / "._train-0.parquet", table[:1])
+    assert len(read_images(place(tmp_path))) == 6  # datasets takes the part to train on
     assert len(read_images(place(tmp_path / "test-0.parquet"))) == 1
 
 
@@ -142,7 +158,7 @@ def test_places_that_have_no_pictures_are_told(tmp_path: Path) -> None:
     write_parquet(tmp_path / "no_rows.parquet", [])
     for name, why in {
         "empty": "neither files that end in .parquet nor folders",
-        "outer": "folder 'train' has no pictures",
+        "outer": "folders train are parts of a data set",
         "text.txt": "must end in .parquet",
         "none.parquet": "no such file",
         "*.png": "fits 0 files",

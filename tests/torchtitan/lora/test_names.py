@@ -27,6 +27,9 @@ MODEL = nn.ModuleDict(
         (["wq"], ["0.wq"]),
         (["sub.w", "output"], ["0.sub.w", "output"]),
         (["0.wq"], ["0.wq"]),
+        (["q_proj", "lm_head"], ["0.wq", "output"]),
+        (["model.0.q_proj"], ["0.wq"]),
+        (["all-linear"], ["0.wq", "0.sub.w"]),
         (["q", "sub", "embed"], []),
     ],
 )

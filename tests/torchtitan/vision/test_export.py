@@ -4,14 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from PIL import Image
 
+from tests.tools.make_assets.pictures import write_folder
 from tests.torchtitan.helpers.image_models import (
     CLASSES,
     KINDS,
     SETTINGS,
+    SIZE,
     args_of,
     library_model,
     load,
@@ -19,6 +23,7 @@ from tests.torchtitan.helpers.image_models import (
 )
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.export import export_run
+from torchtitan.images.transforms import ImageTransform
 from torchtitan.vision.export import FORMS
 from torchtitan.vision.model import FLAVORS, VisionModel
 
@@ -84,6 +89,35 @@ def test_a_folder_that_was_trained_keeps_its_words(tmp_path: Path, kind: str) ->
     assert exported.dtype == torch.bfloat16
     assert (folder / "preprocessor_config.json").is_file()
     assert json.loads((folder / "config.json").read_text())["model_type"] == kind
+
+
+def test_an_export_names_the_classes_and_reads_pictures_as_it_was_trained(tmp_path: Path) -> None:
+    source, library = tmp_path / "source", library_model("vit")
+    library.config.id2label = {i: f"fish {i}" for i in range(CLASSES)}
+    library.save_pretrained(source)
+    (source / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "size": 9}')
+    write_folder(tmp_path / "pictures", CLASSES, 1)
+    run = save_run(
+        tmp_path,
+        VisionModel(args_of("vit"), library),
+        "vit",
+        flavor="hf",
+        hf_assets_path=str(source),
+    )
+    settings = json.loads((run / "settings.json").read_text())
+    settings["training"] |= {"dataset": "images", "dataset_path": str(tmp_path / "pictures")}
+    settings["vision"] |= {"image_size": SIZE, "std": [0.2, 0.3, 0.4]}
+    (run / "settings.json").write_text(json.dumps(settings))
+    folder = export_run(run, forms=FORMS)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.id2label == {i: f"class_{i}" for i in range(CLASSES)}
+    assert config.label2id == {name: i for i, name in config.id2label.items()}
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8))
+    found = transformers.AutoImageProcessor.from_pretrained(folder)(picture, return_tensors="pt")
+    colors = (0.5, 0.5, 0.5), (0.2, 0.3, 0.4)
+    expected = ImageTransform(SIZE, *colors, augmentation="resized_crop")(picture)
+    # Each rounds pixels to whole numbers once.
+    torch.testing.assert_close(found.pixel_values[0], expected, rtol=0, atol=3 / 255 / 0.2)
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(

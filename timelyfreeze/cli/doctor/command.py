@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from timelyfreeze.cli.doctor.host import host_findings, meeting_place, reached, render
+from timelyfreeze.cli.doctor.host import Finding, host_findings, meeting_place, reached, render
+from timelyfreeze.cli.hub import KEY, config_table, is_hub_id, value_of
 from timelyfreeze.cli.train import ALONE, count_gpus, run_environment
 from timelyfreeze.files.options import existing_file, status_of, whole, words
 
@@ -48,6 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     known = int(told) if told.isdecimal() else 0
     n_processes = options.nproc or known or max(1, count_gpus(os.environ))
     findings = host_findings(n_processes, _output_of(options.config))
+    findings += _missing_folders(options.config)
     if (place := meeting_place(options.torchrun, os.environ)) is not None:
         findings.append(reached(*place))
     print(render(findings), flush=True)
@@ -75,6 +77,14 @@ def _output_of(config: Path | None) -> Path:
         raise ValueError(
             f"{config} is no TOML that has a text as job.dump_folder: {error}"
         ) from error
+
+
+def _missing_folders(config: Path | None) -> Iterator[Finding]:
+    """Find that a model's folder is neither here nor named by its id on the hub."""
+    for key in (KEY, "checkpoint.initial_load_path"):
+        name = value_of((), config_table(config), key)
+        if isinstance(name, str) and not (is_hub_id(name) or Path(name).expanduser().is_dir()):
+            yield Finding(key, f"{name!r} is no folder here", f"name a folder as {key}")
 
 
 def _as_rank() -> bool:

@@ -5,6 +5,7 @@ The examples are not encoded: ``torchtitan.data.dataset`` does that while traini
 
 import gzip
 import os
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.files import listed
 from torchtitan.data.rows.errors import (
     BOM,
     DataError,
@@ -26,7 +28,7 @@ from torchtitan.data.rows.errors import (
     open_rows,
 )
 from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
-from torchtitan.data.rows.messages import Conversation, chat_messages, parse_value
+from torchtitan.data.rows.messages import Conversation, chat_messages, parse_value, without_nulls
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
@@ -71,7 +73,10 @@ class InstructExamples:
     def read(self, index: int, use: Callable[[Conversation], T]) -> T:
         """Return what ``use`` makes of an example; DataExampleError, with place, if it fails."""
         try:
-            return use(self.messages(self.examples[index]))
+            example = self.examples[index]
+            if self.is_remote:
+                example = {name: without_nulls(value) for name, value in example.items()}
+            return use(self.messages(example))
         except FieldError as error:
             head = error.field.split("[")[0]
             named = self.columns.get(head, head) + error.field.removeprefix(head)
@@ -146,16 +151,19 @@ def _read_files(
         first = next(rows, None)
         if first is None:
             return InstructExamples([], (), chat_messages, numbers)
-        shape, about = _shape(*first, kind, columns)
+        shape, there = _shape(*first, kind, columns), dict.fromkeys(first[2])
         for file in files:
             before = len(examples)
             for number, row in read_rows(file, list(shape.columns.values())):
                 examples.append(_kept(row, shape, str(file), number))
+                there |= dict.fromkeys(row)
                 numbers.append(number)
             counts.append((str(file), len(examples) - before))
     except OSError as error:
         place = str(error.filename or file)
         raise DataExampleError(place, None, f"cannot be read ({error})") from error
+    about = f"{first[0]}: {shape.told(list(there))}"
+    logger.info(about)
     messages = ROW_KINDS[shape.kind].messages
     return InstructExamples(examples, tuple(counts), messages, numbers, shape.columns, about)
 
@@ -175,7 +183,9 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
         ) from error
     if len(rows) == 0:
         raise DataError(f"{key} is {name!r}, which holds no examples; at least one is needed")
-    shape, about = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
+    shape = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
+    about = f"{name}: {shape.told(rows.column_names)}"
+    logger.info(about)
     fields = {column: field for field, column in shape.columns.items()}
     rows = rows.select_columns([column for column in fields if column in rows.column_names])
     others = {c: fields[c] for c in rows.column_names if c != fields[c]}
@@ -184,8 +194,8 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
     return InstructExamples(rows, ((name, len(rows)),), messages, None, shape.columns, about)
 
 
-def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tuple[RowShape, str]:
-    """Return what rows are by the first, for us and for people, and log it."""
+def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> RowShape:
+    """Return what rows are by the first."""
     if not isinstance(row, dict):
         raise DataExampleError(file, number, f"is {kind_of(row)}; expected an object")
     try:
@@ -193,9 +203,7 @@ def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tup
     except ValueError as error:
         raise DataExampleError(file, number, str(error)) from error
     _kept(row, shape, file, number)
-    about = f"{file}: {shape.told(list(row))}"
-    logger.info(about)
-    return shape, about
+    return shape
 
 
 def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
@@ -205,7 +213,10 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
         raise DataExampleError(file, number, problem)
     for column in required:
         if column not in row:
-            problem = f"is missing; expected {required}, the example has {list(row)}"
+            problem = (
+                f"is missing; expected {required}, the example has {list(row)}; "
+                'training.dataset = "auto" finds the kind of rows'
+            )
             raise DataExampleError(file, number, problem, column)
     return {name: row[column] for name, column in shape.columns.items() if column in row}
 
@@ -225,19 +236,38 @@ def data_files(path: Path, key: str) -> list[Path]:
     if not path.is_dir():
         raise FileNotFoundError(f"{key} is {str(path)!r}, which is neither a file nor a folder")
     try:
-        entries = sorted(entry for entry in path.iterdir() if entry.is_file())
+        entries = sorted(e for e in path.iterdir() if not e.name.startswith("."))
     except OSError as error:
         raise FileNotFoundError(f"{key} is {str(path)!r}, which cannot be read: {error}") from error
-    files = [entry for entry in entries if entry.name.endswith(SUFFIXES)]
+    files = [entry for entry in entries if entry.name.endswith(SUFFIXES) and entry.is_file()]
     if not files:
         raise FileNotFoundError(
             f"{key} is {str(path)!r}, a folder without a file that ends in {', '.join(SUFFIXES)}; "
             "subfolders are not searched"
         )
-    if len(files) < len(entries):
-        others = [entry.name for entry in entries if entry not in files]
-        logger.info(f"{path}: {len(others)} other file(s) left alone, such as {others[0]}")
+    files = to_train_on(files)
+    if others := [entry.name for entry in entries if entry not in files]:
+        logger.info(f"{path}: left alone {listed(others)}")
     return files
+
+
+# By which a file's name says of which part of a data set it is, as ``datasets`` has it.
+_PARTS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+
+
+def part_named(name: str) -> str | None:
+    """Return of which part of a data set a file's or a folder's name speaks, if of any."""
+    words = re.split(r"[-._ 0-9]", name)
+    return next((part for part, known in _PARTS.items() if not {*known}.isdisjoint(words)), None)
+
+
+def to_train_on(files: list[Path]) -> list[Path]:
+    """Return the files that are named as the part to train on; all if there are none."""
+    return [file for file in files if part_named(file.name) == "train"] or files
 
 
 def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[NumberedRow]:
@@ -277,7 +307,7 @@ def _read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[Numbere
         number = 0
         for batch in parquet.iter_batches(size, columns=wanted):
             for example in batch.to_pylist():
-                yield number, example
+                yield number, {name: without_nulls(value) for name, value in example.items()}
                 number += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         # Errors of damaged files may be as long as the file.

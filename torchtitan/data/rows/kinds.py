@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchtitan.data.rows.messages import (
-    TOOLS,
+    BESIDE,
+    HISTORY,
     MessageReader,
     alpaca_messages,
     chat_messages,
@@ -19,18 +20,19 @@ class RowKind:
     """A kind of instruction data: its fields by their usual names, and its data set on the hub."""
 
     fields: tuple[str, ...]
-    optional: tuple[str, ...]
     messages: MessageReader
     default_path: str | None = None
+    optional: tuple[str, ...] = ()
 
 
 # In the order in which they are looked for: rows with messages often have a prompt too.
 ROW_KINDS = {
-    "messages": RowKind(("messages",), (TOOLS,), chat_messages),
-    "sharegpt": RowKind(("conversations",), (TOOLS,), sharegpt_messages, "teknium/OpenHermes-2.5"),
-    "prompt_completion": RowKind(("prompt", "completion"), (TOOLS,), completion_messages),
+    "messages": RowKind(("messages",), chat_messages),
+    "sharegpt": RowKind(("conversations",), sharegpt_messages, "teknium/OpenHermes-2.5"),
+    "prompt_completion": RowKind(("prompt", "completion"), completion_messages),
     "alpaca": RowKind(
-        ("instruction", "output"), ("input",), alpaca_messages, "vicgalle/alpaca-gpt4"
+        *(("instruction", "output"), alpaca_messages, "vicgalle/alpaca-gpt4"),
+        optional=("input", HISTORY),
     ),
 }
 
@@ -71,13 +73,15 @@ class RowShape(NamedTuple):
         return {**self.required, **self.optional}
 
     def told(self, there: Sequence[str]) -> str:
-        """Return the kind and its columns, as far as a row has them, for people."""
+        """Return the kind, its columns as far as rows have them, and the others, for people."""
         names = [
             column if field == column else f"{column} (as {field})"
             for field, column in self.columns.items()
             if column in there
         ]
-        return f"rows of kind {self.kind!r}, columns {', '.join(names)}"
+        others = [column for column in there if column not in self.columns.values()]
+        left = f"; left out: {', '.join(others)}" if others else ""
+        return f"rows of kind {self.kind!r}, columns {', '.join(names)}{left}"
 
 
 def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowShape:
@@ -93,7 +97,9 @@ def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowS
 
     def shape(kind: str) -> RowShape:
         spec = ROW_KINDS[kind]
-        required, optional = ({f: column(f) for f in fs} for fs in (spec.fields, spec.optional))
+        required = {field: column(field) for field in spec.fields}
+        more = {field: column(field) for field in (*spec.optional, *BESIDE)}
+        optional = {f: name for f, name in more.items() if name not in required.values()}
         return RowShape(kind, required, optional)
 
     if name != AUTO:

@@ -24,7 +24,7 @@ def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value whose objects have no nulls, which columnar files give them all."""
+    """Return a value whose objects have no nulls, which columnar files alone give them all."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -44,6 +44,16 @@ SPEAKERS = {
 _SWITCHES = {"train": True, "training": True, "loss": True, "weight": True, "masked": False}
 # What messages and their example are read for, each by a template that has words for it.
 TOOL_CALLS, TOOLS = "tool_calls", "tools"
+# What else an example of any kind may say beside its messages, and with what nothing can be done.
+SYSTEM, FUNCTIONS, HISTORY = "system", "functions", "history"
+LABELS = ("label", "kto_tag")  # of an answer: whether it is a good one
+REFUSED = {
+    "chat_template_kwargs": "templates get no values of their own here",
+    **dict.fromkeys(("images", "videos", "audios"), "rows here are texts alone"),
+    "documents": "templates get none here",
+}
+BESIDE = (TOOLS, FUNCTIONS, SYSTEM, *LABELS, *REFUSED)
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of one field
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -80,13 +90,28 @@ MessageReader = Callable[[dict[str, Any]], Conversation]
 
 
 def alpaca_messages(example: dict[str, Any]) -> Conversation:
-    """Read ``{instruction, input, output}``; an input that is blank, null or missing, is none."""
+    """Read ``{instruction, input, output}``, with earlier turns as pairs in ``history``.
+
+    An input that is blank, null or missing, is none.
+    """
     given = example if example.get("input") is not None else {**example, "input": ""}
     instruction, source, output = (_text(given, f) for f in ("instruction", "input", "output"))
     if not instruction.strip():
         raise FieldError("instruction", "is empty; expected a text")
     context = source if source.strip() else ""
-    return Conversation([Message("user", instruction, context), Message(ASSISTANT, output)])
+    last = [Message("user", instruction, context), Message(ASSISTANT, output)]
+    return _said(example, [*_earlier(example.get(HISTORY)), *last])
+
+
+def _earlier(history: Any) -> list[Message]:
+    turns = [] if history in _EMPTY else history
+    if not isinstance(turns, list) or any(not isinstance(t, list) or len(t) != 2 for t in turns):
+        raise FieldError(HISTORY, "is no list of pairs of an instruction and its answer")
+    found = []
+    for i, turn in enumerate(turns):
+        question, answer = (_text({str(k): turn[k]}, str(k), f"{HISTORY}[{i}]") for k in (0, 1))
+        found += [Message("user", question, ""), Message(ASSISTANT, answer)]
+    return found
 
 
 def sharegpt_messages(example: dict[str, Any]) -> Conversation:
@@ -113,13 +138,34 @@ def completion_messages(example: dict[str, Any]) -> Conversation:
     )
     _require_answer(completion, "completion")
     given = [message._replace(is_given=True) for message in prompt]
-    return Conversation([*given, *completion], _tools(example))
+    return _said(example, [*given, *completion])
 
 
 def _conversation(example: dict[str, Any], field: str, keys: tuple[str, str]) -> Conversation:
     messages = _messages(example.get(field), field, keys)
     _require_answer(messages, field)
-    return Conversation(messages, _tools(example))
+    return _said(example, messages)
+
+
+def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
+    """Return messages with what the example says beside them."""
+    for name, why in REFUSED.items():
+        if example.get(name) not in _EMPTY:
+            raise FieldError(name, f"is {shown(example[name])}; {why}, so leave it out")
+    for name in LABELS:
+        if example.get(name) is False:
+            raise FieldError(name, "is false, which marks a bad answer; leave such examples out")
+    system = example.get(SYSTEM)
+    if system not in _EMPTY and _text(example, SYSTEM).strip():
+        own = [message.content for message in messages if message.role == "system"]
+        if own and own != [system]:
+            raise FieldError(SYSTEM, "is there beside a message of another system; keep one")
+        messages = messages if own else [Message("system", system), *messages]
+    tools = _tools(example, TOOLS)
+    functions = [{"type": "function", "function": f} for f in _tools(example, FUNCTIONS)]
+    if tools and functions:
+        raise FieldError(FUNCTIONS, f"is there beside {TOOLS}; keep one of them")
+    return Conversation(messages, tools or functions)
 
 
 def _messages(entries: Any, field: str, keys: tuple[str, str]) -> list[Message]:
@@ -136,11 +182,7 @@ def _message(entry: Any, place: str, keys: tuple[str, str]) -> Message:
         expected = f"an object with {', '.join(keys)}"
         raise FieldError(place, f"is {kind_of(entry)}; expected {expected}")
     keys = next((pair for pair in (keys, *_KEYS) if pair[0] in entry), keys)
-    others = {
-        key: without_nulls(value)
-        for key, value in entry.items()
-        if key not in keys and value not in (None, "", [], {})
-    }
+    others = {key: value for key, value in entry.items() if key not in keys and value not in _EMPTY}
     speaker = _text(entry, keys[0], place)
     if speaker not in SPEAKERS:
         problem = f"is {speaker!r}; expected one of {list(SPEAKERS)}"
@@ -214,12 +256,12 @@ def _tool_calls(calls: Any, place: str) -> list[Any]:
     return found
 
 
-def _tools(example: dict[str, Any]) -> list[Any]:
-    tools = without_nulls(example.get(TOOLS))
+def _tools(example: dict[str, Any], field: str) -> list[Any]:
+    tools = example.get(field)
     if isinstance(tools, str):
-        tools = _json(tools, TOOLS) if tools.strip() else []
+        tools = _json(tools, field) if tools.strip() else []
     if tools and not isinstance(tools, list):
-        raise FieldError(TOOLS, f"is {kind_of(tools)}; expected a list of tools, or its JSON")
+        raise FieldError(field, f"is {kind_of(tools)}; expected a list of tools, or its JSON")
     return tools or []
 
 

@@ -8,6 +8,7 @@ from timelyfreeze.files import shown
 from torchtitan.data.named_templates import build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
 from torchtitan.data.rows.kinds import has_rows, is_image_dataset, is_instruct_dataset
+from torchtitan.data.rows.messages import Conversation
 from torchtitan.data.sequences import Template, pad_id
 from torchtitan.data.sources import (
     ALL_EXAMPLES,
@@ -59,6 +60,8 @@ def data_errors(config: JobConfig) -> Iterator[str]:
 def example_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
     validated = validation_sources(config) if config.validation.enable else ()
+    # Such a model's rows of kind "alpaca" may have no turns; others are refused with it.
+    is_cut = getattr(known_args(config), "attn_mask_type", "causal") == "block_causal"
     for source in dict.fromkeys([*training_sources(config), *validated]):
         try:
             if not is_local_path(source.path, key=source.key):
@@ -71,9 +74,17 @@ def example_errors(config: JobConfig) -> Iterator[str]:
             how = {"columns": source.columns, "key": source.key}
             examples = read_examples(source.path, source.kind, **how)
             for index in range(len(examples)):
-                examples.read(index, lambda said: said)
+                examples.read(index, _without_turns if is_cut else lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
+
+
+def _without_turns(said: Conversation) -> None:
+    if sum(message.is_answer for message in said.messages) > 1:
+        raise ValueError(
+            "has earlier turns (history), and model.flavor ends a document at every end token; use "
+            "a flavor with attn_type 'sdpa'"
+        )
 
 
 def template_of(config: JobConfig, tokenizer: Any) -> Template:
@@ -125,8 +136,10 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
 def _reads_training(config: JobConfig) -> bool:
     """Return whether validation reads from the data that is trained on, or cannot be read."""
     try:
+        for source in (*training_sources(config), *validation_sources(config)):
+            is_local_path(source.path, key=source.key)
         return reads_training_images(config) or reads_training_data(config)
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return True  # told with the sources
 
 

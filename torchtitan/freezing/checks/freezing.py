@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from timelyfreeze.policies import LORA, freezes_by_turns, parse_method
@@ -57,6 +58,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     yield from _last_step_errors(config, plans=method.plans)
     if method.plans:
         yield from _solver_errors(config)
+        _tell_of_short_sides(config, "freezing.gradient_rank", known.gradient_rank, ())
     if method.policy is not None:
         yield from getattr(freezing, method.policy).errors()
     yield from preset_errors(config, given=())  # contradictions are told where it was read
@@ -155,6 +157,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
             f"lora.targets has {target!r}, which is no linear layer of model.flavor "
             f"{config.model.flavor!r}; there are {', '.join(words)}"
         )
+    _tell_of_short_sides(config, "lora.rank", config.lora.rank, targets)
     is_alone = config.parallelism.pipeline_parallel_degree <= 1
     if unknown or is_alone or any(pipeline_errors(config)):
         return
@@ -164,6 +167,18 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
     except ValueError:
         return  # told by model_errors
     yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
+
+
+def _tell_of_short_sides(
+    config: JobConfig, key: str, ranks: int | list[int], targets: Sequence[str]
+) -> None:
+    """Warn of layers that are not wide enough for a rank to be low, those ``targets`` name."""
+    rank = max(ranks, default=0) if isinstance(ranks, list) else ranks
+    model = plain_model(config) if rank > 0 else None
+    layers = [] if model is None else chosen_layers(linear_layers(model), targets)
+    sides = {name: min(model.get_submodule(name).weight.shape) for name in layers}
+    if short := [f"{name} ({side})" for name, side in sides.items() if side < rank]:
+        logger.warning(f"{key} is {ranks}, above the shorter side of {listed(short)}")
 
 
 def _place_errors(

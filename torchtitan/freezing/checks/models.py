@@ -105,9 +105,9 @@ Compare = Callable[[Path], Compared]
 
 _NOT_HELD = "does not hold what its config.json says: {}"
 _LOADS = "checkpoint.initial_load_in_hf is true"
-_HINT = (
-    f'; a dense Qwen3 can be cut with model.name = "{LLAMA}", model.flavor = "{FROM_FOLDER}" '
-    "and model.hf_assets_path its folder"
+_FAMILIES = (
+    f'a LLaMA, Mistral, Qwen2 or dense Qwen3 is model.name = "{LLAMA}", model.flavor = '
+    f'"{FROM_FOLDER}" and model.hf_assets_path its folder'
 )
 _TRANSFORMERS = "transformers_modeling_backend"
 
@@ -131,7 +131,7 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         if name in IMAGE_MODELS:
             yield f"model.flavor is {config.model.flavor!r}, and {error}"
         else:
-            yield f"model.name is {name!r}; known: {known}"
+            yield f"model.name is {name!r}; known: {known}; {_FAMILIES}"
         return
     if name == _TRANSFORMERS and int(version("transformers").partition(".")[0]) >= 5:
         yield (
@@ -175,7 +175,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec, args: Any) -> Iterator[str
         yield (
             f"model.name is {model.name!r} and parallelism.pipeline_parallel_degree is {degree}; "
             "upstream cannot cut this model into stages, so the degree must be 1"
-            + (_HINT if model.name == "qwen3" else "")
+            + (f"; {_FAMILIES}" if model.name == "qwen3" else "")
         )
     elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
         try:

@@ -40,6 +40,17 @@ def test_an_output_folder_that_cannot_be_is_wrong(
     assert "1 wrong" in said
 
 
+def test_a_model_that_is_not_there_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "host_findings", lambda n, output: [])
+    (tmp_path / "here").mkdir()
+    for name, status in (("./none", 1), ("here", 0), ("owner/model", 0)):
+        (tmp_path / "x.toml").write_text(f'[model]\nhf_assets_path = "{name}"\n')
+        assert command.main(["x.toml"]) == status
+    assert "wrong  model.hf_assets_path  './none' is no folder here\n" in capsys.readouterr().out
+
+
 def test_arguments_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("job = [", "a = " + "[" * 9999, "job = 3", "[job]\ndump_folder = 3"):
         (tmp_path / "x.toml").write_text(text)

@@ -17,7 +17,7 @@ from torchtitan.data.rows.examples import (
     read_examples,
 )
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, RowShape, has_turns, row_shape
-from torchtitan.data.rows.messages import chat_messages
+from torchtitan.data.rows.messages import BESIDE, chat_messages
 
 FIELDS = ("instruction", "output")
 ROWS = [
@@ -72,6 +72,62 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
         examples.place(7)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.jsonl", "test.jsonl", "validation.jsonl"],
+        ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "eval.jsonl"],
+        ["my_train.jsonl", "my_dev.jsonl", "notes.jsonl"],
+        ["a.jsonl", "b.jsonl"],
+        ["training1.jsonl", "trains.jsonl", "Test.jsonl"],
+        ["x train.jsonl", "x-val.jsonl", "contest.jsonl"],
+    ],
+)
+def test_of_the_parts_of_a_data_set_that_to_train_on_is_read_as_datasets_does(
+    tmp_path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names:
+        write(tmp_path / name, [{"instruction": name, "output": "y"}])
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = datasets.load_dataset(str(tmp_path), split="train", cache_dir=str(tmp_path / ".cache"))
+    examples = read_examples(str(tmp_path), "alpaca")
+    assert [row["instruction"] for row in examples.examples] == rows["instruction"]
+
+
+def test_files_of_one_part_that_is_not_to_train_on_are_read(tmp_path: Path) -> None:
+    for name in ("valid-0.jsonl", "valid-1.jsonl"):
+        write(tmp_path / name, ROWS)
+    assert len(read_examples(str(tmp_path), "alpaca")) == 14
+
+
+def test_hidden_files_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    (tmp_path / "._train.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    assert len(read_examples(str(tmp_path), "alpaca")) == 7
+
+
+def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
+    late = {**ROWS[0], "system": "Be kind.", "score": 1}
+    examples = read_examples(str(write(tmp_path / "a.jsonl", [ROWS[0], late])), "auto")
+    columns = "columns instruction, output, system; left out: extra, score"
+    assert examples.about == f"{tmp_path / 'a.jsonl'}: rows of kind 'alpaca', {columns}"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_nulls_are_kept_where_somebody_wrote_them(tmp_path: Path, name: str) -> None:
+    calls = [
+        {"function": {"name": "book", "arguments": {"city": "Rome", "hotel": None}}},
+        {"function": {"name": "book", "arguments": {"city": "Rome", "hotel": "Plaza"}}},
+    ]
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    examples = read_examples(str(write(tmp_path / name, [{"messages": messages}])), "auto")
+    ((message,), _) = examples.read(0, lambda said: said)
+    city, full = {"city": "Rome"}, {"city": "Rome", "hotel": "Plaza"}
+    first = {**city, "hotel": None} if name == "a.jsonl" else city
+    arguments = [call["function"]["arguments"] for call in message.others["tool_calls"]]
+    assert arguments == [first, full]
+
+
 def test_empty_lines_are_no_examples_but_count_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(ROWS[:1]) + b"\n  \n" + jsonl(ROWS[1:2]))
@@ -89,7 +145,7 @@ def test_empty_lines_are_no_examples_but_count_as_lines(tmp_path: Path) -> None:
             b'{"instruction": "x", "reply": "y"}',
             "output",
             "line 3: field 'output' is missing; expected ['instruction', 'output'], the example "
-            "has ['instruction', 'reply']",
+            "has ['instruction', 'reply']; training.dataset = \"auto\" finds the kind of rows",
         ),
     ],
 )
@@ -286,16 +342,22 @@ def test_the_kind_is_chosen_by_the_columns(columns: list[str], kind: str) -> Non
 def test_columns_that_are_called_otherwise() -> None:
     named = {"prompt": "question", "completion": "answer"}
     shape = row_shape("auto", ["question", "answer", "instruction"], named)
-    assert shape == RowShape(
-        "prompt_completion", {"prompt": "question", "completion": "answer"}, {"tools": "tools"}
-    )
+    required = {"prompt": "question", "completion": "answer"}
+    assert shape == RowShape("prompt_completion", required, {name: name for name in BESIDE})
     told = "rows of kind 'prompt_completion', columns question (as prompt), answer (as completion)"
     assert shape.told(["question", "answer"]) == told
+    assert shape.told(["question", "answer", "id", "url"]) == f"{told}; left out: id, url"
     # Another source, which calls them as they are usually called.
     assert row_shape("auto", ["prompt", "completion"], named).required == {
         "prompt": "prompt",
         "completion": "completion",
     }
+
+
+def test_a_column_that_stands_for_an_answer_says_nothing_else() -> None:
+    shape = row_shape("auto", ["text", "label"], {"prompt": "text", "completion": "label"})
+    assert shape.required == {"prompt": "text", "completion": "label"}
+    assert "label" not in shape.optional
 
 
 def test_rows_of_no_kind_are_told_with_their_columns() -> None:

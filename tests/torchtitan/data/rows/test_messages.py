@@ -51,6 +51,56 @@ def test_either_list_takes_the_names_of_the_other() -> None:
     assert said(sharegpt_messages({"conversations": [ASK, SAY]})) == want
 
 
+@pytest.mark.parametrize(
+    ("read", "row"),
+    [
+        (chat_messages, {"messages": [ASK, SAY]}),
+        (sharegpt_messages, {"conversations": [ASK, SAY]}),
+        (completion_messages, {"prompt": "2 and 2?", "completion": "4"}),
+        (alpaca_messages, {"instruction": "2 and 2?", "output": "4"}),
+    ],
+)
+def test_what_an_example_says_beside_its_messages(read: MessageReader, row: dict[str, Any]) -> None:
+    schema = {"name": "add", "parameters": {"type": "object", "default": None}}
+    beside = {"system": "Be kind.", "functions": [schema], "label": True, "images": []}
+    found = read(row | beside)
+    last = [("user", "2 and 2?", False), ("assistant", "4", True)]
+    assert said(found) == [("system", "Be kind.", False), *last]
+    assert found.tools == [{"type": "function", "function": schema}]
+    assert read(row | {"functions": json.dumps([schema])}).tools == found.tools
+    assert said(read(row | {"system": ""})) == said(read(row | {"system": None})) == last
+    for name, value in {
+        "chat_template_kwargs": {"enable_thinking": False},
+        "label": False,
+        "kto_tag": False,
+        "images": ["cat.png"],
+        "documents": [{"title": "a"}],
+        "system": ["Be kind."],
+    }.items():
+        with pytest.raises(FieldError, match=f"field '{name}' is "):
+            read(row | {name: value})
+    with pytest.raises(FieldError, match="field 'functions' is there beside tools"):
+        read(row | {"functions": [schema], "tools": [schema]})
+
+
+def test_a_system_prompt_stands_once() -> None:
+    row = {"messages": [{"role": "system", "content": "Be kind."}, ASK, SAY]}
+    assert said(chat_messages(row | {"system": "Be kind."})) == said(chat_messages(row))
+    with pytest.raises(FieldError, match="'system' is there beside a message of another system"):
+        chat_messages(row | {"system": "Be brief."})
+
+
+def test_earlier_turns_of_alpaca_are_learned_too() -> None:
+    row = {"instruction": "And 3?", "output": "6", "history": [["2 and 2?", "4"]]}
+    earlier = [("user", "2 and 2?", False), ("assistant", "4", True)]
+    last = [("user", "And 3?", False), ("assistant", "6", True)]
+    assert said(alpaca_messages(row)) == earlier + last
+    assert said(alpaca_messages(row | {"history": []})) == last
+    for history, place in (("x", "history"), ([["a"]], "history"), ([["a", 1]], r"0\].1")):
+        with pytest.raises(FieldError, match=place):
+            alpaca_messages(row | {"history": history})
+
+
 def test_a_prompt_and_its_completion() -> None:
     found = completion_messages({"prompt": "2 and 2?", "completion": "4"})
     assert said(found) == [("user", "2 and 2?", False), ("assistant", "4", True)]

@@ -20,6 +20,7 @@ from torchtitan.freezing.checks.data import (
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config_file import read_config
 
 
 def config(**changes: Any) -> JobConfig:
@@ -102,6 +103,55 @@ def test_keys_of_the_hub_are_not_for_files(tmp_path: Path) -> None:
     assert list(example_errors(config(**there))) == []
     (error,) = example_errors(config(**there, data__revision="v1"))
     assert error.startswith(f"training.dataset_path has {str(path)!r}, which is on this disk; data")
+
+
+def test_earlier_turns_need_a_model_that_sees_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"instruction": "x", "output": "y", "history": [["a", "b"]]}
+    path.write_text(f"{json.dumps(row)}\n")
+    there = {"training__dataset_path": str(path)}
+    assert list(example_errors(config(**there))) == []
+    (error,) = example_errors(config(**there, model__flavor="debugmodel_flex_attn"))
+    assert error.startswith(f"{path}, line 1: has earlier turns (history), and model.flavor ends a")
+
+
+def test_a_missing_file_is_told_as_such_though_validation_names_another(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"instruction": "x", "output": "y"}\n')
+    typo = str(tmp_path / "row.jsonl")
+    places = {"training__dataset_path": typo, "validation__dataset_path": str(path)}
+    wrong = held_out_config(**places)
+    assert list(validation_errors(wrong)) == []
+    (error,) = example_errors(wrong)
+    assert error.startswith(f"training.dataset_path is {typo!r}; there is no such file")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--data.packing=true", "--data.no-shuffle", "--lora.targets", "wq", "wv", "--data.seed=3"],
+        ["--data.packing", "--data.shuffle=false", "--lora.targets=wq,wv", "--data.seed", "3"],
+        ["--data.packing=false", "--data.packing=true", "--data.shuffle=false", "--data.seed=3",
+         "--lora.targets=wq", "wv"],
+    ],
+)  # fmt: skip
+def test_keys_of_the_command_line_may_be_spelled_in_both_ways(words: list[str]) -> None:
+    found = read_config(words)
+    assert (found.data.packing, found.data.shuffle, found.data.seed) == (True, False, 3)
+    assert found.lora.targets == ["wq", "wv"]
+
+
+def test_a_key_that_is_none_is_answered_by_those_that_hold_its_word() -> None:
+    nearest = "the nearest is training.local_batch_size and training.global_batch_size"
+    with pytest.raises(ConfigError, match=f"training.batch_size is no key .*; {nearest}"):
+        read_config(["--training.batch_size=3"])
+
+
+def test_validation_reads_the_data_of_training_unless_told_otherwise() -> None:
+    words = ["--training.dataset=alpaca", "--validation.enable"]
+    assert read_config(words).validation.dataset == "alpaca"
+    assert read_config([*words, "--validation.dataset=sharegpt"]).validation.dataset == "sharegpt"
+    assert read_config(["--validation.enable"]).validation.dataset == "c4_validation"
 
 
 def test_they_are_among_the_checks_of_a_run() -> None:

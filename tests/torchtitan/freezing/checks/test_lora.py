@@ -41,8 +41,8 @@ def test_what_the_model_has_is_taken(targets: list[str]) -> None:
         ),
         ({"freezing__seed": -1}, ["freezing.seed is -1"]),
         (
-            {"lora__targets": ["wq", "q_proj"]},
-            ["lora.targets has 'q_proj'", "no linear layer of model.flavor 'debugmodel'",
+            {"lora__targets": ["wq", "query"]},
+            ["lora.targets has 'query'", "no linear layer of model.flavor 'debugmodel'",
              "there are wq, wk, wv, wo, w1, w2, w3, output"],
         ),
     ],
@@ -50,6 +50,19 @@ def test_what_the_model_has_is_taken(targets: list[str]) -> None:
 def test_what_cannot_work_is_told_with_its_key(changes: dict[str, Any], words: list[str]) -> None:
     (line,) = errors(config(**changes))
     assert all(word in line for word in words), line
+
+
+def test_a_rank_that_is_not_low_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check(config(lora__rank=256))
+    assert not caplog.records
+    check(config(lora__rank=257, lora__targets=["wq", "wk"]))
+    (line,) = [record.message for record in caplog.records]
+    start = "lora.rank is 257, above the shorter side of layers.0.attention.wq (256), layers.0."
+    assert line.startswith(start)
+    caplog.clear()
+    planned = {"freezing__method": "timelyfreeze", "freezing__gradient_rank": [16, 300]}
+    check(config(**planned))
+    assert "freezing.gradient_rank is [16, 300], above the shorter side of lay" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,7 @@ def test_a_model_that_upstream_cuts_may_have_a_pipeline(name: str) -> None:
 def test_an_unknown_model_and_one_that_cannot_be_imported_are_named() -> None:
     (error,) = model_errors(config(model__name="lama3"))
     assert "model.name is 'lama3'; known: autoparallel" in error
+    assert 'is model.name = "llama3", model.flavor = "hf" and model.hf_assets_path its' in error
     (error,) = model_errors(config(model__name="autoparallel.llama3"))
     assert "model.name is 'autoparallel.llama3', which cannot be imported" in error
 
