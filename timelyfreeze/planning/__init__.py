@@ -7,6 +7,7 @@ from timelyfreeze.planning.background import (
     BackgroundError,
     deaf_children,
     end_with_parent,
+    heeded_signals,
     start_python,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
