@@ -44,6 +44,27 @@ def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> P
         raise
 
 
+def append_whole(file: Path, text: str) -> None:
+    """Add lines to a file, or none of them where the disk is full.
+
+    Where the last line was cut off nevertheless, the new ones begin on a line of their own.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        left = (b"\n" if is_cut else b"") + text.encode()
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            with suppress(OSError):  # a device has no length
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def write_obstacle(folder: Path) -> str | None:
     """Return why no file can be written to a folder that may have to be made yet; None if one can.
 
