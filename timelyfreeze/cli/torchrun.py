@@ -8,6 +8,7 @@ asks for it goes on with another number of processes once all of its own have en
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from timelyfreeze.cli.hub import with_fetched_model
 from timelyfreeze.files import write_whole
+from timelyfreeze.planning import heeded_signals
 
 USER_ERROR = 2
 # What torchrun takes where --rdzv_conf has no "timeout" and there is no --master_port.
@@ -23,6 +25,8 @@ _MEET_WITHIN_S = "900"
 _PORT = 29500
 # Of torch: logs which process has failed.
 _STARTS = "torch.distributed.elastic.multiprocessing.api"
+_AGENT = "torch.distributed.elastic.agent.server.api"
+_HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # of torchrun; it would heed ignored ones too
 _PROCESSES = "--nproc_per_node="
 # Names the file in which a part says how the run goes on; set where somebody will read it.
 NEXT = "TIMELYFREEZE_NEXT_PART"
@@ -58,11 +62,14 @@ def main() -> None:
         print(f"error: {error}", flush=True)
         sys.exit(USER_ERROR)
     from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
     logging.getLogger(_STARTS).addFilter(_is_news)
+    logging.getLogger(_AGENT).addFilter(lambda record: "death signal" not in record.getMessage())
+    os.environ.setdefault(_HEEDED, ",".join(each.name for each in heeded_signals()))
     node = _node(sys.argv[1:])
     if node is not None:
         print(f"{node[0]} waits for the others at {node[1]}", flush=True)
@@ -71,6 +78,10 @@ def main() -> None:
             _run_parts(torchrun)
         else:
             torchrun()
+    except SignalException as stop:
+        name = signal.Signals(stop.sigval).name
+        print(f"Stopped by {name}", file=sys.stderr, flush=True)
+        sys.exit(128 + stop.sigval)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         if failure.exitcode != USER_ERROR:

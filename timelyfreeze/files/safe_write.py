@@ -2,7 +2,25 @@
 
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
+
+
+def make_new(place: Path, name: str, make: Callable[[Path], None] = Path.mkdir) -> Path:
+    """Make a folder, or a file, that no other process has or gets; and its folder ``place``.
+
+    Where there is something of that name, a number stands behind it.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = place / (name if number == 1 else f"{name}_{number}")
+        with suppress(FileExistsError):
+            make(path)
+            break
+    return path
 
 
 def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> Path:
@@ -12,12 +30,39 @@ def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> P
         file: The file.
         content: All of it.
         unfinished: What it is called until then, on the same disk; of a file that several
-            processes may write at once, each has its own. None for a name beside the file.
+            processes may write at once, each has its own. None for a name beside the file, which
+            is not there if writing fails.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = unfinished or file.with_name(f"{file.name}.part")
-    unfinished.write_bytes(content)
-    return unfinished.replace(file)
+    if unfinished is None:
+        unfinished = make_new(file.parent, f"{file.name}.part", partial(Path.touch, exist_ok=False))
+    try:
+        unfinished.write_bytes(content)
+        return unfinished.replace(file)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def append_whole(file: Path, text: str) -> None:
+    """Add lines to a file, or none of them where the disk is full.
+
+    Where the last line was cut off nevertheless, the new ones begin on a line of their own.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        left = (b"\n" if is_cut else b"") + text.encode()
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            with suppress(OSError):  # a device has no length
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_obstacle(folder: Path) -> str | None:

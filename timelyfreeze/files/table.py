@@ -6,6 +6,8 @@ its type: ``Fraction``, or ``Annotated[str, OneOf("B", "W")]``.
 """
 
 import csv
+import io
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +15,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
+from timelyfreeze.files.safe_write import append_whole
 from timelyfreeze.files.schema import MOST, Within, listed, read_as
+
+logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row")
 
@@ -33,22 +38,26 @@ class Table(Generic[Row]):
 
     def write(self, folder: Path, rows: Iterable[Row] = ()) -> None:
         """Write the file with a header and a line for each row."""
-        with (folder / self.name).open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(self.header)
+        (folder / self.name).unlink(missing_ok=True)
         self.append(folder, rows)
 
     def append(self, folder: Path, rows: Iterable[Row]) -> None:
-        """Add lines to a file that has its header; they are on disk when this returns."""
-        # Opened for each call: what is closed is not lost in a crash.
-        with (folder / self.name).open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            for row in rows:
-                writer.writerow([_cell(getattr(row, name)) for name in self.header])
+        """Add lines to a file, which begins with its header; they are on disk when this returns."""
+        self.append_cells(folder, ([_cell(getattr(row, n)) for n in self.header] for row in rows))
+
+    def append_cells(self, folder: Path, lines: Iterable[Sequence[str]]) -> None:
+        """Add lines as :meth:`append` does, all or none, of cells that are texts already."""
+        path, text = folder / self.name, io.StringIO()
+        is_begun = path.exists() and path.stat().st_size > 0
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([*([] if is_begun else [self.header]), *lines])
+        append_whole(path, text.getvalue())
 
     def read(self, folder: Path) -> list[Row]:
         """Read what :meth:`write` and :meth:`append` wrote.
 
-        A last line that was cut off while it was written is left out.
+        A last line that was cut off while it was written is left out. So is a line in the middle
+        that was cut, or glued to another one, and has too few cells or too many; this is told.
 
         Raises:
             ValueError: If the columns are others, or a cell cannot be read; names file and line.
@@ -62,18 +71,29 @@ class Table(Generic[Row]):
         lines = text.splitlines()
         if lines and not text.endswith("\n"):
             lines.pop()
-        reader = csv.reader(lines)
+        # Line by line: a quotation mark that lost its other one hides no lines.
+        found: list[list[str]] = []
         try:
-            found = next(reader, [])
-            if found == self.header:
-                return [self._row(cells) for cells in reader]
-        except (ValueError, csv.Error) as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
-        raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(self.header)}")
+            found.extend(next(csv.reader([line]), []) for line in lines)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {len(found) + 1}: {error}") from error
+        if found[:1] == [self.header]:
+            return list(self._rows(path, found))
+        columns = listed(found[0] if found else [])
+        raise ValueError(f"{path} has the columns {columns}; not {', '.join(self.header)}")
+
+    def _rows(self, path: Path, lines: list[list[str]]) -> Iterator[Row]:
+        for number, cells in enumerate(lines[1:], start=2):
+            if len(cells) != len(self.header):
+                problem = f"it has {len(cells)} cells for {len(self.header)} columns"
+                logger.warning("%s, line %d is left out: %s", path, number, problem)
+                continue
+            try:
+                yield self._row(cells)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
 
     def _row(self, cells: list[str]) -> Row:
-        if len(cells) != len(self.header):
-            raise ValueError(f"it has {len(cells)} cells for {len(self.header)} columns")
         pairs = zip(self._hints.items(), cells, strict=True)
         return self._kind(
             *[read_as(hint, _value(hint, cell), name) for (name, hint), cell in pairs]

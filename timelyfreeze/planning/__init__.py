@@ -7,9 +7,11 @@ from timelyfreeze.planning.background import (
     BackgroundError,
     deaf_children,
     end_with_parent,
+    heeded_signals,
     start_python,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
+from timelyfreeze.planning.measured import RankTimes, bounds_from_times, captured_parts
 from timelyfreeze.planning.plan import (
     FreezePlan,
     gain_of,
@@ -20,11 +22,8 @@ from timelyfreeze.planning.plan import (
 )
 from timelyfreeze.planning.program import FreezeLp, build_lp
 from timelyfreeze.planning.solution import (
-    RankTimes,
     Solution,
     SolverChoices,
-    bounds_from_times,
-    captured_parts,
     check_same_pipeline,
     chosen_plan,
     factor_of_means,

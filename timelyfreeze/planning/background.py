@@ -36,6 +36,11 @@ _POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def heeded_signals() -> list[signal.Signals]:
+    """Return the signals to stop that this process was not started to ignore (as by nohup)."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 class BackgroundError(RuntimeError):
     """The process ended without an answer, or with one that cannot be read."""
 

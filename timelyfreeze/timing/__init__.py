@@ -1,6 +1,7 @@
 """Measured times: samples, bounds of each action, messages, shared processors, monitoring."""
 
 from timelyfreeze.timing.batches import (
+    FEWEST_BATCHES,
     RankBatches,
     batch_times,
     holds_for,
@@ -13,6 +14,7 @@ from timelyfreeze.timing.batches import (
     within,
 )
 from timelyfreeze.timing.bounds import (
+    DEVIATION_OVER_MAD,
     DurationBounds,
     bounds_from_json,
     bounds_from_samples,

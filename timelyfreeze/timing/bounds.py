@@ -37,7 +37,7 @@ from timelyfreeze.settings import key
 
 # Standard deviation over median absolute deviation, and variance of a median over that of a mean,
 # of normal noise.
-_DEVIATION_OVER_MAD = 1.4826
+DEVIATION_OVER_MAD = 1.4826
 _MEDIAN_OVER_MEAN = math.pi / 2.0
 # With fewer medians around a mean, nothing is gained by moving them.
 _MIN_MEDIANS = 4
@@ -236,7 +236,7 @@ def less_noisy_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64
             for values, median, n in zip(samples, medians, counts.tolist(), strict=True)
         ]
     )
-    deviation = _DEVIATION_OVER_MAD * float(np.median(distances))
+    deviation = DEVIATION_OVER_MAD * float(np.median(distances))
     noise = deviation**2 * _MEDIAN_OVER_MEAN / float(counts.mean())
     mean = float(medians.mean())
     spread = float(((medians - mean) ** 2).sum())

@@ -7,8 +7,8 @@ and the next batch does the opposite. Every step then learns, each tensor from a
 the microbatches.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -158,6 +158,16 @@ class PatternTimes:
     pattern: Pattern  # what they froze
     times: Times  # durations of each action, actions in the order of execution
     spans_ms: tuple[float, ...] = ()  # start of the first action to end of the last, of each batch
+
+    def without(self, batches: Collection[int]) -> "PatternTimes":
+        """Return the times without batches of these numbers, which count from 0."""
+
+        def kept(values: Sequence[float]) -> list[float]:
+            return [value for number, value in enumerate(values) if number not in batches]
+
+        times = {action: kept(values) for action, values in self.times.items()}
+        times = {action: values for action, values in times.items() if values}
+        return replace(self, times=times, spans_ms=tuple(kept(self.spans_ms)))
 
 
 class Monitoring:

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from timelyfreeze.planning import STOP_SIGNALS
+from timelyfreeze.planning import STOP_SIGNALS, heeded_signals
 
 _is_listening = False
 
@@ -51,13 +51,16 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of signals instead of ending by them; further ones change nothing."""
+        """Take note of signals instead of ending by them; further ones change nothing.
+
+        A signal that whoever started the run had it ignore, as nohup does, is ignored still.
+        """
         # Only the main thread may handle signals.
         if self._group is None or threading.current_thread() is not threading.main_thread():
             yield
             return
         global _is_listening
-        former = {number: signal.signal(number, self._hear) for number in STOP_SIGNALS}
+        former = {number: signal.signal(number, self._hear) for number in heeded_signals()}
         _is_listening = True
         try:
             yield

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.files import read_object, write_obstacle
+from timelyfreeze.files import make_new, read_object, write_obstacle
 from torchtitan.checkpoints.finished import METADATA, chosen_step, read_run_settings
 from torchtitan.data.chat_template import MORE_TEMPLATES, TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
@@ -40,7 +41,7 @@ from torchtitan.hf.weights import (
     write_weights,
 )
 
-_SECTIONS = ("model", "checkpoint", "vision", "lora", "training", "data")
+_SECTIONS = ("job", "metrics", "model", "checkpoint", "vision", "lora", "training", "data")
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
 
 
@@ -55,6 +56,7 @@ def find_checkpoint(run: Path, step: int | None, names: Collection[str]) -> tupl
     except ValueError as error:
         raise ValueError(f"{error}; name the folder that the run's report names") from error
     job_config = config_of_run(settings, *_SECTIONS)
+    _lead_home(job_config, run.resolve())
     if job_config.model.name not in names:
         raise ValueError(
             f"the run's model.name is {job_config.model.name!r}; only "
@@ -66,6 +68,23 @@ def find_checkpoint(run: Path, step: int | None, names: Collection[str]) -> tupl
             f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
         )
     return checkpoint, job_config
+
+
+def _lead_home(job_config: JobConfig, run: Path) -> None:
+    """Let paths lead from here to what they led to from the folder that the run began in.
+
+    That folder is known where ``job.dump_folder`` is relative too, and the run was not moved.
+    """
+    output, places = Path(job_config.job.dump_folder), Path(job_config.metrics.save_tb_folder)
+    above = len(places.parts) + len(output.parts)
+    home = run.parents[above] if above < len(run.parents) and not output.is_absolute() else Path()
+    for section, key in _PATHS:
+        path = getattr(getattr(job_config, section), key)
+        if path and (home / path).exists():
+            setattr(getattr(job_config, section), key, str(home / path))
+
+
+_PATHS = (("model", "hf_assets_path"), ("checkpoint", "initial_load_path"))
 
 
 def export_run(
@@ -98,16 +117,21 @@ def export_run(
             f'{str(checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
         )
     form = forms[job_config.model.name](job_config, weights)
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    if adapter:
-        write_adapter(part, weights, form, job_config.lora, str(weights_folder(job_config)))
-    else:
-        write_weights(part, weights, form, max_file_bytes)
-        write_json(part / CONFIG_FILE, form.settings(part))
-        _drop_code(part)
-    part.rename(folder)
+    part = make_new(folder.parent, folder.name + ".part")
+    try:
+        if adapter:
+            write_adapter(part, weights, form, job_config.lora, str(weights_folder(job_config)))
+        else:
+            write_weights(part, weights, form, max_file_bytes)
+            write_json(part / CONFIG_FILE, form.settings(part))
+            _drop_code(part)
+        part.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            why = getattr(error, "strerror", None) or error
+            raise ValueError(f"{str(folder)!r} cannot be written: {why}") from error
+        raise
     return folder
 
 
@@ -117,6 +141,12 @@ def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     Embeddings that were tied in the folder the run began from stay tied if what is written of them
     is still equal, bit for bit; trained apart, they are written apart.
     """
+    assets = Path(job_config.model.hf_assets_path)
+    if not (assets.is_absolute() or assets.exists()):
+        raise ValueError(
+            f"model.hf_assets_path is {str(assets)!r}, which does not lead to the tokenizer from "
+            "here; export in the folder in which the run was started"
+        )
     args = as_decoder(chosen_args(job_config, llama3_args))
     with torch.device("meta"):
         names = list(Decoder(args).state_dict())

@@ -1,6 +1,7 @@
 """What is left of torchrun's stack trace: none where a line tells what is wrong, all of it else."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,40 @@ def test_an_error_of_the_user_keeps_its_exit_status(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit) as end:
         torchrun.main()
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_stop_is_told_in_a_line_with_the_status_of_shells(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = pytest.importorskip("torch.distributed.elastic.multiprocessing.api")
+
+    def run() -> None:
+        api._terminate_process_handler(number, None)
+
+    monkeypatch.setattr("torch.distributed.run.main", run)
+    monkeypatch.setattr(sys, "argv", ["torchrun", "worker.py"])
+    with pytest.raises(SystemExit) as end:
+        torchrun.main()
+    assert end.value.code == 128 + number
+    assert capsys.readouterr().err == f"Stopped by {number.name}\n"
+
+
+def test_what_nohup_ignores_torchrun_is_not_to_heed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun sets its handlers where it starts processes, by this variable."""
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    monkeypatch.delenv(name, raising=False)
+    seen = []
+    monkeypatch.setattr("torch.distributed.run.main", lambda: seen.append(os.environ[name]))
+    monkeypatch.setattr(sys, "argv", ["torchrun", "worker.py"])
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        torchrun.main()
+    finally:
+        signal.signal(signal.SIGHUP, former)
+        monkeypatch.delenv(name)
+    torchrun.main()
+    assert seen == ["SIGTERM,SIGINT,SIGQUIT", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"]
 
 
 @pytest.mark.parametrize("code", [2, 1])

@@ -1,42 +1,22 @@
 """A plan that is solved while training goes on: when it applies, and what may happen meanwhile."""
 
 import logging
+import os
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.timelyfreeze.conftest import HereAtOnce
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, warnings, without_stable_times
-from timelyfreeze.control.plans import solver_job
+from timelyfreeze.control.plans import planner, solver_job
 from timelyfreeze.control.plans.solver_job import automatic_delay
+from timelyfreeze.planning.background import AwaitedCall
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.order import Action, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
-
-
-class HereAtOnce:
-    """In the place of a process of its own, for tests that are not about it."""
-
-    done = True
-
-    def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
-        self._call = partial(function, **arguments)
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        return self._call()
-
-    def cancel(self) -> None:
-        """Nothing runs."""
-
-    def __enter__(self) -> "HereAtOnce":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing runs."""
 
 
 @pytest.fixture
@@ -99,43 +79,41 @@ def test_a_shorter_delay_after_a_stop_takes_the_plan_at_once(no_process: None) -
     assert all(controller.plan is not None for controller in after.controllers)
 
 
+class NotYet(HereAtOnce):
+    """A solver that is not ready when the plan is due."""
+
+    done = False
+    hurried = 0
+
+    def hurry(self) -> None:
+        NotYet.hurried += 1
+
+
 def test_a_plan_that_training_waits_for_is_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurried = []
-
-    class NotYet(HereAtOnce):
-        done = False
-
-        def hurry(self) -> None:
-            hurried.append(self)
-
+    monkeypatch.setattr(NotYet, "hurried", 0)
     monkeypatch.setattr(solver_job, "BackgroundCall", NotYet)
     ranks = Ranks(ORDER, solver_delay_steps=2)
     ranks.run(1, LAST + 1)
-    assert hurried == []
+    assert NotYet.hurried == 0
     ranks.run(LAST + 2, LAST + 2)
-    assert len(hurried) == 1
+    assert NotYet.hurried == 1
     assert all(controller.plan is not None for controller in ranks.controllers)
 
 
-@pytest.mark.parametrize(
-    ("max_actions", "n_processes"), [(1024, 0), (15, 1)], ids=["quick", "many actions"]
-)
-def test_a_solver_that_takes_long_can_be_ended_though_training_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, max_actions: int, n_processes: int
+def end_by_itself(**arguments: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_solver_that_dies_takes_no_rank_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun = []
-
-    class Noted(HereAtOnce):
-        def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
-            begun.append(function)
-            super().__init__(function, **arguments)
-
-    monkeypatch.setattr(solver_job, "BackgroundCall", Noted)
-    monkeypatch.setattr(solver_job, "MOST_ACTIONS_AT_ONCE", max_actions)
-    ranks = Ranks(ORDER, solver_delay_steps=0)  # 16 actions
+    """Of a small pipeline too, for whose plan training waits."""
+    monkeypatch.setattr(solver_job, "AwaitedCall", AwaitedCall)
+    monkeypatch.setattr(planner, "solve_from_times", end_by_itself)
+    ranks = Ranks(ORDER)
     ranks.run(1, LAST + 1)
-    assert len(begun) == n_processes
-    assert all(controller.plan is not None for controller in ranks.controllers)
+    assert ranks.controllers[1].plan is None
+    assert "ended with exit status -9 and no answer" in warnings(caplog)[-1]
 
 
 def test_a_failure_is_told_when_the_plan_is_due(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,21 +141,20 @@ def test_the_solver_ends_with_the_run() -> None:
     Ranks(ORDER).controllers[0].close()  # nothing runs
 
 
-def test_waiting_for_the_plan_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_the_plan_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(solver_job, "BackgroundCall", NotYet)
     ranks = Ranks(ORDER, solver_delay_steps=1)
-    ranks.run(1, LAST + 1)  # steps here take no time, so the solver is not ready
+    ranks.run(1, LAST + 1)
     (message,) = [m for m in warnings(caplog) if "waited" in m]
     assert "solver_delay_steps gives the solver more steps" in message
     assert sum("due at the end of step 7" in r.getMessage() for r in caplog.records) == 2
     caplog.clear()
+    monkeypatch.setattr(solver_job, "BackgroundCall", HereAtOnce)
     patient = Ranks(ORDER, solver_delay_steps=2)
-    patient.run(1, LAST + 1)
-    call = patient.controllers[0].planner._call._background
-    deadline = time.monotonic() + 60.0
-    while not call.done and time.monotonic() < deadline:
-        time.sleep(0.05)
-    patient.run(LAST + 2, LAST + 2)
+    patient.run(1, LAST + 2)
     assert patient.controllers[1].plan is not None
     assert patient.controllers[1].phase is Phase.RAMP
     assert not warnings(caplog)

@@ -1,6 +1,10 @@
 """Files are written whole; where nothing can be written is told, and nothing left there."""
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from timelyfreeze.files.safe_write import write_obstacle, write_whole
 
@@ -11,6 +15,26 @@ def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
     assert write_whole(file, b"new") == file
     assert file.read_bytes() == b"new"
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_somebody_elses_file_is_not_written_over_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "b.part").write_bytes(b"the user's")
+    write_whole(tmp_path / "b", b"new")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert files == {"b": b"new", "b.part": b"the user's"}
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "b", b"new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_has_to_be_made_is_not_made_yet(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import simulate
+from timelyfreeze.planning.measured import RankTimes, bounds_from_times
 from timelyfreeze.planning.plan import plan_from_ratios
-from timelyfreeze.planning.solution import RankTimes, bounds_from_times
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import Action, one_f_one_b_order
 from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, Pattern, PatternTimes

@@ -39,6 +39,19 @@ def test_the_first_signal_counts_and_handlers_are_put_back(request_to_stop: Stop
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == former
 
 
+def test_a_signal_that_nohup_ignores_stays_ignored(request_to_stop: StopRequest) -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with request_to_stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert request_to_stop.heard == 0
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert request_to_stop.heard == signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
 def test_without_a_signal_nothing_is_settled(request_to_stop: StopRequest) -> None:
     assert request_to_stop.settled() is None
     for _ in range(3):

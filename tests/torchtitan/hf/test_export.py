@@ -1,5 +1,6 @@
 """Checkpoints turned into Hugging Face folders, compared with the model that was saved."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torchtitan.models.llama3 import Transformer
 
@@ -20,6 +22,7 @@ from tests.torchtitan.helpers.hf_models import (
 )
 from tests.torchtitan.hf.test_adapter import load
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.hf import export
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.export import export_run
 from torchtitan.hf.folder import stored_shapes
@@ -235,6 +238,84 @@ def test_a_failed_export_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks layers\.5"):
         export_run(run)
     assert not (run / "hf_step-10").exists()
+
+
+def test_a_folder_of_the_users_that_looks_unfinished_stays(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path=str(source))
+    (tmp_path / "hf.part").mkdir()
+    (tmp_path / "hf.part" / "notes.txt").write_text("the user's")
+    export_run(run, output=tmp_path / "hf")
+    assert (tmp_path / "hf.part" / "notes.txt").read_text() == "the user's"
+    assert {path.name for path in tmp_path.glob("hf*")} == {"hf", "hf.part"}
+
+
+def test_of_two_exports_to_one_place_one_is_whole_and_the_other_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path=str(source))
+    really_write, output = export.write_weights, tmp_path / "hf"
+
+    def meanwhile(folder: Path, *rest: Any) -> None:
+        really_write(folder, *rest)
+        monkeypatch.setattr(export, "write_weights", really_write)
+        export_run(run, output=output)
+
+    monkeypatch.setattr(export, "write_weights", meanwhile)
+    with pytest.raises(ValueError, match=r"hf' cannot be written: Directory not empty"):
+        export_run(run, output=output)
+    assert read_folder(output)[1].keys() == read_folder(source)[1].keys()
+    assert [path.name for path in tmp_path.glob("hf*")] == ["hf"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("No space left")]
+)
+def test_a_full_disk_is_told_and_nothing_stays(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path=str(source))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(hf_weights, "save_file", full)
+    with pytest.raises(ValueError, match=r"hf' cannot be written: No space left$"):
+        export_run(run, output=tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
+
+
+def test_the_tokenizer_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    (source / "tokenizer.json").write_text("{}")
+    run = save_run(tmp_path, load(source), hf_assets_path="model")
+    settings = json.loads((run / "settings.json").read_text())
+    settings["job"]["dump_folder"] = "outputs"
+    (run / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    folder = export_run(run)
+    assert (folder / "tokenizer.json").read_text() == "{}"
+    assert parse_config(read_folder(folder)[0]) == parse_config(read_folder(source)[0])
+
+
+def test_a_tokenizer_that_is_not_found_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's output may lie anywhere, so nothing tells where the run was started."""
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path="model")
+    monkeypatch.chdir(tmp_path)
+    assert (export_run(run) / "config.json").exists()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"hf_assets_path is 'model'.*the run was started"):
+        export_run(run, output=tmp_path / "hf")
+    assert not list(tmp_path.glob("hf*"))
 
 
 def test_the_command_prints_the_folder_or_the_reason(

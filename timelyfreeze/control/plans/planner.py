@@ -14,7 +14,7 @@ from timelyfreeze.control.plans.replanning import (
     largest_move,
     moved_bounds,
 )
-from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay, is_quick
+from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.planning import (
     FreezePlan,
@@ -172,9 +172,8 @@ class Planner:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
         mine = {**arguments, "choices": self.choices} if self.exchange.rank == 0 else None
         patience_s = self.settings.solver_time_limit_s
-        # A process can be ended when its time is up, whatever it is doing; others wait no longer.
-        apart = self._delay > 0 or not is_quick(self._n_actions)
-        self._call = SolverJob(self.exchange, due_step, apart, solve, mine, patience_s)
+        is_awaited = self._delay == 0
+        self._call = SolverJob(self.exchange, due_step, is_awaited, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
         """Take the plan that was solved, or the reason why there is none, on all ranks."""

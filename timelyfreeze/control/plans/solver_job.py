@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timelyfreeze.planning import (
+    AwaitedCall,
     BackgroundCall,
     BackgroundError,
     LpError,
@@ -23,18 +24,13 @@ logger = logging.getLogger(__name__)
 MOST_ACTIONS_AT_ONCE = 1024
 
 
-def is_quick(n_actions: int) -> bool:
-    """Return whether a plan of a pipeline of so many actions is solved in two seconds at most."""
-    return n_actions <= MOST_ACTIONS_AT_ONCE
-
-
 def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
-    0 for a pipeline that is solved at once (:func:`is_quick`). Otherwise a tenth of the ramp, 1 at
-    least, within which ratios would be small anyway; but never all of its T_f - T_m steps.
+    0 for a pipeline that is solved in a moment. Otherwise a tenth of the ramp, 1 at least, within
+    which ratios would be small anyway; but never all of its T_f - T_m steps.
     """
-    if is_quick(n_actions):
+    if n_actions <= MOST_ACTIONS_AT_ONCE:
         return 0
     return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
 
@@ -49,9 +45,8 @@ class SolverJob:
 
     exchange: Exchange  # talks to the other ranks
     due_step: int  # at its end all ranks take the answer
-    # whether the function runs in a process of its own, from now on; else it is called when the
-    # answer is taken
-    apart: bool
+    # whether training does nothing but wait for the answer
+    is_awaited: bool
     # returns a solution; a function of a module, with arguments that pickle
     function: Callable[..., Solution]
     arguments: Mapping[str, Any] | None  # keyword arguments for it; None on ranks that do not solve
@@ -59,12 +54,13 @@ class SolverJob:
     patience_s: float
 
     def __post_init__(self) -> None:
-        """Begin, if it is in a process of its own."""
+        """Begin, in a process of its own: if it dies or hangs, no rank does."""
         self._background: BackgroundCall[Solution] | None = None
-        self._failure: str | None = None
-        if self.arguments is not None and self.apart:
+        self._failure = ""
+        if self.arguments is not None:
             try:
-                self._background = BackgroundCall(self.function, **self.arguments)
+                kind = AwaitedCall if self.is_awaited else BackgroundCall
+                self._background = kind(self.function, **self.arguments)
             except OSError as error:
                 self._failure = f"no process for the solver could be started: {error}"
 
@@ -73,7 +69,7 @@ class SolverJob:
         answer: dict[str, str] = {}
         if self.arguments is not None:
             try:
-                answer = solution_to_plain(self._solve(self.arguments))
+                answer = solution_to_plain(self._solve())
             except (LpError, ValueError, BackgroundError, MemoryError) as error:
                 answer = {"failure": str(error) or type(error).__name__}
         answer = self.exchange.broadcast(answer)
@@ -81,13 +77,11 @@ class SolverJob:
             return answer["failure"]
         return solution_from_plain(answer)
 
-    def _solve(self, arguments: Mapping[str, Any]) -> Solution:
-        if self._failure is not None:
-            raise BackgroundError(self._failure)
+    def _solve(self) -> Solution:
         if self._background is None:
-            return self.function(**arguments)
+            raise BackgroundError(self._failure)
         began = time.monotonic()
-        was_done = self._background.done
+        was_done = self.is_awaited or self._background.done
         with self._background as call:
             if not was_done:
                 call.hurry()  # the lowest priority may get next to nothing beside other work

@@ -10,7 +10,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -221,6 +221,9 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
     return {name: row[column] for name, column in shape.columns.items() if column in row}
 
 
+# Of a row in a file of lines. A small file may unpack to a row that fills the memory.
+MOST_BYTES = 2**26
+
 # The number of a row in its file, and the row; of JSON on lines the number is that of the line.
 NumberedRow = tuple[int, Any]
 
@@ -284,7 +287,12 @@ def _read_json(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRo
             if not holds_lines(name):
                 yield from enumerate(_parse(stream.read(), name, None))
                 return
-            for number, line in enumerate(stream, 1):
+            lines = iter(partial(stream.readline, MOST_BYTES + 1), b"")
+            for number, line in enumerate(lines, 1):
+                if len(line) > MOST_BYTES:
+                    raise DataExampleError(
+                        name, number, f"has more than {MOST_BYTES >> 20} MiB; a row is an example"
+                    )
                 if line.removeprefix(BOM).strip():  # an empty line is no example
                     yield number, _parse(line, name, number)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -21,6 +21,8 @@ _WORKER = Path(__file__).with_name("render_worker.py")
 MOST_CHARACTERS = 2_000_000
 # Of one example: far beyond what a conversation needs.
 _SECONDS, _BYTES = 10.0, 2**29
+# Of processor time that examples may take in the mean, and what may be beyond that in all.
+_SECONDS_EACH, _SECONDS_BEYOND = 1.0, 60.0
 
 
 class RenderError(ValueError):
@@ -81,6 +83,7 @@ class _Worker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._beyond_s = 0.0
 
     def ask(self, line: bytes) -> dict[str, Any]:
         with self._lock:
@@ -88,6 +91,10 @@ class _Worker:
                 found = self._exchange(line)
             except BrokenPipeError:  # it was ended since it was asked last
                 found = self._exchange(line)
+        more_s = found.pop("seconds", 0.0) - _SECONDS_EACH
+        self._beyond_s = max(0.0, self._beyond_s + more_s)
+        if self._beyond_s > _SECONDS_BEYOND:
+            return {"refused": f"takes more than {_SECONDS_EACH:g} s for each of many examples"}
         return found
 
     def _exchange(self, line: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files import markdown_lines, markdown_table
+from timelyfreeze.files import make_new, markdown_lines, markdown_table
 from timelyfreeze.files.options import new_folder, number, parse_with_keys, status_of, whole
 
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -38,7 +38,6 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
         response_text,
         table_rows,
     )
-    from torchtitan.freezing.report.run_folder import free_name
 
     def show(response: Response) -> None:
         _, _, *rows = markdown_lines(HEADING, table_rows(response))
@@ -57,7 +56,7 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     except ValueError as error:  # what was measured is worth keeping all the same
         print(f"warning: what a layer takes is left out: {error}", file=sys.stderr)
     name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
-    folder = options.output or Path("outputs/profiles") / free_name(name, Path("outputs/profiles"))
+    folder = options.output or make_new(Path("outputs/profiles"), name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bounds.json").write_text(bounds_text(profile, job_config, overheads))
     (folder / "schedule.csv").write_text(order_to_csv(profile.order))

@@ -54,7 +54,8 @@ class Timelines(RunPart):
         self._kept.pop(Phase.STABLE, None)
         if Phase.STABLE in self._written and self.run.is_shown:
             file = timeline_file(self.run.folder, Phase.STABLE)
-            number_former(file.parent, [file.name])
+            with self.run.writing():
+                number_former(file.parent, [file.name])
         self._written.discard(Phase.STABLE)
 
     def log_step(self, logged: LoggedStep) -> None:

@@ -27,7 +27,7 @@ class Losses(RunPart):
         self._logged: list[tuple[int, float]] = []
         self._last_step = 0
         self._validation: dict[str, float] = {}
-        self._append("step,seconds,train_loss,validation_loss")
+        run.append(tables.LOSSES, [])
 
     def log_step(self, logged: LoggedStep) -> None:
         self._logged.append((logged.step, logged.loss))
@@ -35,13 +35,13 @@ class Losses(RunPart):
     def end_step(self, ended: EndedStep) -> None:
         self._last_step = ended.step
         if self._logged and self._logged[-1][0] == ended.step:
-            self._append(f"{ended.step},{self.run.seconds:.3f},{self._logged[-1][1]!r},")
+            self._append(ended.step, repr(self._logged[-1][1]), "")
 
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
         """Write a validation; the last one counts."""
         counted = {f: scores[metric] for f, metric in _SCORES.items() if metric in scores}
         self._validation = {"validation_loss": loss} | counted
-        self._append(f"{step},{self.run.seconds:.3f},,{loss!r}")
+        self._append(step, "", repr(loss))
         if len(counted) == len(_SCORES):
             self.run.append(
                 tables.ACCURACIES, [tables.AccuracyRow(step, self.run.seconds, *counted.values())]
@@ -57,11 +57,12 @@ class Losses(RunPart):
         mean = statistics.fmean(recent or [last])
         return {"train_loss": mean, "last_loss": last, **self._validation}
 
-    def _append(self, row: str) -> None:
-        # Opened for each row: what is closed is not lost in a crash.
+    def _append(self, step: int, *losses: str) -> None:
+        """Write a line, losses to their last digit."""
         if self.run.is_shown:
-            with self.run.writing(), (self.run.folder / tables.LOSSES.name).open("a") as file:
-                file.write(row + "\n")
+            with self.run.writing():
+                line = [str(step), f"{self.run.seconds:.3f}", *losses]
+                tables.LOSSES.append_cells(self.run.folder, [line])
 
 
 class FiniteWatch(RunPart):
@@ -95,7 +96,11 @@ class Reference(RunPart):
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if (found := self._target) is None:
             return {}
-        curve = training_curve(self.run.folder)
+        try:
+            curve = training_curve(self.run.folder)
+        except (OSError, ValueError) as error:  # a folder that was deleted, a full disk
+            logger.warning("report.reference_run is not compared with: %s", error)
+            return found
         seconds = tables.seconds_to_reach(curve, found["reference_loss"], tables.WINDOW)
         return found | {"seconds_to_reference_loss": seconds}
 

@@ -105,8 +105,7 @@ class Run:
         """Append rows to a table, which is begun with its first ones; a part may have none."""
         if self.is_shown:
             with self.writing():
-                is_there = (self.folder / table.name).exists()
-                (table.append if is_there else table.write)(self.folder, rows)
+                table.append(self.folder, rows)
 
 
 class LoggedStep(NamedTuple):

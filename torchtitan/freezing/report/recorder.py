@@ -58,9 +58,8 @@ class PipelineFiles(RunPart):
         """Write the order; files of a former pipeline get a number and stay."""
         run = self.run
         if run.is_shown:
-            with run.writing():
-                for names in _OF_A_PIPELINE:
-                    number_former(run.folder, names)
+            for names in _OF_A_PIPELINE:
+                number_former(run.folder, names)
         if run.controller is not None:
             run.write("schedule.csv", order_to_csv(run.controller.order))
 
@@ -108,9 +107,10 @@ class RunRecorder:
         self.tell(RunPart.begin_pipeline)
 
     def tell(self, hook: Callable[..., object], *told: Any, **about: Any) -> None:
-        """Call a hook of all parts."""
+        """Call a hook of all parts; of files that cannot be written a part ends no training."""
         for part in self.parts:
-            getattr(part, hook.__name__)(*told, **about)
+            with self.run.writing():
+                getattr(part, hook.__name__)(*told, **about)
 
     def leave(self) -> None:
         """Write what is known of a pipeline, and let go of it; every rank comes here."""
@@ -123,7 +123,8 @@ class RunRecorder:
         logged = LoggedStep(step, loss, grad_norm, self.run.phase, self._collect(grad_norm))
         tags: dict[str, float | None] = {}
         for part in self.parts:
-            tags |= part.log_step(logged) or {}
+            with self.run.writing():
+                tags |= part.log_step(logged) or {}
         return {tag: value for tag, value in tags.items() if value is not None}
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
@@ -142,7 +143,8 @@ class RunRecorder:
         seconds = None if self.run.emulation is not None else device_seconds
         summary = replace(self.run.start, ended_early=ended_early, device_seconds=seconds)
         for part in self.parts:
-            summary = replace(summary, **part.fields(summary))
+            with self.run.writing():
+                summary = replace(summary, **part.fields(summary))
         self.tell(RunPart.finish, summary)
 
     def close(self) -> None:

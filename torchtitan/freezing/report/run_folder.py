@@ -1,10 +1,12 @@
 """One folder per run, under a name that says what ran."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
+from timelyfreeze.files import make_new
 from timelyfreeze.runtime import Exchange
 from torchtitan.checkpoints.finished import SETTINGS_FILE, read_run_settings
 from torchtitan.freezing.config import JobConfig
@@ -13,12 +15,16 @@ REPORT = "report.txt"
 
 
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
-    """Agree on a folder that no run has used, ``<dump_folder>/<save_tb_folder>/<time>_<what>``."""
+    """Return a folder that no run has, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
+
+    The one process that writes there makes it, and tells its name to the others.
+    """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
-    folder = place / Exchange().broadcast(free_name(describe(job_config), place))
-    if create:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    name = describe(job_config) if create else None
+    if name is not None:
+        with suppress(OSError):  # what takes no folder takes no file either, which is told
+            name = make_new(place, name).name
+    return place / next(name for name in Exchange().all_gather(name) if name is not None)
 
 
 def describe(job_config: JobConfig) -> str:
@@ -29,12 +35,6 @@ def describe(job_config: JobConfig) -> str:
     if job_config.parallelism.pipeline_parallel_degree > 1:
         words.append(job_config.parallelism.pipeline_parallel_schedule)
     return "_".join([*words, job_config.freezing.method])
-
-
-def free_name(name: str, place: Path) -> str:
-    """Return ``name``, with a number behind it if ``place`` already has one of that name."""
-    names = chain([name], (f"{name}_{number}" for number in count(2)))
-    return next(free for free in names if not (place / free).exists())
 
 
 def last_report(job_config: JobConfig) -> Path | None:

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from torchtitan.data.rows import examples
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import (
     InstructExamples,
@@ -254,6 +255,20 @@ def test_unreadable_containers_are_named(tmp_path: Path) -> None:
         read_examples(str(gz), "alpaca")
     gz.write_bytes(jsonl(ROWS))
     with pytest.raises(DataExampleError, match=r"line 1: cannot be unpacked \(Not a gzipped file"):
+        read_examples(str(gz), "alpaca")
+
+
+def test_a_row_that_a_small_file_unpacks_to_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples, "MOST_BYTES", 2**20)
+    gz = tmp_path / "a.jsonl.gz"
+    long = {**ROWS[0], "output": "x" * (2**20 - 200)}
+    gz.write_bytes(gzip.compress(jsonl([long])))
+    assert len(read_examples(str(gz), "alpaca")) == 1
+    gz.write_bytes(gzip.compress(jsonl([ROWS[0]]) + b" " * 2**26))
+    assert gz.stat().st_size < 2**17
+    with pytest.raises(DataExampleError, match=r"a\.jsonl\.gz, line 2: has more than 1 MiB"):
         read_examples(str(gz), "alpaca")
 
 

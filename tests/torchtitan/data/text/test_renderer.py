@@ -1,5 +1,6 @@
 """Templates that would fill the memory, never end or write for ever are refused, and no other."""
 
+import json
 import os
 import signal
 from typing import Any
@@ -51,6 +52,32 @@ def test_a_template_gets_no_more_than_its_share(source: str) -> None:
     with pytest.raises(RenderError, match=limits):
         text(source)
     assert text("{{ messages[0].content }}") == "a b\nc", "the next one is rendered"
+
+
+def test_examples_that_take_long_one_after_the_other_are_bounded_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the process's own clock, here replayed: a few long ones among others do no harm."""
+    worker, seconds = renderer._Worker(), [9.0]
+    monkeypatch.setattr(renderer, "_worker", worker)
+    answer = {"text": "a", "marked": [], "spans": []}
+    monkeypatch.setattr(worker, "_exchange", lambda line: {**answer, "seconds": seconds[0]})
+    for _ in range(5):
+        seconds[0] = 9.0
+        assert [text("") for _ in range(7)] == ["a"] * 7
+        seconds[0] = 0.0
+        assert [text("") for _ in range(60)] == ["a"] * 60
+    seconds[0] = 9.0
+    assert [text("") for _ in range(7)] == ["a"] * 7
+    with pytest.raises(RenderError, match="takes more than 1 s for each of many examples"):
+        text("")
+
+
+def test_the_process_tells_what_it_took() -> None:
+    said = {"messages": MESSAGES, "tools": None, "prompt": False, "answers": []}
+    limits = {"most": 100, "seconds": 10.0, "bytes": 2**29}
+    line = json.dumps({"source": "{{ messages }}", "tokens": {}, **said, **limits})
+    assert renderer._Worker()._exchange(f"{line}\n".encode())["seconds"] >= 0.0
 
 
 @pytest.mark.parametrize("value", [b"", {1, 2}, object()])

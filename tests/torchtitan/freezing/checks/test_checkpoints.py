@@ -207,6 +207,9 @@ FROZEN = {"freezing__method": "timelyfreeze+apf", "freezing__last_warmup_step": 
         ("freezing.max_freeze_ratio", "auto", 0.5, '"freezing"'),
         ("freezing.gradient_rank", 0, [16, 32], '"freezing"'),
         ("parallelism.pipeline_parallel_schedule", "1F1B", "GPipe", '"freezing"'),
+        ("training.seq_len", 2048, 64, '"freezing"'),
+        ("training.mixed_precision_param", "bfloat16", "float32", '"freezing"'),
+        ("activation_checkpoint.mode", "none", "full", '"freezing"'),
     ],
 )
 def test_what_a_checkpoint_brings_along_cannot_differ(
@@ -230,7 +233,7 @@ def test_what_a_checkpoint_brings_along_cannot_differ(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"debug__seed": 7, "freezing__seed": 7, "training__steps": 2000, "training__seq_len": 64},
+        {"debug__seed": 7, "freezing__seed": 7, "training__steps": 2000},
         {"lr_scheduler__warmup_steps": 3, "freezing__last_ramp_step": 999, "metrics__log_freq": 7},
     ],
 )

@@ -1,11 +1,16 @@
 """One record of a run that moves to another pipeline: its files, and what adds up."""
 
+import errno
 import json
+import logging
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchtitan.components.metrics as titan_metrics
@@ -17,18 +22,31 @@ from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.records.convergence import StepLog
 from timelyfreeze.records.summary import read_summary
-from timelyfreeze.records.tables import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move
+from timelyfreeze.records.tables import (
+    LOSSES,
+    MOVES,
+    RESPONSES,
+    STEPS,
+    FrozenCount,
+    LossRow,
+    Move,
+)
 from timelyfreeze.schedule import order_to_csv
+from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.timing.bounds import uniform_bounds
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.recorder import RunRecorder, record
 
 START = make_summary(method="fixed", n_devices=4, ranks_per_replica=4, steps=8)
 LONG = parse_order([f"{rank}F0 {rank}B0" for rank in range(4)])
 SHORT = parse_order(TWO_BY_TWO)
+DAG = build_dag(SHORT)
 
 
 class Controller(SimpleNamespace):
@@ -163,3 +181,45 @@ def test_what_had_the_loss_first_has_it_in_each_shorter_pipeline(world_size: int
         for later in (n for n in pipelines if n <= first):
             of_stage = torch.arange(world_size).reshape(later, -1)
             assert shown in of_stage[-1]
+
+
+@pytest.mark.parametrize("fault", ["takes no files", "was deleted"])
+def test_a_folder_that_fails_ends_no_training(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, own = tmp_path / "former", tmp_path / "own"
+    for folder in (former, own):
+        folder.mkdir()
+    LOSSES.write(former, [LossRow(step, float(step), 1.0 / step, None) for step in range(1, 9)])
+    config = JobConfig()
+    put(config, "freezing", method="fixed", gradient_rank=0)
+    config.plots.enable = False
+    config.report.reference_run = str(former)
+    run = run_in(own, START, config=config, n_layers=None, device=torch.device("cpu"))
+    recorder = record(run, None, BaseLogger())
+    controller = Controller(SHORT, 0.25)
+    controller.subspaces, controller.active_plan = SimpleNamespace(rank=0), SimpleNamespace(dag=DAG)
+    recorder.begin_pipeline(_any(controller))
+    for name in ("bounds.json", "plan.json"):
+        (own / name).write_text("of the former plan")
+    recorder.end_step(1, 0.5, 400)
+    if fault == "takes no files":
+
+        def refused(*_: Any) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        for name in ("rename", "replace", "open", "mkdir"):
+            monkeypatch.setattr(os, name, refused)
+    bounds = uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.0, 2.0))
+    plan = plan_from_ratios(DAG, bounds, np.zeros(len(DAG.actions)))
+    recorder.tell(RunPart.begin_plan, plan, bounds, n_processors=None, sizes=lambda: None)
+    recorder.log_step(2, 0.5, 1.0)
+    if fault == "was deleted":
+        shutil.rmtree(own)
+    recorder.end_step(2, 0.5, 400)
+    recorder.end()
+    recorder.close()
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum("training goes on" in each for each in warned) == 1
+    is_told = any("report.reference_run is not compared with" in each for each in warned)
+    assert is_told == (fault == "was deleted") == (own / "report.txt").exists()

@@ -1,4 +1,5 @@
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -6,16 +7,49 @@ import pytest
 from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report import run_folder
 from torchtitan.freezing.report.losses import Losses
-from torchtitan.freezing.report.run_folder import describe, free_name, number_former
+from torchtitan.freezing.report.run_folder import describe, make_run_folder, number_former
 
 
-def test_two_runs_of_one_name_get_two_folders(tmp_path):
-    assert free_name("run", tmp_path) == "run"
-    (tmp_path / "run").mkdir()
-    assert free_name("run", tmp_path) == "run_2"
-    (tmp_path / "run_2").mkdir()
-    assert free_name("run", tmp_path) == "run_3"
+class Alone:
+    """The words of one process with itself."""
+
+    def all_gather(self, value: object) -> list[object]:
+        return [None, value]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    """A run that starts in the same second as all others."""
+    monkeypatch.setattr(run_folder, "Exchange", Alone)
+    monkeypatch.setattr(run_folder, "describe", lambda config: "run")
+    config = JobConfig()
+    config.job.dump_folder, config.metrics.save_tb_folder = str(tmp_path), "tb"
+    return config
+
+
+def test_two_runs_of_one_moment_get_two_folders(
+    tmp_path: Path, config: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_make, made = os.mkdir, []
+
+    def after_another_run(path: Path, *mode: int) -> None:
+        if not made and Path(path).name == "run":
+            made.append(path)
+            really_make(path, *mode)
+        really_make(path, *mode)
+
+    (tmp_path / "tb").mkdir()
+    monkeypatch.setattr(os, "mkdir", after_another_run)
+    folders = [make_run_folder(config, create=True).name for _ in range(3)]
+    assert folders == ["run_2", "run_3", "run_4"], "the other run has the first"
+    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"run", *folders}
+
+
+def test_a_place_that_takes_no_folder_ends_no_run(tmp_path: Path, config: JobConfig) -> None:
+    (tmp_path / "tb").touch()
+    assert make_run_folder(config, create=True) == tmp_path / "tb" / "run"
 
 
 def test_name_says_what_ran():
