@@ -121,12 +121,16 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.egeria.precision": _word("int8", "float32"),
     "freezing.egeria.queue_length": _whole(1),
     "freezing.egeria.max_cpu_load": _number(st.floats(1e-6, 1e6), 0.0, below=0.0),
-    "freezing.fixed.layers": _whole(0),
+    "freezing.fixed.layers": _whole(0, 6),
+    "freezing.fixed.names": (
+        st.lists(st.sampled_from(["embed", "layers.0-1", "*.norm"])),
+        st.lists(st.sampled_from(["layers.9", "1-0", ""]), min_size=1),
+    ),
     "freezing.linear.check_interval": _whole(1),
     "freezing.linear.layers_per_check": _whole(1),
-    "freezing.linear.max_layers": _whole(0),
+    "freezing.linear.max_layers": _whole(0, 6),
     "freezing.lisa.check_interval": _whole(1),
-    "freezing.lisa.active_layers": _whole(0),
+    "freezing.lisa.active_layers": _whole(0, 6),
     "freezing.pipetransformer.check_interval": _whole(1),
     "freezing.pipetransformer.alpha": _number(
         st.floats(1e-6, 1, exclude_max=True), 0.0, 1.0, below=0.0, above=1.0

@@ -259,6 +259,38 @@ def test_outputs_are_compared_and_the_learning_rate_is_that_of_the_optimizer() -
     assert n_frozen == [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]
 
 
+@pytest.mark.parametrize("method", ["fixed", "timelyfreeze+fixed"])
+def test_named_tensors_are_frozen(method: str) -> None:
+    names = {"names": ["layers.1", "*.3.*bias"]}
+    loop = Loop(method=method, policy=names, max_freeze_ratio=0.5, gradient_rank=0)
+    chosen = [n for m in loop.modules for n, _ in m.named_parameters() if _is_named(n)]
+    assert 0 < len(chosen) < len(list(loop.weights()))
+    *_, last = loop.train(1, 12)
+    without = {
+        name
+        for module, grads in zip(loop.modules, last, strict=True)
+        for (name, _), grad in zip(module.named_parameters(), grads, strict=True)
+        if grad is None
+    }
+    if method == "fixed":
+        assert without == set(chosen)
+    else:
+        checks = loop.freezer._controller.checks
+        assert checks is not None
+        assert loop.plans
+        frozen = checks.decision.frozen
+        assert {checks.layout.names[i] for i in np.flatnonzero(frozen)} == set(chosen)
+
+
+def _is_named(name: str) -> bool:
+    return name.startswith("layers.1.") or (name.startswith("layers.3.") and name.endswith("bias"))
+
+
+def test_a_name_that_no_tensor_has_is_told_when_the_trainer_is_made() -> None:
+    with pytest.raises(ValueError, match=r"^fixed.names has 'layers\.9'; .* names are layers\."):
+        Loop(method="fixed", policy={"names": ["layers.9"]})
+
+
 def make_named_modules() -> list[nn.Module]:
     """Stages whose tensors have layer numbers, unique over the model."""
 
@@ -315,7 +347,7 @@ def test_settings_of_a_policy_are_those_of_its_name() -> None:
         ({"method": "afp"}, "method is 'afp'; known: "),
         ({"method": "apf", "policy": {"treshold": 1}}, "policy has treshold; apf knows: "),
         ({"method": "apf", "policy": {"threshold": 2.0}}, "apf.threshold is 2.0"),
-        ({"method": "apf", "policy": Fixed()}, r"policy is Fixed\(layers=1\), but method is 'apf'"),
+        ({"method": "apf", "policy": Fixed()}, r"policy is Fixed\(.*\), but method is 'apf'"),
         ({"method": Apf(), "policy": {}}, "method is a policy already"),
         ({"policy": {"threshold": 0.1}}, "method 'timelyfreeze' names no policy"),
     ],

@@ -44,9 +44,9 @@ class FreezeSettings:
 
     monitoring: Annotated[str, OneOf(*MONITORING_WAYS)] = HALVES
     """How both are measured. "halves": first the one and then the other, as the paper does; steps
-    with everything frozen change no weights, or in their subspaces alone. "mixed": in every batch some backwards are frozen
-    whole and the others not at all, in the next batch the other way round, so that every step
-    learns."""
+    with everything frozen change no weights, or in their subspaces alone. "mixed": in every batch
+    some backwards are frozen whole and the others not at all, in the next batch the other way
+    round, so that every step learns."""
 
     last_ramp_step: int = 200
     """T_f, for methods with a plan, above T_m: from T_m to here freeze ratios grow linearly from 0

@@ -87,6 +87,7 @@ ROWS = [
         prefix=True,
     ),
     Row("fixed", {"freezing__fixed__layers": 3}, monotone=True, prefix=True),
+    Row("timelyfreeze+fixed", {"freezing__fixed__names": "embed,layers.1-2,*_norm"}),
     Row("linear", {"freezing__linear__check_interval": 2}, monotone=True, prefix=True),
     Row("lisa", {"freezing__lisa__check_interval": 3}),
     # Registered by a test's file: a method needs no edit anywhere else.

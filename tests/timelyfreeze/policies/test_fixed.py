@@ -36,3 +36,64 @@ def test_errors_are_named(layers: float) -> None:
 
 def test_sound_settings_have_no_errors() -> None:
     assert list(Fixed(0).errors()) == []
+
+
+LAYOUT = toy_layout(12)
+
+
+def frozen_names(*patterns: str, layers: int | None = None) -> list[str]:
+    decision = Fixed(layers, list(patterns)).start(Check(0, LAYOUT, {}, 0))
+    return [name for name, frozen in zip(LAYOUT.names, decision.frozen, strict=True) if frozen]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("tok_embeddings", ["tok_embeddings.weight"]),
+        ("embed", ["tok_embeddings.weight"]),
+        ("*.norm", ["norm.weight"]),
+        ("output.weight", ["output.weight"]),
+        ("layers.1", [f"layers.1.{name}.weight"
+                      for name in ("attention.wq", "attention.wo", "feed_forward.w1")]),
+        ("layers.9-10.attention.wq",
+         ["layers.9.attention.wq.weight", "layers.10.attention.wq.weight"]),
+        ("layers.*.wo", [f"layers.{layer}.attention.wo.weight" for layer in range(12)]),
+        ("layers.1[01].*.wo.weight",
+         ["layers.10.attention.wo.weight", "layers.11.attention.wo.weight"]),
+    ],
+)  # fmt: skip
+def test_a_pattern_names_tensors_or_modules(pattern: str, expected: list[str]) -> None:
+    assert frozen_names(pattern) == expected
+
+
+def test_names_are_frozen_together_and_besides_layers() -> None:
+    both = frozen_names("embed", "layers.0-1", "*.norm")
+    assert both == [*LAYOUT.names[:7], "norm.weight"]
+    assert frozen_names("*.norm", layers=2) == both
+    assert frozen_names("*.norm", layers=0) == ["norm.weight"]
+
+
+@pytest.mark.parametrize(
+    ("names", "n_front"),
+    [(["layers.0-4"], 0), (["embed", "layers.0-2", "layers.5"], 3), (["*"], 12)],
+)
+def test_the_front_is_told(names: list[str], n_front: int) -> None:
+    decision = Fixed(names=names).start(Check(0, LAYOUT, {}, 0))
+    assert decision.metrics == {"frozen_layers": n_front}
+
+
+def test_without_names_one_layer_is_frozen() -> None:
+    assert prefix_length(Fixed().start(Check(0, toy_layout(5), {}, 0)).frozen) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [("embeddings", "tok_embeddings"), ("layers.12-15", "layers.1"), ("layers.1-0", "layers.10"),
+     ("norms", "norm"), ("", "")],
+)  # fmt: skip
+def test_a_pattern_that_matches_nothing_is_refused(pattern: str, near: str) -> None:
+    with pytest.raises(ValueError, match=r"^fixed\.names has ") as told:
+        frozen_names("layers.0", pattern)
+    rule, _, nearest = str(told.value).partition("; the nearest names are ")
+    assert rule == f"fixed.names has {pattern!r}; it must match a tensor or module of the model"
+    assert near in nearest.split(", ") or near == ""

@@ -149,7 +149,8 @@ FEATURES = (
     Feature(
         _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
         (needs.EAGER,),
-        lambda run: (name := _policy_name(run)) is not None and not freezes_whole_layers(name)),
+        lambda run: (name := _policy_name(run)) is not None
+        and not (freezes_whole_layers(name) and not getattr(_policy(run), "names", ()))),
     Feature(
         'compile.components has "model"',
         "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),

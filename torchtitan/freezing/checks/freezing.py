@@ -9,7 +9,14 @@ import torch
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
-from timelyfreeze.policies import LORA, freezes_by_turns, parse_method
+from timelyfreeze.policies import (
+    LORA,
+    Check,
+    FreezePolicy,
+    build_layout,
+    freezes_by_turns,
+    parse_method,
+)
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import AUTO, FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
@@ -54,14 +61,30 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         return
     # What "auto" stands for is found once the rest is right.
     known = replace(freezing, gradient_rank=0) if freezing.gradient_rank == AUTO else freezing
-    yield from known.errors(plans=method.plans, n_stages=_n_stages(config))
+    settings = list(known.errors(plans=method.plans, n_stages=_n_stages(config)))
+    yield from settings
     yield from _last_step_errors(config, plans=method.plans)
     if method.plans:
         yield from _solver_errors(config)
         _tell_of_short_sides(config, "freezing.gradient_rank", known.gradient_rank, ())
     if method.policy is not None:
-        yield from getattr(freezing, method.policy).errors()
+        policy: FreezePolicy = getattr(freezing, method.policy)
+        errors = list(policy.errors())
+        yield from errors
+        if not (settings or errors):
+            yield from _unfit_errors(config, policy)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
+
+
+def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
+    """Yield why a policy cannot start on the model, where that is known before it is built."""
+    if (model := plain_model(config)) is None:
+        return
+    layout = build_layout({0: [(name, p.numel()) for name, p in model.named_parameters()]})
+    try:
+        policy.start(Check(0, layout, {}, config.freezing.seed))
+    except ValueError as error:
+        yield str(error)
 
 
 def _n_stages(config: JobConfig) -> int | None:

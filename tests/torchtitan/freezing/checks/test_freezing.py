@@ -365,3 +365,25 @@ def efficiency(**changes: Any) -> JobConfig:
 @pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
 def test_what_goes_on_with_fewer_ranks(method: str) -> None:
     check(efficiency(freezing__method=method))
+
+
+@pytest.mark.parametrize("method", ["fixed", "timelyfreeze+fixed"])
+def test_names_that_the_model_lacks_are_told_before_anything_starts(method: str) -> None:
+    job_config = config(freezing__method=method)
+    fixed = registered_policies()["fixed"]
+    put(job_config, "freezing", fixed=fixed(names=["embed", "layers.0-1", "*.norm", "*_norm"]))
+    check(job_config)
+    put(job_config, "freezing", fixed=fixed(names=["embed", "embeddings"]))
+    [line] = errors(job_config)
+    assert line.startswith(
+        "freezing.fixed.names has 'embeddings'; it must match a tensor or module of the model; the "
+        "nearest names are tok_embeddings"
+    )
+
+
+def test_compiled_blocks_are_not_frozen_by_name() -> None:
+    job_config = config(freezing__method="fixed", compile__enable=True)
+    check(job_config)
+    put(job_config, "freezing", fixed=registered_policies()["fixed"](names=["*_norm"]))
+    [line] = errors(job_config)
+    assert "a compiled block has one backward" in line
