@@ -163,7 +163,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "lora.alpha": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "lora.targets": (
         st.lists(st.sampled_from(["wq", "attention.wo", "w2"]), max_size=3),
-        st.sampled_from([["q_proj"], ["wq", "w"]]),
+        st.sampled_from([["query"], ["wq", "w"]]),
     ),
     "lora.learning_rate": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "data.shuffle": FLAG,

@@ -17,7 +17,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from torchtitan.data.rows.errors import DataError, file_of
-from torchtitan.data.rows.examples import is_local_path, part_named, to_train_on
+from torchtitan.data.rows.examples import PARTS, is_local_path, to_train_on
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -108,7 +108,7 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     suffixes = tuple(suffix for suffix, name in known_as if name in FORMATS)
     images: list[str] = []
     labels: list[int] = []
-    if all(part_named(folder.name) for folder in folders):
+    if all(folder.name in PARTS for folder in folders):
         raise DataError(
             f"{place}, whose folders {listed([f.name for f in folders])} are parts of a data set; "
             "name the one to read, which has a folder of pictures for each class"

@@ -254,23 +254,16 @@ def data_files(path: Path, key: str) -> list[Path]:
     return files
 
 
-# By which a file's name says of which part of a data set it is, as ``datasets`` has it.
-_PARTS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-
-
-def part_named(name: str) -> str | None:
-    """Return of which part of a data set a file's or a folder's name speaks, if of any."""
-    words = re.split(r"[-._ 0-9]", name)
-    return next((part for part, known in _PARTS.items() if not {*known}.isdisjoint(words)), None)
+# By which a name says of which part of a data set it is, as ``datasets`` has it.
+_TRAIN = frozenset(("train", "training"))
+_TEST = ("validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")
+PARTS = _TRAIN.union(_TEST)
 
 
 def to_train_on(files: list[Path]) -> list[Path]:
     """Return the files that are named as the part to train on; all if there are none."""
-    return [file for file in files if part_named(file.name) == "train"] or files
+    named = [f for f in files if not _TRAIN.isdisjoint(re.split(r"[-._ 0-9]", f.name))]
+    return named or files
 
 
 def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[NumberedRow]:

@@ -44,15 +44,16 @@ SPEAKERS = {
 _SWITCHES = {"train": True, "training": True, "loss": True, "weight": True, "masked": False}
 # What messages and their example are read for, each by a template that has words for it.
 TOOL_CALLS, TOOLS = "tool_calls", "tools"
-# What else an example of any kind may say beside its messages, and with what nothing can be done.
+# What else an example of any kind may say beside its messages, and what is refused, there too.
 SYSTEM, FUNCTIONS, HISTORY = "system", "functions", "history"
-LABELS = ("label", "kto_tag")  # of an answer: whether it is a good one
-REFUSED = {
+_LABELS = ("label", "kto_tag")  # of an answer: whether it is a good one
+_REFUSED = {
+    **dict.fromkeys(_LABELS, "it marks a bad answer"),
     "chat_template_kwargs": "templates get no values of their own here",
     **dict.fromkeys(("images", "videos", "audios"), "rows here are texts alone"),
     "documents": "templates get none here",
 }
-BESIDE = (TOOLS, FUNCTIONS, SYSTEM, *LABELS, *REFUSED)
+BESIDE = (TOOLS, FUNCTIONS, SYSTEM, *_REFUSED)
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of one field
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -149,12 +150,7 @@ def _conversation(example: dict[str, Any], field: str, keys: tuple[str, str]) ->
 
 def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
     """Return messages with what the example says beside them."""
-    for name, why in REFUSED.items():
-        if example.get(name) not in _EMPTY:
-            raise FieldError(name, f"is {shown(example[name])}; {why}, so leave it out")
-    for name in LABELS:
-        if example.get(name) is False:
-            raise FieldError(name, "is false, which marks a bad answer; leave such examples out")
+    _refuse(example)
     system = example.get(SYSTEM)
     if system not in _EMPTY and _text(example, SYSTEM).strip():
         own = [message.content for message in messages if message.role == "system"]
@@ -187,6 +183,7 @@ def _message(entry: Any, place: str, keys: tuple[str, str]) -> Message:
     if speaker not in SPEAKERS:
         problem = f"is {speaker!r}; expected one of {list(SPEAKERS)}"
         raise FieldError(f"{place}.{keys[0]}", problem)
+    _refuse(others, f"{place}.")
     is_given = not _is_learned(others, place, SPEAKERS[speaker])
     content = entry.get(keys[1])
     if speaker in _CALLERS:
@@ -202,6 +199,13 @@ def _message(entry: Any, place: str, keys: tuple[str, str]) -> Message:
         entry = {**entry, keys[1]: content}
     text = _text(entry, keys[1], place)
     return Message(SPEAKERS[speaker], text, others=others, is_given=is_given)
+
+
+def _refuse(said: dict[str, Any], place: str = "") -> None:
+    for name, why in _REFUSED.items():
+        value = said.get(name)
+        if value is False if name in _LABELS else value not in _EMPTY:
+            raise FieldError(f"{place}{name}", f"is {shown(value)}; {why}, so leave it out")
 
 
 def _is_learned(others: dict[str, Any], place: str, role: str) -> bool:

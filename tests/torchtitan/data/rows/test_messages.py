@@ -83,6 +83,13 @@ def test_what_an_example_says_beside_its_messages(read: MessageReader, row: dict
         read(row | {"functions": [schema], "tools": [schema]})
 
 
+def test_pictures_of_a_message_are_refused() -> None:
+    with pytest.raises(
+        FieldError, match=r"'messages\[0\]\.images' is .* rows here are texts alone"
+    ):
+        chat_messages({"messages": [{**ASK, "images": ["cat.png"]}, SAY]})
+
+
 def test_a_system_prompt_stands_once() -> None:
     row = {"messages": [{"role": "system", "content": "Be kind."}, ASK, SAY]}
     assert said(chat_messages(row | {"system": "Be kind."})) == said(chat_messages(row))

@@ -92,6 +92,7 @@ def test_the_template_of_a_folder_must_be_there(tmp_path: Path) -> None:
     settings = {"data__chat_template": "tokenizer"}
     (error,) = data_errors(config(**settings, model__hf_assets_path=str(bare)))
     assert "has no chat template" in error
+    assert "choose one of auto, plain" in error
     whole = tokenizer_folder(tmp_path / "whole", chat_template=GUEST)
     assert list(data_errors(config(**settings, model__hf_assets_path=str(whole)))) == []
 
