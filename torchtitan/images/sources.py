@@ -115,7 +115,7 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
                 f"{listed(known)}"
             )
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-        files = sorted(e.path for e in entries if e.name.lower().endswith(suffixes) and e.is_file())
+        files = sorted(e.path for e in entries if e.name.lower().endswith(suffixes) and isfile(e))
         if not files:
             raise FileNotFoundError(
                 f"{place}, whose folder {folder.name!r} has no pictures; each of its folders must "
