@@ -159,6 +159,13 @@ def test_every_path_may_begin_with_the_users_folder(
     assert config.data.paths == [f"{tmp_path}/a", "b~"]
 
 
+def test_the_folder_of_nobody_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[job]\ndump_folder = "~nouser/x"\n')
+    with pytest.raises(ConfigError, match=r"job\.dump_folder is '~nouser/x', and there is no such"):
+        read_config([f"--job.config_file={path}"])
+
+
 @pytest.mark.parametrize("path", ["~\0", "~/\0"])
 def test_a_path_that_no_system_takes_is_not_there(path: str) -> None:
     job_config = read_config(["--training.dataset=alpaca", "--data.paths", path])

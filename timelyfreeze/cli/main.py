@@ -1,6 +1,7 @@
 """The map of the product: every command, and the module that it is in."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -47,6 +48,16 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read it, such as head, has enough; Python would tell at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2

@@ -22,6 +22,8 @@ def status_of(work: Callable[[], int]) -> int:
     """Return the exit status of ``work``: 2, and its message, where the user made an error."""
     try:
         return work()
+    except BrokenPipeError:
+        raise  # of nobody's error
     except (ValueError, OSError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2

@@ -39,7 +39,8 @@ def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> P
     try:
         unfinished.write_bytes(content)
         return unfinished.replace(file)
-    except OSError:
+    except OSError as error:
+        error.filename = str(file)
         unfinished.unlink(missing_ok=True)
         raise
 

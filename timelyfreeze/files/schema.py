@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -228,6 +228,10 @@ def read_as(hint: Any, value: Any, where: str, *, partly: bool = False, more: st
         if error := inner[1].error(found):
             raise ValueError(f"{where} is {shown(value)}; {error}")
         return found
+    if origin is Literal:
+        if value not in inner:
+            raise ValueError(f"{where} is {shown(value)}; it must be one of {listed(inner)}{more}")
+        return value
     if origin in (Union, UnionType):
         kinds = [kind for kind in inner if kind is not NoneType]
         if value is None and NoneType in inner:

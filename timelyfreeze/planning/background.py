@@ -188,8 +188,11 @@ def _answer_call() -> None:
     except Exception as problem:
         error = _portable(problem)
         error.add_note("in a background process:\n" + traceback.format_exc())
-    with answer:
-        pickle.dump((value, error), answer)
+    try:
+        with answer:
+            pickle.dump((value, error), answer)
+    except OSError as problem:
+        sys.exit(f"the answer cannot be written: {problem}")
 
 
 def _portable(error: Exception) -> Exception:

@@ -184,6 +184,11 @@ def read_bounds_file(path: Path) -> BoundsFile:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     order = _order_beside(path, bounds)
+    if (ranks := metadata.ranks) is not None:
+        wanted = n_stages % ranks if order is None else ranks - order.n_ranks
+        if wanted != 0:
+            of = f"{n_stages} stages" if order is None else f"{order.n_ranks} in {ORDER_FILE}"
+            raise ValueError(f"{path}: {PIPELINE}.ranks is {ranks}, which does not fit {of}")
     file = BoundsFile(path, table, metadata, order, n_stages, n_microbatches)
     if not file.keeps_overhead:
         _without_overhead(file)

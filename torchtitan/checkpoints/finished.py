@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from timelyfreeze.files import read_object, write_whole
-from torchtitan.checkpoints.contents import METADATA, read_contents
+from torchtitan.checkpoints.contents import METADATA, cause_of, read_contents
 
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
 SETTINGS_FILE = "settings.json"
@@ -146,7 +146,7 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
         try:
             values[name] = torch.load(content, weights_only=True)
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
+            raise ValueError(f"{name} in {folder} cannot be read: {cause_of(error)}") from error
     return values
 
 

@@ -24,6 +24,7 @@ from torchtitan.components.checkpoint import MODEL, OPTIMIZER, CheckpointManager
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.tools.logging import logger
 
+from torchtitan.checkpoints.contents import cause_of
 from torchtitan.checkpoints.finished import (
     METADATA,
     all_steps,
@@ -105,8 +106,8 @@ class SafeCheckpointManager(CheckpointManager):
             return super().load(step)
         except CheckpointException as error:
             raise CheckpointError(
-                f"{start} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
-                "model or configuration. checkpoint.load_step names an older one, "
+                f"{start} cannot be loaded: {cause_of(error)}; it is damaged, or belongs to "
+                "another model or configuration. checkpoint.load_step names an older one, "
                 "checkpoint.folder another place; to begin again, move the folder away"
             ) from error
         finally:
@@ -155,7 +156,7 @@ class SafeCheckpointManager(CheckpointManager):
                     save_settings(folder, self.settings)
             super().save(curr_step, last_step)
         except (CheckpointException, OSError) as error:
-            cause = _cause(error) if isinstance(error, CheckpointException) else str(error)
+            cause = cause_of(error)
             if "Errno" not in cause and shutil.disk_usage(self.folder).free < _BLOCK:
                 # torch tells of its file, and another rank cannot tell what it came from.
                 cause = f"{os.strerror(errno.ENOSPC)} ({cause})"
@@ -207,13 +208,6 @@ class SafeCheckpointManager(CheckpointManager):
         return "; its checkpoint is saved" + (
             "" if last_step else ", and the same command goes on from there"
         )
-
-
-def _cause(error: CheckpointException) -> str:
-    """Return the first rank's reason in one line, without its stack."""
-    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    text = " ".join(str(cause).split()) or type(cause).__name__
-    return f"{text} (rank {rank})"
 
 
 _STATE = "state."

@@ -61,6 +61,8 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
             errors.append(f"{key} is {shown(value)}; it must be a number")
         elif (found := _find_home(value)) != value:
             at_home[key] = found
+        elif isinstance(value, str) and value.startswith("~") and "/" in value:
+            errors.append(f"{key} is {shown(value)}, and there is no such user; write the folder")
     in_arguments = set(_argument_keys(args))
     given = {*dict(table_values(table)), *in_arguments}
     kind = job_config.training.dataset

@@ -14,7 +14,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchtitan.checkpoints.contents import read_contents
+from torchtitan.checkpoints.contents import read_contents, readable
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.lora import Lora
 from torchtitan.lora.adapters import adapter_of, is_adapter
@@ -32,7 +32,8 @@ class StoredWeights:
         self._checkpoint = checkpoint
         self._adapter_scale = adapter_scale
         self._dtype = dtype
-        self._entries = read_contents(checkpoint).state_dict_metadata
+        with readable(checkpoint):
+            self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""
@@ -69,7 +70,8 @@ class StoredWeights:
         with warnings.catch_warnings():
             # There are no processes to agree with, which torch warns of.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(weights, checkpoint_id=self._checkpoint, no_dist=True)
+            with readable(self._checkpoint):
+                dcp.load(weights, checkpoint_id=self._checkpoint, no_dist=True)
         for name, (down, up) in adapters.items():
             added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
             weights[name] = weights[name].float() + added

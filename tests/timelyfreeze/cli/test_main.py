@@ -1,5 +1,7 @@
 """The command: its map, and what it says of words that are no command."""
 
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -64,6 +66,18 @@ def test_a_command_whose_extra_is_not_installed_names_it(
     assert 'needs matplotlib, which is not installed: pip install "timelyfreeze[plots]"' in (
         capsys.readouterr().err
     )
+
+
+def test_whoever_has_read_enough_is_told_nothing() -> None:
+    """As ``timelyfreeze plan BOUNDS | head -1``, with a pipe whose reader is gone."""
+    bounds = ROOT / "profiles" / "tiny_8m_1F1B" / "bounds.json"
+    for words in (["--help"], ["plan", str(bounds), "--schedules", "1F1B", "--r-max", "0.5"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "timelyfreeze", *words]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_the_map_loads_nothing_heavy() -> None:

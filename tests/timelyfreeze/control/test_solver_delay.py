@@ -33,7 +33,7 @@ def test_the_delay_follows_from_the_size_of_the_pipeline() -> None:
     assert [automatic_delay(5000, n) for n in (1, 2, 9, 25)] == [0, 1, 1, 2]
 
 
-def test_the_plan_applies_after_the_delay_at_the_height_of_the_ramp() -> None:
+def test_the_plan_applies_after_the_delay_at_the_height_of_the_ramp(no_process: None) -> None:
     delayed, at_once = Ranks(ORDER, solver_delay_steps=2), Ranks(ORDER)
     at_once.run(1, LAST + 3)
     delayed.run(1, LAST + 1)

@@ -1,5 +1,6 @@
 import doctest
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,12 +21,25 @@ from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import one_f_one_b_order
 
+FULL = Path("/dev/full")
 pytestmark = pytest.mark.slow
 
 
 def test_docstring_example() -> None:
     failed, attempted = doctest.testmod(timelyfreeze.planning.background)
     assert (failed, attempted > 0) == (0, True)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+def test_a_full_disk_under_the_answer_is_a_sentence() -> None:
+    with FULL.open("wb") as answer:
+        done = subprocess.run(
+            [sys.executable, "-c", timelyfreeze.planning.background._START, str(os.getpid()), "0"],
+            input=pickle.dumps((len, ("abc",), {})),
+            stdout=answer,
+            stderr=subprocess.PIPE,
+        )
+    assert done.stderr == b"the answer cannot be written: [Errno 28] No space left on device\n"
 
 
 def test_the_plan_is_the_one_made_here() -> None:

@@ -168,7 +168,9 @@ def test_a_clock_that_jumps_by_an_hour_changes_no_plan(
     assert left is not None
     assert right is not None
     assert left.ratios == pytest.approx(right.ratios, abs=1e-9)
-    assert not warnings(caplog)
+    told = [message for message in warnings(caplog) if "does not pay" not in message]
+    assert len(told) == 1
+    assert "times as long as its actions: a rank was held up" in told[0]
 
 
 def test_a_rank_that_is_ten_times_slower_is_planned_for(caplog: pytest.LogCaptureFixture) -> None:

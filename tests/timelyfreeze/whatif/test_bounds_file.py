@@ -123,6 +123,17 @@ def test_a_file_of_an_older_run_says_less(tmp_path: Path) -> None:
     assert again.n_ranks == 2
 
 
+def test_ranks_must_fit_the_schedule(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["pipeline"]["ranks"] = 1
+    path = save(tmp_path, plain)
+    assert read_bounds_file(path).n_ranks == 1, "two stages on a rank"
+    (tmp_path / "schedule.csv").write_text(order_to_csv(ORDER))
+    assert "pipeline.ranks is 1, which does not fit 2 in schedule.csv" in message(path)
+    (tmp_path / "schedule.csv").unlink()
+    plain["pipeline"]["ranks"] = 3
+    assert "pipeline.ranks is 3, which does not fit 2 stages" in message(save(tmp_path, plain))
+
+
 def test_times_of_stages_are_medians(tmp_path: Path, plain: dict[str, Any]) -> None:
     del plain["pipeline"]
     plain["bounds"]["1F0"] = {"min_ms": 3.0, "max_ms": 3.0}

@@ -1,7 +1,9 @@
 """Checkpoints turned into Hugging Face folders, compared with the model that was saved."""
 
 import errno
+import io
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.torchtitan.helpers.hf_models import (
     write_folder,
 )
 from tests.torchtitan.hf.test_adapter import load
+from torchtitan.checkpoints.contents import METADATA, read_contents
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.hf import export
 from torchtitan.hf.adapter import tensor_errors
@@ -316,6 +319,58 @@ def test_a_tokenizer_that_is_not_found_is_told(
     with pytest.raises(ValueError, match=r"hf_assets_path is 'model'.*the run was started"):
         export_run(run, output=tmp_path / "hf")
     assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "told"),
+    [
+        ("job", 5, "job is 5; it must be an object"),
+        ("model", {"name": []}, "model.name is []; it must be a text of one line"),
+        ("checkpoint", {"folder": 7}, "checkpoint.folder is 7"),
+        ("training", {"dtype": "odd"}, "training.dtype is 'odd'; it must be one of"),
+        ("data", {"packing": "yes"}, "data.packing is 'yes'; it must be true or false"),
+    ],
+)
+def test_settings_of_another_hand_are_refused_in_a_sentence(
+    section: str, value: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path=str(source))
+    settings = json.loads((run / "settings.json").read_text())
+    (run / "settings.json").write_text(json.dumps({**settings, section: value}))
+    assert main([str(run)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["table", "shard"])
+def test_a_damaged_checkpoint_is_told_without_torchs_advice(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    run = save_run(tmp_path, load(source), hf_assets_path=str(source))
+    checkpoint = tmp_path / "outputs" / "checkpoint" / "step-10"
+    if what == "table":
+        table = read_contents(checkpoint)
+        for entry in table.state_dict_metadata.values():
+            entry.size = "odd"
+        (checkpoint / METADATA).write_bytes(pickle.dumps(table))
+    else:
+        buffer = io.BytesIO()
+        torch.save(Path("/"), buffer)
+        (shard,) = checkpoint.glob("*.distcp")
+        n_bytes = shard.stat().st_size
+        first = min(read_contents(checkpoint).storage_data.values(), key=lambda at: at.offset)
+        content = bytearray(shard.read_bytes())
+        assert len(buffer.getvalue()) <= first.length
+        content[: first.length] = buffer.getvalue().ljust(first.length, b"\0")
+        shard.write_bytes(content)
+        assert shard.stat().st_size == n_bytes
+    assert main([str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "step-10' is damaged: " in said
+    assert "weights_only" not in said
+    assert len(said) < 600
+    assert not (run / "hf_step-10").exists()
 
 
 def test_the_command_prints_the_folder_or_the_reason(

@@ -30,6 +30,8 @@ def place(path: Path | str, **columns: str) -> ImagePlace:
 def test_a_folder_has_a_class_for_each_of_its_folders(tmp_path: Path) -> None:
     write_folder(tmp_path, 3, 2)
     (tmp_path / "class_1" / "notes.txt").write_text("no picture")
+    (tmp_path / "class_1" / "loop.png").symlink_to("loop.png")
+    (tmp_path / "loop").symlink_to("loop")
     images = read_images(place(tmp_path))
     assert images.names == ("class_0", "class_1", "class_2")
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]

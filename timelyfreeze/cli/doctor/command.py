@@ -73,7 +73,7 @@ def _output_of(config: Path | None) -> Path:
     try:
         job = tomllib.loads(config.read_text("utf-8-sig")).get("job", {})
         return Path(job.get("dump_folder", "outputs")).expanduser()
-    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+    except (ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{config} is no TOML that has a text as job.dump_folder: {error}"
         ) from error

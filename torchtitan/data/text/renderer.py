@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from timelyfreeze.files import printable
 from timelyfreeze.planning import deaf_children
 
 _WORKER = Path(__file__).with_name("render_worker.py")
@@ -73,7 +74,7 @@ def render(
     answer = _worker.ask(f"{line}\n".encode("utf-8", "surrogatepass"))
     for name in ("broken", "refused"):
         if name in answer:
-            raise RenderError(answer[name], is_broken=name == "broken")
+            raise RenderError(printable(answer[name]), is_broken=name == "broken")
     return Rendered(**answer)
 
 

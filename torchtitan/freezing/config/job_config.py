@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
@@ -17,6 +17,7 @@ from torchtitan.config.job_config import DataLoader as TitanDataLoader
 from torchtitan.config.job_config import Training as TitanTraining
 from torchtitan.config.job_config import Validation as TitanValidation
 
+from timelyfreeze.files import read_as
 from timelyfreeze.policies import registered_policies
 from timelyfreeze.settings import CacheSettings, ElasticSettings, FreezeSettings, PackingSettings
 from torchtitan.lora import Lora
@@ -324,11 +325,14 @@ def cache_folder(config: JobConfig) -> str:
 
 
 def config_of_run(settings: Mapping[str, Any], *sections: str) -> JobConfig:
-    """Return some sections as a run had them; former runs lack some of ours."""
+    """Return some sections as a run had them, or ValueError; former runs lack some of ours."""
     config = JobConfig()
     for section in sections:
-        for key, value in settings.get(section, {}).items():
-            setattr(getattr(config, section), key, value)
+        own = getattr(config, section)
+        hints = get_type_hints(type(own), include_extras=True)
+        found = read_as(dict[str, Any], settings.get(section, {}), section)
+        for key in found.keys() & hints.keys():
+            setattr(own, key, read_as(hints[key], found[key], f"{section}.{key}"))
     return config
 
 

@@ -52,7 +52,13 @@ def test_a_model_that_is_not_there_is_wrong(
 
 
 def test_arguments_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("job = [", "a = " + "[" * 9999, "job = 3", "[job]\ndump_folder = 3"):
+    for text in (
+        "job = [",
+        "a = " + "[" * 9999,
+        "job = 3",
+        "[job]\ndump_folder = 3",
+        '[job]\ndump_folder = "~nouser/x"',
+    ):
         (tmp_path / "x.toml").write_text(text)
         assert command.main(["x.toml"]) == 2
         told = "error: x.toml is no TOML that has a text as job.dump_folder: "

@@ -54,6 +54,11 @@ def test_a_template_gets_no_more_than_its_share(source: str) -> None:
     assert text("{{ messages[0].content }}") == "a b\nc", "the next one is rendered"
 
 
+def test_what_a_template_says_is_harmless_to_terminals() -> None:
+    with pytest.raises(RenderError, match=r"^\\x1b\[31mred$"):
+        text("{{ raise_exception('\x1b[31mred') }}")
+
+
 def test_examples_that_take_long_one_after_the_other_are_bounded_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
