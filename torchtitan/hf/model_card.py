@@ -7,15 +7,12 @@ from typing import Any
 from timelyfreeze.cli.hub import is_hub_id
 from timelyfreeze.records.summary import RunSummary, as_shown
 
-CARD_FILE = "README.md"
-
 
 def model_card(name: str, summary: RunSummary) -> str:
     """Return a model card; of a path, which is nobody's business, its last part alone is told."""
     data = " ".join(w if is_hub_id(w) else Path(w).name for w in summary.dataset.split())
-    method = (
-        f"`{summary.method}`, {summary.schedule or 'no pipeline'}, {summary.n_devices} processes"
-    )
+    method = f"`{summary.method}`, {summary.schedule or 'no pipeline'}"
+    length = f"{summary.n_devices} processes; {summary.steps_done} of {summary.steps} steps"
     shown = as_shown(summary)
     metrics = [each.name for each in fields(summary) if each.metadata and each.name in shown]
     figures = [f"| {name.replace('_', ' ')} | {shown[name]} |" for name in metrics]
@@ -26,7 +23,7 @@ def model_card(name: str, summary: RunSummary) -> str:
             "",
             f"- **Model**: {summary.model}",
             f"- **Data**: {data}, seed {summary.data_seed}",
-            f"- **Method**: {method}; {summary.steps_done} of {summary.steps} steps",
+            f"- **Method**: {method}, {length}",
             f"- **Machine**: {summary.device}, torch {summary.torch_version}",
             *("", "| figure | value |", "| --- | --- |", *figures, ""),
         ]
@@ -43,7 +40,7 @@ def check_hub(repo: str, hub: Any) -> None:
 
 def push(folder: Path, card: str, repo: str, hub: Any) -> str:
     """Send a folder with its card to the hub, where a new model is private; return its address."""
-    (folder / CARD_FILE).write_text(card)
+    (folder / "README.md").write_text(card)
     try:
         hub.create_repo(repo, private=True, exist_ok=True)
         return str(hub.upload_folder(repo_id=repo, folder_path=folder))
