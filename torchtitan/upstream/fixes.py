@@ -268,7 +268,7 @@ _NOT_TOLD = re.compile(
     r"torchtitan version|Starting job: |ENV\[|\[GC\] |Building (\S+ \S+with|device mesh) "
     r"|Successfully created meshes|Using pipeline schedule |PP rank \d+ is building |CPU capacity"
     r"|Peak FLOPS used|\w+ memory usage for model|Synchronizing and adjusting timeout"
-    r"|Sleeping 2 seconds|Process group destroyed"
+    r"|Sleeping 2 seconds|Process group destroyed|loading HF safetensors|Finished loading the ch"
 )
 _OF_ALL_RANKS = re.compile(r"Warmup steps \(")  # that each rank warns of
 

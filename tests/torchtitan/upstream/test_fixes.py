@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.distributed as dist
+import torchtitan.components.checkpoint as titan_checkpoint
 import torchtitan.components.lr_scheduler as titan_lr
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
@@ -242,9 +243,19 @@ def test_what_upstream_says_wrongly_of_our_runs_is_not_told(
         titan_dist.maybe_enable_amp(dims, "bfloat16", "cpu")
         titan_tools.GarbageCollection.collect("Initial GC collection")
         titan_dist.logger.info("Using pipeline schedule LoopedBFS with 8 microbatches.")
+        titan_dist.logger.info("loading HF safetensors from --model.hf_assets_path: models/x")
+        titan_dist.logger.info("Loading the checkpoint from models/x.")
+        titan_dist.logger.info("Finished loading the checkpoint in 0.60 seconds.")
         titan_dist.logger.info("Training starts at step 1")
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["Stages compute in bfloat16", "Training starts at step 1"]
+    assert told == [
+        "Stages compute in bfloat16",
+        "Loading the checkpoint from models/x.",
+        "Training starts at step 1",
+    ]
+    upstream = inspect.getsource(titan_checkpoint)
+    assert 'f"loading HF safetensors from' in upstream
+    assert "Finished loading the checkpoint in" in upstream
 
 
 @pytest.mark.parametrize("rank", [0, 1])
