@@ -4,7 +4,8 @@
 #   scripts/test.sh           the suite: tests of one process, then those of several
 #   scripts/test.sh unit      what needs one process and little time
 #   scripts/test.sh long      what takes longest: more places, methods and schedules of the same tests
-#   scripts/test.sh all       the suite, the long ones with thousands of random inputs, and scripts/mutants.sh
+#   scripts/test.sh all       the suite, the long ones with thousands of random inputs, scripts/mutants.sh, and benchmarks/claims.toml
+#                             as far as an hour on two cores allows
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=suite
@@ -40,7 +41,17 @@ if [ $part_1$part_2 = nono ]; then
   places+=(tests/multiprocess)
 fi
 [ $what != unit ] || part_2=no
+# Tests take about three times as long beside other work.
+tell_load() {
+  local load cores
+  read -r load _ < /proc/loadavg
+  cores=$(nproc)
+  if awk "BEGIN { exit !($load > $cores) }"; then
+    echo "This machine is busy: a load of $load on $cores cores. Tests may take three times as long."
+  fi
+}
 status=0 chosen=no took=()
+tell_load
 run() {
   local name=$1 result=0 begun=$SECONDS
   "$python" -m pytest --durations=10 --junitxml=".pytest_cache/$name.xml" "${@:2}" || result=$?
@@ -58,6 +69,10 @@ one=one_process
 [ $part_1 = no ] || run $one -m "$marks and not multiprocess" --numprocesses=auto --dist=worksteal "$@"
 [ $part_2 = no ] || run several_processes -m "$marks and multiprocess" "${places[@]}" "$@"
 [ $chosen = yes ] || status=5
-if [ $what = all ] && [ $# -eq 0 ]; then scripts/mutants.sh || status=1; fi
+if [ $what = all ] && [ $# -eq 0 ]; then
+  scripts/mutants.sh || status=1
+  "$python" -m benchmarks.claims --within 60 || status=1
+fi
 (IFS=";"; echo "Seconds of each part:${took[*]}")
+tell_load
 exit $status

@@ -182,9 +182,9 @@ def test_broken_settings_spoil_no_plot_and_are_told(
     path.write_bytes(data.draw(broken_bytes(path.name, (whole / path.name).read_bytes())))
     message = message_of(lambda: read_names(tmp_path))
     assert message is None or str(path) in message
-    title = run_title(tmp_path)
+    title = run_title(tmp_path, "Losses")
     assert 0 < len(title) < 500
-    assert message is None or title == tmp_path.name
+    assert message is None or title == f"Losses\n{tmp_path.name}"
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "bounds", nargs="+", type=Path, metavar="BOUNDS",
         help="bounds.json of a run, or its folder; of several, such as runs with other ranks of "
-        "gradients, the best is told last",
+        "gradients, the best is told",
     )  # fmt: skip
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
@@ -127,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> int:
     cases: list[Case] = []
+    texts: list[str] = []
     layers, n_frozen = options.layers, options.frozen_layers
     for path in options.bounds:
         file = read_bounds_file(run_folder(path) / "bounds.json" if path.is_dir() else path)
@@ -139,9 +140,8 @@ def _plan(options: argparse.Namespace) -> int:
             partition = options.shrink_by
             fronts = answer_fronts(file, grid, n_frozen, partition=partition, layers=layers)
             report = front_report(fronts, file, grid)
-        print(report.text())
-    if len(options.bounds) > 1:
-        print("\n".join(["", "of all files", *best_of(cases)]))
+        texts.append(report.text())
+    print("\n".join([*(best_of(cases) if cases else []), "\n\n".join(texts)]))
     if options.json is not None:
         options.json.write_text(report.json())
     if options.csv is not None:

@@ -63,7 +63,8 @@ def curves_figure(
         above.set_ylabel("freeze ratio", color=blue)
         above.tick_params(axis="y", labelcolor=blue)
         above.spines["right"].set(visible=True, color=blue)
-        below.plot([row.step for row in rows], values, color=style.FAINT_INK, lw=0.6, alpha=0.5)
+        pale: Any = {"lw": 0.6, "alpha": 0.5, "label": "each step"}
+        below.plot([row.step for row in rows], values, color=style.FAINT_INK, **pale)
         label = f"throughput, median of {_WINDOW} steps (left)"
         draw_by_phase(below, rows, medians, color=style.INK, lw=1.8, label=label)
         is_virtual = any(row.virtual_step_ms is not None for row in rows)
@@ -113,7 +114,9 @@ def convergence_figure(rows: Sequence[tables.StepRow], title: str = "") -> Figur
             draw_by_phase(axes, rows, values, label=label, color=color, marker=marker, ms=3, lw=1.4)
         above.set_ylim(bottom=0)
         above.set_ylabel("fraction of the\nunfrozen step")
-        below.axhline(1.0, color=style.INK, lw=0.9, ls=(0, (4, 3)))
+        below.axhline(1.0, color=style.INK, lw=0.9, ls=(0, (4, 3)), label="as without freezing")
+        why = "" if known else "no step has both kappa and p_eff"
+        style.annotate(below, why, (0.5, 0.5), "axes fraction", ha="center")
         below.set_ylim(bottom=0, top=max([1.4, *(1.08 * ratio for ratio in known)]))
         below.set_ylabel("of the run\nwithout freezing")
         for axes in (above, below):
@@ -138,7 +141,7 @@ def loss_figure(rows: Sequence[tables.LossRow], title: str = "") -> Figure:
         for axes, place in ((left, "step"), (right, "seconds")):
             ends = [float(getattr(row, place)) for row, _ in trained]
             if window > 1:
-                axes.plot(ends, losses, color=style.BLUE, lw=0.7, alpha=0.35)
+                axes.plot(ends, losses, color=style.BLUE, lw=0.7, alpha=0.35, label="each logged")
             axes.plot(ends[window - 1 :], tables.running_means(losses, window),
                       color=style.BLUE, lw=1.8, label=label)  # fmt: skip
             if validated:
@@ -151,7 +154,7 @@ def loss_figure(rows: Sequence[tables.LossRow], title: str = "") -> Figure:
         left.set(xlabel="optimizer step", ylabel="loss")
         right.set(xlabel="seconds of training")
         figure.suptitle(title, x=0.01, ha="left")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -269,7 +272,7 @@ def _draw_front(axes: Axes, rows: Sequence[tables.FrontRow]) -> None:
                 share = f"{100 * n_read / sum(row.batches for row in stretch):.0f}% read"
                 at = ((first + last) / 2, float(stretch[0].frozen_layers))
                 style.annotate(axes, share, at, "data", shift=(0, 3), ha="center", va="bottom")
-    axes.plot(steps, layers, drawstyle="steps-mid", color=style.INK, lw=1.4)
+    axes.plot(steps, layers, drawstyle="steps-mid", color=style.INK, lw=1.4, label="frozen blocks")
     axes.set_ylim(0, 1.25 * max(1, *layers))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("frozen blocks")

@@ -86,16 +86,16 @@ def _names(run_folder: Path) -> RunNames | None:
         return None
 
 
-def run_title(run_folder: Path) -> str:
-    """Return what a run is called above plots; without settings that can be read, its folder."""
+def run_title(run_folder: Path, subject: str) -> str:
+    """Return what stands above a plot: its subject, and the run, or its folder without settings."""
     if (names := _names(run_folder)) is None:
-        return as_drawn(run_folder.resolve().name)
+        return as_drawn(f"{subject}\n{run_folder.resolve().name}")
     words = ["without freezing" if names.method == "none" else names.method]
     if names.n_ranks > 1:
         words.append(f"{names.schedule} over {names.n_ranks} ranks")
     if names.is_emulated:
         words.append("emulated")
-    return as_drawn(", ".join([*words, names.model]))
+    return as_drawn(f"{subject}\n{', '.join([*words, names.model])}")
 
 
 def as_drawn(text: str) -> str:
@@ -218,6 +218,7 @@ def _rows(table: Table[Row], run_folder: Path) -> list[Row]:
 
 def _draws(
     figure: Callable[[list[Row], str], Figure],
+    subject: str,
     table: Table[Row],
     reason: str,
     is_known: Callable[[Row], Any] = lambda row: True,
@@ -227,7 +228,7 @@ def _draws(
     def draw(run_folder: Path) -> Figure | str:
         if not any(map(is_known, rows := _rows(table, run_folder))):
             return f"{table.name} has {reason}"
-        return figure(rows, run_title(run_folder))
+        return figure(rows, run_title(run_folder, subject))
 
     return draw
 
@@ -239,7 +240,7 @@ def draw_curves(run_folder: Path) -> Figure | str:
     unit = "tokens" if names is None else names.unit
     figure = partial(curves.curves_figure, n_emulated=n_emulated, unit=unit)
     reason = "no step: the run ended before the first step was logged"
-    return _draws(figure, tables.STEPS, reason)(run_folder)
+    return _draws(figure, "Freeze ratio and throughput", tables.STEPS, reason)(run_folder)
 
 
 def draw_front(run_folder: Path) -> Figure | str:
@@ -251,25 +252,26 @@ def draw_front(run_folder: Path) -> Figure | str:
     if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
         return f"{tables.FRONT.name} has no front: nothing was frozen yet"
     moves = _rows(tables.MOVES, run_folder)
-    return curves.front_figure(rows, evaluations, run_title(run_folder), moves)
+    return curves.front_figure(rows, evaluations, run_title(run_folder, "Frozen front"), moves)
 
 
 def draw_response(run_folder: Path) -> Figure | str:
     """Draw backward times against frozen fractions; or say why not."""
     with suppress(FileNotFoundError):
         if rows := tables.read_responses(run_folder):
-            return response.response_figure(rows, run_title(run_folder))
+            title = run_title(run_folder, "Time of backwards, by what they freeze")
+            return response.response_figure(rows, title)
     return f"{tables.RESPONSES.name} has no backward: the run froze nothing, or has not ended"
 
 
 draw_convergence = _draws(
-    curves.convergence_figure, tables.STEPS,
+    curves.convergence_figure, "What a step costs and updates", tables.STEPS,
     "neither kappa nor p_eff: nothing was frozen, or too few steps",
     lambda row: row.kappa is not None or row.p_eff is not None,
 )  # fmt: skip
-draw_loss = _draws(curves.loss_figure, tables.LOSSES, "no loss: none was logged")
+draw_loss = _draws(curves.loss_figure, "Losses", tables.LOSSES, "no loss: none was logged")
 draw_histogram = _draws(
-    response.histogram_figure, tables.COUNTS,
+    response.histogram_figure, "How often tensors were frozen", tables.COUNTS,
     "no backward: freezing has not begun, or the run has not ended", lambda row: row.backwards,
 )  # fmt: skip
 

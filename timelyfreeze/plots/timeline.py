@@ -58,7 +58,7 @@ def timeline_figure(
         draw_batch(ax, timeline, lane_inches, points_per_ms)
         ax.set_title(batch_title(timeline, reference if row else None, name), loc="left")
         if row and reference is not None:
-            ax.axvline(reference.batch_ms, **_END_STYLE, zorder=0)
+            ax.axvline(reference.batch_ms, **_END_STYLE, zorder=6)
     axes[-1].set_xlabel("time since the batch began (ms)")
     axes[-1].set_xlim(0.0, longest_ms * 1.002)
     if title:
@@ -67,7 +67,7 @@ def timeline_figure(
     return figure
 
 
-_END_STYLE: Any = {"color": style.FAINT_INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+_END_STYLE: Any = {"color": style.INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 
 
 def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") -> str:

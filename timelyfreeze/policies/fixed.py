@@ -1,7 +1,4 @@
-"""The first k layers stay frozen: the simplest baseline of SmartPipe (Sec. V) and AutoFreeze.
-
-Or tensors that the user names.
-"""
+"""The first k layers stay frozen (SmartPipe, Sec. V, and AutoFreeze), or what the user names."""
 
 import re
 import sys
@@ -18,7 +15,6 @@ from timelyfreeze.policies.layout import ModelLayout
 from timelyfreeze.policies.policy import Check, Decision, FreezePolicy, register_policy
 from timelyfreeze.settings import AtLeast0, key
 
-EMBED = "embed"
 _RANGE = re.compile(r"(?<![^.])(\d+)-(\d+)(?![^.])")
 
 
@@ -63,7 +59,7 @@ def _named(pattern: str, layout: ModelLayout) -> NDArray[np.bool_]:
     found = [
         any(fnmatchcase(n, g) or fnmatchcase(n, f"{g}.*") for g in globs) for n in layout.names
     ]
-    mask = np.array(found) | ((pattern == EMBED) & (layout.layers < 0))
+    mask = np.array(found) | ((pattern == "embed") & (layout.layers < 0))
     if not mask.any():
         parts = [name.split(".") for name in layout.names]
         paths = dict.fromkeys(".".join(p[:n]) for p in parts for n in range(1, len(p) + 1))

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
@@ -14,11 +15,14 @@ from timelyfreeze.timing import holds_for, within
 from timelyfreeze.whatif.answers import TOLD
 from timelyfreeze.whatif.bounds_file import BoundsFile, recall
 from timelyfreeze.whatif.fronts import FrontCase
-from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap, render_split
+from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Answer, Case, Grid, render_cap, render_split
 from timelyfreeze.whatif.partition import PARTITIONS
 
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
+_WIDTH = 100  # of a terminal
+# What is asked for in several ways that may come to the same.
+_ASKED = ("r_max", "split")
 # What a grid asks for, which each case has.
 _OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
 
@@ -35,13 +39,26 @@ class Report:
     notes: Sequence[str]
 
     def text(self) -> str:
-        """Return the table under its title, with notes below; empty columns are left out."""
+        """Return the table under its title, with notes below, as wide as a terminal.
+
+        Empty columns are left out. What all rows have in common is told once, as are rows that say
+        the same; columns without room are named.
+        """
         columns = [name for name in self.cells[0] if any(row[name] for row in self.cells)]
-        table = [columns, *([row[name] for name in columns] for row in self.cells)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        table.insert(1, ["-" * width for width in widths])
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
-        return "\n".join([self.title, "", *lines, "", *self.below, *self.notes])
+        values = {name: {row[name] for row in self.cells} for name in columns}
+        common = [n for n in columns[1:] if len(self.cells) > 1 and len(values[n]) == 1]
+        columns = [name for name in columns if name not in common]
+        left_out: list[str] = []
+        while len((lines := _table(self.cells, columns))[0]) > _WIDTH:
+            left_out.insert(0, columns.pop())
+        above = self.title.split("\n")
+        if common:
+            alike = ", ".join(f"{name} {self.cells[0][name]}" for name in common)
+            above.append(f"in all rows: {alike}")
+        below = [*self.below, *self.notes]
+        if left_out:
+            below.insert(0, f"without room here, in --csv: {', '.join(left_out)}")
+        return "\n".join([*map(_wrapped, above), "", *lines, "", *map(_wrapped, below)])
 
     def json(self) -> str:
         """Return everything as JSON."""
@@ -58,6 +75,27 @@ class Report:
                 for value in row.values()
             )
         return buffer.getvalue()
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(cells: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
+    """Return the lines of a table; rows that differ in how they were asked for alone are one."""
+    rows = [{name: row[name] for name in columns} for row in cells]
+    for asked in (name for name in _ASKED if name in columns):
+        alike: dict[tuple[str, ...], list[dict[str, str]]] = {}
+        for row in rows:
+            alike.setdefault(tuple((row | {asked: ""}).values()), []).append(row)
+        rows = [
+            same[0] | {asked: " ".join(dict.fromkeys(row[asked] for row in same))}
+            for same in alike.values()
+        ]
+    table = [columns, *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, ["-" * width for width in widths])
+    return ["  ".join(map(str.rjust, row, widths)) for row in table]
 
 
 def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
@@ -77,7 +115,7 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
         },
         [cells_of(case, file.metadata.unit or "tokens") for case in answer.cases],
         [asdict(case) for case in answer.cases],
-        [TOLD["plan"]["legend"], *best_of(answer.cases)],
+        [TOLD["plan"]["legend"]],
         answer.notes,
     )
 
@@ -104,28 +142,36 @@ def title_of(file: BoundsFile, grid: Grid, recalled: tuple[float, float] | None)
 
 
 def best_of(cases: Sequence[Case]) -> list[str]:
-    """Name the case with the shortest microbatches, that soonest at a loss, and adapters."""
+    """Say whether freezing pays, and the case soonest at a loss as TOML; below it what is fastest.
+
+    That is the case with the shortest microbatches, and adapters.
+    """
     shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
     soonest = min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
     unfrozen_ms = soonest.per_microbatch(soonest.step_ms)
+    verdict = "freezing does not pay: nothing reaches a loss sooner, as estimated"
     text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms"
-    keys = {"parallelism.pipeline_parallel_schedule": soonest.schedule, "freezing.method": NONE}
-    if _least(soonest) < 1.0:
+    freezing = [f'method = "{NONE}"']
+    if (least := _least(soonest)) < 1.0:
+        verdict = f"freezing pays: a loss in {least:.2f} of the time without it, as estimated"
         text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
-        cap = render_cap(soonest.max_freeze_ratio)
-        keys |= {"freezing.method": PLANNED, "freezing.max_freeze_ratio": cap}
+        cap = soonest.max_freeze_ratio
+        freezing = [f'method = "{PLANNED}"', f"max_freeze_ratio = {json.dumps(cap)}"]
         if soonest.gradient_rank is not None:
-            keys["freezing.gradient_rank"] = str(soonest.gradient_rank)
-    if soonest.split in PARTITIONS:
-        keys["parallelism.partition"] = soonest.split
+            freezing.append(f"gradient_rank = {soonest.gradient_rank}")
+    elif all(case.time_to_loss is None for case in cases):
+        verdict = "whether freezing pays is not known: no case has an estimated time to a loss"
+    cut = [f'partition = "{soonest.split}"'] if soonest.split in PARTITIONS else []
     adapted = min(cases, key=lambda case: case.per_microbatch(case.all_frozen_step_ms))
     adapted_ms = adapted.per_microbatch(adapted.all_frozen_step_ms)
     return [
-        f"shortest for each microbatch: {_frozen(shortest)}",
+        verdict,
         f"soonest at a loss: {text}",
-        "its keys: " + " ".join(f"--{key}={value}" for key, value in keys.items()),
-        f"adapters (--freezing.method={LORA}) leave out the gradients of all weights: "
-        f"{_where(adapted)}, {adapted_ms:.2f} ms",
+        *("", "[parallelism]", f'pipeline_parallel_schedule = "{soonest.schedule}"', *cut),
+        *("", "[freezing]", *freezing, ""),
+        f"shortest for each microbatch: {_frozen(shortest)}",
+        f'adapters (method = "{LORA}") leave out gradients: {_where(adapted)}, {adapted_ms:.2f} ms',
+        "",
     ]
 
 
@@ -141,7 +187,8 @@ def _frozen(case: Case) -> str:
 
 
 def _where(case: Case) -> str:
-    return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
+    split = "" if case.split == DEFAULT_SPLIT else f", split {case.split}"
+    return f"{case.schedule}, {case.n_microbatches} microbatches{split}"
 
 
 def cells_of(case: Case, unit: str) -> dict[str, str]:
@@ -188,8 +235,8 @@ def _front_cells(row: Mapping[str, Any]) -> dict[str, str]:
     def shown(key: str, value: Any) -> Any:
         if isinstance(value, tuple):
             return render_split(value)
-        if value is None or not key.endswith("_ms") or key == "unfrozen_ms":
+        if value is None or not key.endswith("_ms") or key in ("unfrozen_ms", "exchange_ms"):
             return value
-        return f"{value:.1f}" + (f" {value / unfrozen_ms:.2f}" if unfrozen_ms > 0.0 else "")
+        return f"{value / unfrozen_ms:.2f}" if unfrozen_ms > 0.0 else None
 
     return _cells("front", {key: shown(key, value) for key, value in row.items()})

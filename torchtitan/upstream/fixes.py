@@ -10,6 +10,7 @@ are functions that the trainer and the train spec call.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +58,9 @@ def install() -> None:
         _replace("device_type", titan_tools.device_type, "cpu")
         _replace("device_module", titan_tools.device_module, CpuDevice)
     logger.addFilter(is_worth_telling)
+    # Importing torchao warns of kernels for other machines, and of its own use of torch.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
     _patch(titan_dist, "maybe_enable_amp", _tell_precision)
     _patch(titan_tools, "get_peak_flops", _peak_flops)
@@ -264,8 +268,9 @@ _NOT_TOLD = re.compile(
     r"torchtitan version|Starting job: |ENV\[|\[GC\] |Building (\S+ \S+with|device mesh) "
     r"|Successfully created meshes|Using pipeline schedule |PP rank \d+ is building |CPU capacity"
     r"|Peak FLOPS used|\w+ memory usage for model|Synchronizing and adjusting timeout"
-    r"|Sleeping 2 seconds|Process group destroyed"
+    r"|Sleeping 2 seconds|Process group destroyed|loading HF safetensors|Finished loading the ch"
 )
+_OF_ALL_RANKS = re.compile(r"Warmup steps \(")  # that each rank warns of
 
 
 def is_worth_telling(record: logging.LogRecord) -> bool:
@@ -274,7 +279,9 @@ def is_worth_telling(record: logging.LogRecord) -> bool:
     A filter of upstream's logger. Its errors, and all with the level DEBUG, pass.
     """
     is_debugged = logger.isEnabledFor(logging.DEBUG) or record.levelno >= logging.ERROR
-    return is_debugged or not _NOT_TOLD.match(record.getMessage())
+    told = record.getMessage()
+    is_again = os.environ.get("RANK", "0") != "0" and _OF_ALL_RANKS.match(told)
+    return is_debugged or not (_NOT_TOLD.match(told) or is_again)
 
 
 @contextmanager

@@ -19,21 +19,31 @@ def main(arguments: Sequence[str]) -> int:
     add("--adapter", action="store_true", help="write the adapters alone, as a folder for peft")
     dtypes = ("bfloat16", "float16", "float32")
     add("--dtype", choices=dtypes, help="of the weights; default: as trained")
+    add("--push", metavar="OWNER/NAME", help="send it to the hub, with a model card; new: private")
     options = parser.parse_args(arguments)
     return status_of(lambda: _export(options))
 
 
 def _export(options: argparse.Namespace) -> int:
     # Imported late: --help need not wait for torch.
+    import huggingface_hub
     from torchtitan.config import TORCH_DTYPE_MAP
     from torchtitan.tools.logging import init_logger
 
+    from timelyfreeze.records.summary import read_summary
     from torchtitan.hf.export import export_run
+    from torchtitan.hf.model_card import check_hub, model_card, push
     from torchtitan.vision.export import FORMS
 
     init_logger()
     dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
     places = run_folder(options.run), options.step
     how = {"output": options.output, "dtype": dtype, "adapter": options.adapter}
-    print(export_run(*places, **how, forms=FORMS))
+    if options.push is not None:
+        check_hub(options.push, huggingface_hub)
+        card = model_card(options.push, read_summary(options.run))
+    folder = export_run(*places, **how, forms=FORMS)
+    print(folder)
+    if options.push is not None:
+        print(push(folder, card, options.push, huggingface_hub))
     return 0

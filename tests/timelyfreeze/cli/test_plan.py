@@ -60,8 +60,8 @@ def test_a_table_and_the_same_in_files(
     assert main([*arguments, "--json", str(files[0]), "--csv", str(files[1])]) == 0
     text = capsys.readouterr().out
     # 11 slots of 6 ms; with everything frozen of 4 ms.
-    assert text.count("66.0") >= 4
-    assert text.count("+50.0%") >= 4
+    assert "step ms 66.0" in text
+    assert "most +50.0%" in text
     data = json.loads(files[0].read_text())
     assert data["n_ranks"] == 4
     assert [(c["schedule"], c["max_freeze_ratio"]) for c in data["cases"]] == [
@@ -75,10 +75,12 @@ def test_a_table_and_the_same_in_files(
     assert len(rows[0]["stage_ratios"].split()) == 4
     assert rows[0]["tokens_per_second"] == ""
     lines = [line.split() for line in text.splitlines() if line.strip().startswith("GPipe")]
-    assert [line[1] for line in lines] == ["8", "8"]
+    assert [line[1] for line in lines] == ["0.5", "1"]
+    assert text.startswith("freezing does not pay") or text.startswith("freezing pays")
+    assert max(map(len, text.splitlines())) <= 100
 
 
-def test_the_best_of_several_files_is_told_last(
+def test_the_best_of_several_files_is_told_first(
     bounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = json.loads(bounds.read_text())
@@ -88,14 +90,11 @@ def test_the_best_of_several_files_is_told_last(
     arguments = ["--schedules", "1F1B", "--r-max", "auto"]
     assert main([str(bounds), str(other), *arguments]) == 0
     text = capsys.readouterr().out
-    last = text.partition("of all files\n")[2]
-    assert "rank 32" in last
-    assert "--freezing.gradient_rank=32" in last
+    first = text.partition(f"{bounds}: 4 stages")[0]
+    assert "rank 32" in first
+    assert "\ngradient_rank = 32\n" in first
     assert main([str(other), *arguments]) == 0
-    alone = capsys.readouterr().out
-    assert [line for line in alone.splitlines() if "soonest" in line or "its keys" in line] == [
-        line for line in last.splitlines() if "soonest" in line or "its keys" in line
-    ]
+    assert capsys.readouterr().out.startswith(first)
     with pytest.raises(SystemExit):
         main([str(bounds), str(other), "--json", str(tmp_path / "plan.json")])
     assert "argument --json: it takes one BOUNDS" in capsys.readouterr().err
@@ -137,13 +136,13 @@ def test_predictions_say_for_what_they_hold(
 ) -> None:  # fmt: skip
     bounds.write_text(json.dumps(json.loads(bounds.read_text()) | {"interval_factor": factor}))
     assert main([str(bounds), "--schedules", "1F1B", "--r-max", "0.5", *options]) == 0
-    assert f"\npredictions hold for {said}" in capsys.readouterr().out
+    assert f"predictions hold for {said}" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_order_beside_is_used(bounds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (bounds.parent / "schedule.csv").write_text(order_to_csv(one_f_one_b_order(4, 8)))
     assert main([str(bounds), "--schedules", "1F1B"]) == 0
-    text = capsys.readouterr().out
+    text = capsys.readouterr().out.replace("\n", " ")
     assert "the measured pipeline without freezing: 66.0 ms a batch" in text
     assert "66.0 ms (+0.0%) from the times of its stages" in text
 
@@ -158,8 +157,8 @@ def test_many_stages_are_summed_up_in_the_terminal_alone(
     split = "3,2,2,2,2,2,2,2,1"
     arguments = ["--schedules", "GPipe", "--splits", split, "--r-max", "1", "--json", str(file)]
     assert main([str(path), *arguments]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if "GPipe" in line)
-    assert "1 to 3" in row
+    table = capsys.readouterr().out.partition("\n-----")[2]
+    assert "  1 to 3  " in table
     case = json.loads(file.read_text())["cases"][0]
     assert (len(case["stage_ratios"]), case["layers"]) == (9, [3, 2, 2, 2, 2, 2, 2, 2, 1])
 
@@ -221,7 +220,7 @@ def test_a_file_that_does_not_say_its_ranks(
     assert "does not say how many ranks its 4 stages are on" in error
     assert "tell with --ranks" in error
     assert main([str(bounds), "--ranks", "4", "--schedules", "1F1B"]) == 0
-    assert "tell with --layers" in capsys.readouterr().out
+    assert "tell with --layers" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

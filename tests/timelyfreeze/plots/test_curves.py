@@ -245,3 +245,11 @@ def test_no_label_is_printed_over_another(
     assert [
         (a, b) for (a, one), (b, other) in combinations(boxes, 2) if a and b and one.overlaps(other)
     ] == []
+
+
+def test_an_empty_panel_says_why() -> None:
+    """A phase in which nothing freezes has no ratio of kappa and p_eff."""
+    why = "no step has both kappa and p_eff"
+    for phase, is_empty in (("warmup", True), ("stable", False)):
+        (_, below) = convergence_figure(steps({phase: 5})).axes
+        assert (why in texts(below)) == is_empty

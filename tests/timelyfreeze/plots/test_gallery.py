@@ -105,7 +105,19 @@ def figure_of(name: str, folder: Path) -> Figure:
 def test_every_plot_says_what_ran_and_is_small(name: str, run: Path, tmp_path: Path) -> None:
     figure = figure_of(name, run)
     texts = [axes.get_title(loc="left") for axes in figure.axes] + [figure.get_suptitle()]
-    assert "apf, 1F1B over 4 ranks, llama3 8M" in texts
+    (subject,) = [
+        text.removesuffix("\napf, 1F1B over 4 ranks, llama3 8M") for text in texts if "apf" in text
+    ]
+    assert subject[0].isupper()
+    assert "\n" not in subject
+    named = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    drawn = {
+        line.get_label()
+        for axes in figure.axes
+        for line in axes.get_lines()
+        if line.get_linestyle() != "None" and len(set(line.get_xdata())) > 1
+    }
+    assert {label for label in drawn if label != "_"} <= named, "the legend names each line"
     png, svg = save(figure, tmp_path / "plots", name)
     assert 0 < png.stat().st_size < MOST_PNG_BYTES
     assert svg.stat().st_size < MOST_PNG_BYTES

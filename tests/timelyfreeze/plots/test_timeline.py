@@ -126,6 +126,13 @@ def test_titles_compare_with_the_first_batch() -> None:
     assert idle == ["33% idle", "33% idle"]
 
 
+def test_the_end_without_freezing_is_drawn_over_the_blocks() -> None:
+    figure = timeline_figure(both(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])))
+    (end,) = figure.axes[1].lines
+    assert end.get_xdata()[0] == 9.0
+    assert end.get_zorder() > max(drawn.get_zorder() for drawn in figure.axes[1].collections)
+
+
 def test_names_stand_in_titles_and_what_freezes_is_no_reference() -> None:
     before, after = both(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
     figure = timeline_figure([after, after, before], names=["apf", "lisa", "none"])

@@ -1,11 +1,12 @@
-"""What is named below the table, of cases by hand."""
+"""What is named above the table, of cases by hand, and the table itself."""
 
+import tomllib
 from typing import Any
 
 import pytest
 
 from timelyfreeze.whatif.grid import Case
-from timelyfreeze.whatif.report import best_of, cells_of
+from timelyfreeze.whatif.report import Report, best_of, cells_of
 
 
 def case(**changes: Any) -> Case:
@@ -28,15 +29,19 @@ def test_throughput_counts_what_the_model_reads(unit: str) -> None:
 
 def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:
     fast = case(max_freeze_ratio=0.8, frozen_step_ms=480.0, steps_factor=1.8)  # 60 * 1.8 = 108
-    assert best_of([fast, case()]) == [
-        "shortest for each microbatch: 1F1B, 8 microbatches, split default, r_max 0.8: 60.00 ms",
-        "soonest at a loss: 1F1B, 8 microbatches, split default, r_max 0.25: 80.00 ms, times 1.10 "
-        "steps",
-        "its keys: --parallelism.pipeline_parallel_schedule=1F1B --freezing.method=timelyfreeze "
-        "--freezing.max_freeze_ratio=0.25",
-        "adapters (--freezing.method=lora) leave out the gradients of all weights: 1F1B, 8 "
-        "microbatches, split default, 50.00 ms",
-    ]
+    verdict, soonest, *toml, shortest, adapters, _ = best_of([fast, case()])
+    assert verdict == "freezing pays: a loss in 0.88 of the time without it, as estimated"
+    assert soonest == (
+        "soonest at a loss: 1F1B, 8 microbatches, r_max 0.25: 80.00 ms, times 1.10 steps"
+    )
+    assert tomllib.loads("\n".join(toml)) == {
+        "parallelism": {"pipeline_parallel_schedule": "1F1B"},
+        "freezing": {"method": "timelyfreeze", "max_freeze_ratio": 0.25},
+    }
+    assert shortest == ("shortest for each microbatch: 1F1B, 8 microbatches, r_max 0.8: 60.00 ms")
+    assert adapters == (
+        'adapters (method = "lora") leave out gradients: 1F1B, 8 microbatches, 50.00 ms'
+    )
 
 
 def test_of_several_ranks_it_is_the_one_soonest_at_a_loss() -> None:
@@ -44,10 +49,10 @@ def test_of_several_ranks_it_is_the_one_soonest_at_a_loss() -> None:
         case(gradient_rank=rank, frozen_step_ms=frozen_ms, steps_factor=factor)
         for rank, frozen_ms, factor in ((0, 560.0, 1.4), (64, 600.0, 1.05), (16, 580.0, 1.1))
     ]
-    shortest, soonest, keys, _ = best_of(ranks)
+    _, soonest, *toml, shortest, _, _ = best_of(ranks)
     assert "r_max 0.25, rank 0: 70.00 ms" in shortest
     assert "r_max 0.25, rank 64: 75.00 ms, times 1.05 steps" in soonest  # 78.75; 79.75 and 98.00
-    assert keys.endswith("--freezing.gradient_rank=64")
+    assert tomllib.loads("\n".join(toml))["freezing"]["gradient_rank"] == 64
 
 
 def test_where_no_cap_pays_it_is_the_fastest_without_freezing() -> None:
@@ -60,11 +65,39 @@ def test_where_no_cap_pays_it_is_the_fastest_without_freezing() -> None:
         steps_factor=1.05,
     )
     unknown = case(schedule="GPipe", frozen_step_ms=560.0, steps_factor=None)
-    assert best_of([slow, other, unknown]) == [
-        "shortest for each microbatch: GPipe, 8 microbatches, split default, r_max 0.25: 70.00 ms",
-        "soonest at a loss: ZBVZeroBubble, 8 microbatches, split time, without freezing: 90.00 ms",
-        "its keys: --parallelism.pipeline_parallel_schedule=ZBVZeroBubble --freezing.method=none "
-        "--parallelism.partition=time",
-        "adapters (--freezing.method=lora) leave out the gradients of all weights: 1F1B, 8 "
-        "microbatches, split default, 40.00 ms",
-    ]
+    verdict, soonest, *toml, shortest, adapters, _ = best_of([slow, other, unknown])
+    assert verdict == "freezing does not pay: nothing reaches a loss sooner, as estimated"
+    assert soonest.endswith("ZBVZeroBubble, 8 microbatches, split time, without freezing: 90.00 ms")
+    assert tomllib.loads("\n".join(toml)) == {
+        "parallelism": {"pipeline_parallel_schedule": "ZBVZeroBubble", "partition": "time"},
+        "freezing": {"method": "none"},
+    }
+    assert shortest.endswith("GPipe, 8 microbatches, r_max 0.25: 70.00 ms")
+    assert adapters.endswith("1F1B, 8 microbatches, 40.00 ms")
+
+
+def test_without_an_estimate_nothing_is_promised() -> None:
+    assert best_of([case(steps_factor=None)])[0].startswith("whether freezing pays is not known")
+
+
+def report(*cells: dict[str, str]) -> list[str]:
+    return Report("title " * 30, {}, cells, [], ["legend " * 30], ["note"]).text().splitlines()
+
+
+def test_a_table_is_as_wide_as_a_terminal_and_names_what_has_no_room() -> None:
+    rows = [{"schedule": "GPipe", "wide": "w" * 70, "last": f"{n}" * 30} for n in range(2)]
+    rows = [row | {"wide": f"{n}{row['wide']}"} for n, row in enumerate(rows)]
+    lines = report(*rows)
+    assert max(map(len, lines)) <= 100
+    assert "without room here, in --csv: last" in lines
+    assert lines[3].split() == ["schedule", "wide"]
+
+
+def test_what_rows_have_in_common_is_told_once() -> None:
+    row = {"schedule": "GPipe", "split": "default", "r_max": "auto", "rank": "8", "gain": "+1%"}
+    rows = [row, row | {"r_max": "0.8"}, row | {"schedule": "1F1B"}]
+    lines = report(*rows)
+    assert "in all rows: split default, rank 8, gain +1%" in lines
+    table = [line.split() for line in lines if line.split()[:1] in (["GPipe"], ["1F1B"])]
+    assert table == [["GPipe", "auto", "0.8"], ["1F1B", "auto"]]
+    assert "in all rows" not in "".join(report(row))

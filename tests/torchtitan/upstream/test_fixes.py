@@ -20,6 +20,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.distributed as dist
+import torchtitan.components.checkpoint as titan_checkpoint
+import torchtitan.components.lr_scheduler as titan_lr
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
 import torchtitan.tools.utils as titan_tools
@@ -241,9 +243,46 @@ def test_what_upstream_says_wrongly_of_our_runs_is_not_told(
         titan_dist.maybe_enable_amp(dims, "bfloat16", "cpu")
         titan_tools.GarbageCollection.collect("Initial GC collection")
         titan_dist.logger.info("Using pipeline schedule LoopedBFS with 8 microbatches.")
+        titan_dist.logger.info("loading HF safetensors from --model.hf_assets_path: models/x")
+        titan_dist.logger.info("Loading the checkpoint from models/x.")
+        titan_dist.logger.info("Finished loading the checkpoint in 0.60 seconds.")
         titan_dist.logger.info("Training starts at step 1")
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["Stages compute in bfloat16", "Training starts at step 1"]
+    assert told == [
+        "Stages compute in bfloat16",
+        "Loading the checkpoint from models/x.",
+        "Training starts at step 1",
+    ]
+    upstream = inspect.getsource(titan_checkpoint)
+    assert 'f"loading HF safetensors from' in upstream
+    assert "Finished loading the checkpoint in" in upstream
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_each_rank_warns_of_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Guards ``is_worth_telling``."""
+    monkeypatch.setenv("RANK", str(rank))
+    upstream = inspect.getsource(titan_lr)
+    assert 'f"Warmup steps ({warmup_steps}) exceed total steps' in upstream, "it still says so"
+    titan_dist.logger.warning("Warmup steps (10) exceed total steps (2). Adjusting.")
+    titan_dist.logger.warning("of this rank")
+    assert caplog.messages[-1] == "of this rank"
+    assert len(caplog.messages) == 2 - rank
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_importing_torchao_says_nothing() -> None:
+    """Guards the levels that ``install`` sets."""
+    program = "from torchtitan.upstream.fixes import install; {}; import torchao.quantization"
+    said = {}
+    for before in ("install()", "pass"):
+        command = [sys.executable, "-c", program.format(before)]
+        said[before] = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert said["pass"], "it still warns"
+    assert said["install()"] == ""
 
 
 # -- gradient norm ---------------------------------------------------------------------------------
