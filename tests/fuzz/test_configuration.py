@@ -85,6 +85,10 @@ RULES: dict[str, tuple[Any, Any]] = {
     ),
     "freezing.solver_delay_steps": _whole(0, 99),
     "freezing.replan_every": _whole(0),
+    "freezing.control_every": (
+        st.just(0) | st.integers(3, 10**6),
+        st.integers(1, 2) | st.integers(-(10**6), -1),
+    ),
     "freezing.replan_threshold": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
     "freezing.min_gain": _number(st.floats(-1, 1e6), INF, -INF, below=-1.0),
     "freezing.score_memory": _word("device", "host"),
@@ -306,7 +310,8 @@ def test_what_keeps_to_the_rule_of_a_key_is_taken(data: st.DataObject, key: str)
     # Some are right by themselves and clash with another key, which is then named as well.
     clashes = (
         *("needs", "is not installed", "emulation.enable is true, and"),
-        *("model.name", "template", "per_tensor"),
+        *("model.name", "template", "per_tensor", "makes one module of the model"),
+        "it must be exactly one",
     )
     assert not told or any(clash in told for clash in clashes), (key, value, told)
 

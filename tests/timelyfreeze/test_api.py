@@ -344,7 +344,7 @@ def test_settings_of_a_policy_are_those_of_its_name() -> None:
         ({"skip_input_grads": "plan"}, "skip_input_grads is 'plan'; known: off, use"),
         ({"method": "none"}, "method is 'none', which freezes nothing"),
         ({"method": "lora"}, "method is 'lora', which is for training with TorchTitan"),
-        ({"method": "afp"}, "method is 'afp'; known: "),
+        ({"method": "afp"}, "method is 'afp', nearest to 'apf'; known: "),
         ({"method": "apf", "policy": {"treshold": 1}}, "policy has treshold; apf knows: "),
         ({"method": "apf", "policy": {"threshold": 2.0}}, "apf.threshold is 2.0"),
         ({"method": "apf", "policy": Fixed()}, r"policy is Fixed\(.*\), but method is 'apf'"),

@@ -33,8 +33,8 @@ from timelyfreeze.timing import (
 logger = logging.getLogger(__name__)
 
 # A batch was held up if it took this much longer than its actions do, beside what all batches take
-# longer: half as long again, and so many standard deviations of what sets batches apart.
-_HELD_UP = math.log(1.5)
+# longer: three times as long, and so many standard deviations of what sets batches apart.
+_HELD_UP = math.log(3.0)
 _DEVIATIONS = 6.0
 
 
@@ -210,7 +210,12 @@ class _Monitored:
                 )
             if held_up:
                 ranks = [rank.without(name, held_up) for rank in ranks]
-        return ranks
+        if list(map(_n_measured, ranks)) == list(map(_n_measured, self.ranks)):
+            return ranks
+        logger.warning(
+            "Nothing else was measured of some actions: those batches are kept after all"
+        )
+        return self.ranks
 
     def _play_ms(self, bounds: DurationBounds, durations_ms: NDArray[np.float64]) -> float:
         delays_ms = bounds.delays_ms(self.dag)
@@ -240,6 +245,11 @@ class _Monitored:
             for rank in ranks
         ]
         return batch_times(self.dag, batches, bounds.delays_ms(self.dag)).get(Phase.STABLE, ())
+
+
+def _n_measured(rank: RankTimes) -> list[int]:
+    """Return of how many actions there are times with nothing frozen, and with all frozen."""
+    return [sum(bool(times) for times in half.values()) for half in halves(rank.patterns)]
 
 
 def _longest(missed_by: Sequence[float]) -> float:

@@ -97,13 +97,14 @@ def test_of_two_batches_in_a_half_one_may_be_held_up(half: Pattern, other: Patte
     assert solved(ranks).plan.batch_ms == pytest.approx(solved(quiet).plan.batch_ms, rel=0.03)
 
 
-def test_where_nothing_else_was_measured_of_a_half_there_is_no_plan(
+def test_where_nothing_else_was_measured_of_a_half_it_is_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A short run on a busy machine has no other times, and a plan from these is checked later."""
     ranks = monitored([(UNFROZEN, [None]), (FROZEN, ["0F0"])], [None] * 4)
-    with pytest.raises(ValueError, match=r"no frozen sample.*choose a later .*last_monitor_step"):
-        solved(ranks)
+    assert solved(ranks).plan.batch_ms > 0.0
     assert f"Batch 1 of {FROZEN.name}" in caplog.text
+    assert "are kept after all" in caplog.text
 
 
 def test_a_machine_that_is_uneven_all_the_time_is_measured_as_it_is(

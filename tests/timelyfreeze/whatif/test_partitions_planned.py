@@ -95,9 +95,10 @@ def test_a_file_without_sizes_says_what_makes_one(
     del data["pipeline"]["parameters"], data["pipeline"]["memory"]
     bounds.write_text(json.dumps(data))
     assert main([str(bounds), "--schedules", "1F1B", "--splits", split, "default"]) == 0
-    (note,) = [line for line in capsys.readouterr().out.splitlines() if expected in line]
-    assert note.startswith(f"left out 1F1B, 8 microbatches, split {split}: bounds.json")
-    assert note.endswith("a file of `timelyfreeze profile CONFIG.toml` does")
+    said = " ".join(capsys.readouterr().out.split())
+    made = "a file of `timelyfreeze profile CONFIG.toml` does"
+    left_out = f"left out 1F1B, 8 microbatches, split {split}: bounds.json {expected}; {made}"
+    assert said.count(left_out) == said.count(expected) == 1
 
 
 def test_without_layers_there_is_nothing_to_split(

@@ -212,7 +212,6 @@ _PLAN = [
     "freezing.skip_input_grads",
     "parallelism.pipeline_parallel_schedule",
     "parallelism.pipeline_parallel_schedule_csv",
-    "parallelism.pipeline_parallel_microbatch_size",
     "training.seq_len",
     "training.dtype",
     "training.mixed_precision_param",

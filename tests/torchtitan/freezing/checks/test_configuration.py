@@ -205,7 +205,7 @@ def test_settings_are_those_of_the_section() -> None:
             min_gain=0.25,
         )
     )
-    assert settings.phases == PhaseSchedule(1, 5, 9, "mixed")
+    assert settings.phases == PhaseSchedule(1, 5, 9, "mixed", control_every=20)
     assert (settings.solver_delay_steps, settings.replan_every) == (3, 7)
     assert (settings.replan_threshold, settings.min_gain) == (0.5, 0.25)
     assert settings.gradient_rank == 16
