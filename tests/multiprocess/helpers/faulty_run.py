@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from hanging_solver import hang, solve_while_stopped
+from hanging_solver import hang, solve_while_stopped, solve_without_highspy
 from run_scenarios import add_tiny_flavors, fix_weights, use_fake_clock, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -105,7 +105,7 @@ class Fault:
         import timelyfreeze.control.plans.planner
 
         if self.settings.get("solver") == "absent":
-            sys.modules["highspy"] = None
+            timelyfreeze.control.plans.planner.solve_from_times = solve_without_highspy
         if self.settings.get("solver") == "hangs":
             timelyfreeze.control.plans.planner.solve_from_times = hang
         if self.settings.get("solver") == "stopped":

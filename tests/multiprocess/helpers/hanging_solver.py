@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from timelyfreeze.planning import solve_from_times
 
 def hang(**_):
     time.sleep(3600)
+
+
+def solve_without_highspy(**given):
+    """As where it is not installed."""
+    sys.modules["highspy"] = None
+    return solve_from_times(**given)
 
 
 def solve_while_stopped(**given):
