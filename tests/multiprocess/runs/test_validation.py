@@ -255,7 +255,9 @@ def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     assert summary.average_freeze_ratio == pytest.approx(statistics.fmean(steps))
     assert summary.tokens_per_second > 0
     assert summary.peak_memory_gib > 0
-    assert (where / "report.txt").read_text() == render_report(summary, where)
+    *report, note = (where / "report.txt").read_text().splitlines(keepends=True)
+    assert "".join(report) == render_report(summary, where)
+    assert note.startswith("note  "), "of the configuration"
 
 
 def test_a_run_without_freezing_has_a_summary_too(one_rank, folder):
