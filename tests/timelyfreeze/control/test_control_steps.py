@@ -90,3 +90,15 @@ def test_forwards_of_control_steps_tell_the_speed_of_the_machine_too() -> None:
     assert [found.drift for found in ranks.collect()] == [None, None], "no frozen batch"
     ranks.run(FIRST + 1, FIRST + EVERY)
     assert [found.drift for found in ranks.collect()] == pytest.approx([3.0, 3.0], rel=0.02)
+
+
+def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_metrics_alone() -> None:
+    drift = [1.0]
+    ranks = Ranks(
+        ORDER, duration_ms=lambda action, fraction: drift[0] * linear_ms(action, fraction)
+    )
+    ranks.run(1, 10)
+    assert [metrics.drift for metrics in ranks.collect()] == [None, None], "ramp among them"
+    drift[0] = 1.5
+    ranks.run(11, 14)
+    assert [f.drift for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
