@@ -102,8 +102,8 @@ class FreezeSettings:
 
     min_gain: Annotated[float, Within(-1.0)] = 0.02
     """Smallest gain in throughput, as a fraction: 0.02 is 2%. Where the plan promises less, or two
-    checks of replan_every in a row find less, freezing is switched off for the rest of the run. -1
-    never switches it off."""
+    checks of replan_every in a row find less by two standard errors, freezing is switched off for
+    the rest of the run. -1 never switches it off."""
 
     control_every: AtLeast0 = 20
     """For methods with a plan: one step in so many after the ramp freezes nothing, at least 3. The

@@ -2,11 +2,13 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.ranks import Ranks
 from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.schedule.order import Action
 from timelyfreeze.settings.phases import Phase
 
 
@@ -124,3 +126,23 @@ def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:
     # A mean ratio of 0.25: the square root of 1 / (1 - 0.25).
     assert "for 1.15 times the steps to a loss, under min_gain (0.02) 2 times in a row" in reason
     assert given.controllers[0].active_plan.switched_off is None
+
+
+@pytest.mark.parametrize(("scatter", "is_off"), [(0.01, True), (0.8, False)])
+def test_a_gain_that_noise_may_hide_is_not_given_up(scatter: float, is_off: bool) -> None:
+    """Freezing saves nothing, which batches that differ by so much cannot tell from a little."""
+    machine, rng = Machine(), np.random.default_rng(1)
+    noise = [1.0]
+
+    def duration_ms(action: Action, fraction: float) -> float:
+        if action == first:
+            noise[0] = 1.0 + is_noisy * scatter * rng.random()
+        return machine(action, fraction) * noise[0]
+
+    first, is_noisy = ALONE.ranks[0][0], False
+    settings = {**EXACT, "replan_threshold": 9.0, "skip_input_grads": "off"}
+    ranks = Ranks(ALONE, duration_ms=duration_ms, **settings)
+    ranks.run(1, 12)
+    machine.freezing_saves, is_noisy = 0.0, True
+    ranks.run(13, 24)
+    assert (ranks.controllers[0].active_plan.switched_off is not None) is is_off

@@ -4,6 +4,7 @@ Nothing is measured for it that is not measured anyway: the times of the last st
 exchanged, once every so many steps, and rank 0 says what has become of them.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.planning import FreezePlan
+from timelyfreeze.records.convergence import error_of_median
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.settings import AUTO, Phase, key
@@ -123,6 +125,7 @@ class DriftCheck:
     # what a batch takes without freezing: the median of control steps; without any, predicted from
     # what was measured before, moved as far as the actions that the plan leaves unfrozen
     unfrozen_batch_ms: float
+    error: float = 0.0  # standard error of the ratio of the two, as a fraction: batches scatter
 
     @property
     def gain(self) -> float:
@@ -153,16 +156,26 @@ def check_drift(
         if plan.durations_ms[dag.index[action]] == bounds.max_ms[dag.index[action]]
     }
     delays_ms = bounds.delays_ms(dag)
-    if controls and all(rank.batches for rank in controls):
-        batch_ms = statistics.median(batch_times(dag, controls, delays_ms)[Phase.CONTROL])
+    stable_ms = batch_times(dag, ranks, delays_ms)[Phase.STABLE]
+    measured_ms = [stable_ms]
+    if controls and all(len(rank.batches) >= _FEWEST_BATCHES for rank in controls):
+        measured_ms.append(batch_times(dag, controls, delays_ms)[Phase.CONTROL])
+        batch_ms = statistics.median(measured_ms[-1])
     else:
         moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
         batch_ms = simulate_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
     return DriftCheck(
         drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
-        batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),
+        batch_ms=statistics.median(stable_ms),
         unfrozen_batch_ms=batch_ms,
+        error=math.hypot(*map(_error, measured_ms)),
     )
+
+
+def _error(times_ms: Sequence[float]) -> float:
+    """Return the standard error of a median over it; 0 where a clock stands still."""
+    median = statistics.median(times_ms)
+    return error_of_median(times_ms) / median if median > 0.0 else 0.0
 
 
 @dataclass(eq=False)
@@ -198,7 +211,9 @@ class DriftMonitor:
         found: DriftCheck | None = None
         if everyone is not None and all(stable.batches for stable, _ in everyone):
             found = check_drift(self.now, measured, *zip(*everyone, strict=True))
-        self.recent, self.controls = Samples(), Samples()
+        self.recent = Samples()
+        if len(self.controls.warm) >= _FEWEST_BATCHES:  # fewer wait for others
+            self.controls = Samples()
         agreed: DriftCheck | None = self.exchange.broadcast(found)
         if agreed is not None:
             self.n_low = self.n_low + 1 if self._is_low(agreed) else 0
@@ -221,7 +236,9 @@ class DriftMonitor:
         # Further steps take what is outside of batches too.
         outside_ms = plan.outside_ms if plan is not None and n_steps > 1.0 else 0.0
         before_ms, now_ms = found.unfrozen_batch_ms + outside_ms, found.batch_ms + outside_ms
-        return before_ms < (1.0 + self.now.settings.min_gain) * n_steps * now_ms
+        # On a machine whose batches scatter much, a gain that may be there is not given up.
+        at_most = before_ms * (1.0 + 2.0 * found.error)
+        return at_most < (1.0 + self.now.settings.min_gain) * n_steps * now_ms
 
     @property
     def _steps_factor(self) -> float:

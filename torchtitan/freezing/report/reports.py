@@ -69,7 +69,10 @@ def _known(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove]) ->
     clock = summary.by_virtual_clock()
     shown = as_shown(clock)
     if clock.step_ms_unfrozen and clock.step_ms:
-        shown["gain"] = f"{clock.step_ms_unfrozen / clock.step_ms - 1:+.1%}"
+        kappa = clock.step_ms / clock.step_ms_unfrozen
+        shown["gain"] = f"{1 / kappa - 1:+.1%}"
+        if clock.control_steps and clock.kappa_error is not None:
+            shown["gain"] += f" +- {clock.kappa_error / kappa**2:.1%}"
     return {
         "s": summary,
         "clock": clock,

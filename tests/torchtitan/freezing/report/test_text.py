@@ -156,9 +156,11 @@ def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
         "both speeds",
         "speed of the machine     forwards took 1.20 times as long as when they were measured",
     ]
-    lines = report(**times, control_steps=5, control_batches=5, batch_ms_unfrozen=108.0)
+    lines = report(
+        **times, control_steps=5, control_batches=5, batch_ms_unfrozen=108.0, kappa_error=0.032
+    )
     assert (
-        "gain                     +25.0% throughput, by 5 steps without freezing among the "
+        "gain                     +25.0% +- 5.0% throughput, by 5 steps without freezing among the "
         "others" in lines
     )
     assert lines[at - 1].endswith("measured 108.0 ms (+20.0%; +0.0% at the speed of then)")
