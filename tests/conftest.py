@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from hypothesis import settings
 
 from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.cli import overlay
+from timelyfreeze.planning import STOP_SIGNALS
 
 overlay.install()
 quick_parser.remember_sources()
@@ -35,3 +37,14 @@ def _no_train_spec_stays() -> Iterator[None]:
     specs = sys.modules.get("torchtitan.protocols.train_spec")
     if specs is not None:
         specs._extra_train_specs.clear()
+
+
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Heed all signals to stop, also where the tests were started to ignore some (nohup, &)."""
+    former = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)

@@ -18,6 +18,7 @@ KERNELS = {"exact": 67, f"rank {RANK}": 61, "nothing": 50, "LoRA": 90}
 
 
 def test_every_way_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: the extra lora has it")
     options = ["--models", "8M", "--rows", "2", "--tokens", "4", "--repeats", "1"]
     main([*options, "--dtype", "float32", "--ranks", "2", "3"])
     _, _, head, _, *rows = capsys.readouterr().out.strip().splitlines()
@@ -38,6 +39,8 @@ def group() -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_of_a_block(name: str) -> None:
+    if name == "LoRA":
+        pytest.importorskip("peft", reason="peft is not installed: the extra lora has it")
     block = Block("8M", WAYS[name], 2, 8, "bfloat16")
     with as_on_a_gpu():
         assert 30 < block.kernels()[0] <= KERNELS[name]

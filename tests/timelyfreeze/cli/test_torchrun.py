@@ -93,6 +93,7 @@ def test_a_signal_to_stop_is_told_in_a_line_with_the_status_of_shells(
     assert capsys.readouterr().err == f"Stopped by {number.name}\n"
 
 
+@pytest.mark.usefixtures("heeded")
 def test_what_nohup_ignores_torchrun_is_not_to_heed(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun sets its handlers where it starts processes, by this variable."""
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"

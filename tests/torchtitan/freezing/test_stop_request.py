@@ -12,7 +12,7 @@ from torchtitan.freezing.stop_request import StopRequest
 
 
 @pytest.fixture
-def request_to_stop() -> Iterator[StopRequest]:
+def request_to_stop(heeded: None) -> Iterator[StopRequest]:
     with process_group():
         yield StopRequest(timedelta(seconds=20))
 
