@@ -10,7 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = 77
 # Nothing is activated.
-CLEAN = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+CLEAN = {
+    k: v
+    for k, v in os.environ.items()
+    if k not in ("VIRTUAL_ENV", "CONDA_PREFIX", "TIMELYFREEZE_PYTHON")
+}
 
 
 @pytest.fixture

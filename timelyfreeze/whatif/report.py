@@ -142,9 +142,9 @@ def title_of(file: BoundsFile, grid: Grid, recalled: tuple[float, float] | None)
 
 
 def best_of(cases: Sequence[Case]) -> list[str]:
-    """Say whether freezing pays, and the case soonest at a loss as TOML; below it what is fastest.
+    """Say whether freezing pays, and name the case with the shortest time to a loss, as TOML.
 
-    That is the case with the shortest microbatches, and adapters.
+    Below stand the case with the shortest microbatches, and adapters.
     """
     shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
     soonest = min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
@@ -166,7 +166,7 @@ def best_of(cases: Sequence[Case]) -> list[str]:
     adapted_ms = adapted.per_microbatch(adapted.all_frozen_step_ms)
     return [
         verdict,
-        f"soonest at a loss: {text}",
+        f"shortest time to a loss: {text}",
         *("", "[parallelism]", f'pipeline_parallel_schedule = "{soonest.schedule}"', *cut),
         *("", "[freezing]", *freezing, ""),
         f"shortest for each microbatch: {_frozen(shortest)}",

@@ -32,7 +32,7 @@ def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:
     verdict, soonest, *toml, shortest, adapters, _ = best_of([fast, case()])
     assert verdict == "freezing pays: a loss in 0.88 of the time without it, as estimated"
     assert soonest == (
-        "soonest at a loss: 1F1B, 8 microbatches, r_max 0.25: 80.00 ms, times 1.10 steps"
+        "shortest time to a loss: 1F1B, 8 microbatches, r_max 0.25: 80.00 ms, times 1.10 steps"
     )
     assert tomllib.loads("\n".join(toml)) == {
         "parallelism": {"pipeline_parallel_schedule": "1F1B"},
