@@ -179,7 +179,7 @@ def test_before_the_end_of_warm_up_phases_stay_where_they_are() -> None:
     before.run(1, 2)
     after.load(before.saved())
     after.run(3, 3)
-    assert after.controllers[0].settings.phases == PHASES
+    assert after.controllers[0].phases == replace(PHASES, control_every=20)
 
 
 def test_a_run_that_does_not_move_refuses_a_plan_of_another_pipeline() -> None:
