@@ -45,7 +45,7 @@ fi
 tell_load() {
   local load cores
   read -r load _ < /proc/loadavg
-  cores=$(nproc)
+  cores=$(env -u OMP_NUM_THREADS nproc) # which counts no more than that
   if awk "BEGIN { exit !($load > $cores) }"; then
     echo "This machine is busy: a load of $load on $cores cores. Tests may take three times as long."
   fi

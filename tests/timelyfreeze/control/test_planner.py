@@ -1,7 +1,10 @@
 """What is solved, from which times, and what becomes of a run without a plan."""
 
 import logging
+import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.lp import LpError
 from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.runtime.low_rank.subspaces import Energies
 from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.settings.phases import Phase
 
@@ -19,6 +23,16 @@ LAST_MONITOR_STEP = PHASES.last_monitor_step
 
 
 # -- solving ---------------------------------------------------------------------------------------
+
+
+def test_a_solver_need_not_import_torch_to_read_what_was_measured() -> None:
+    """Its process would take seconds for that, and a tenth of one for the rest."""
+    measured = planner_module.Measured()
+    measured.energies = Energies(whole=1.0)
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer); print('torch' in sys.modules)"
+    question, command = pickle.dumps(measured.rank_times()), [sys.executable, "-c", program]
+    answer = subprocess.run(command, input=question, capture_output=True, check=True)
+    assert answer.stdout == b"False\n"
 
 
 def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(

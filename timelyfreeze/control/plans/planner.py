@@ -332,7 +332,8 @@ class Measured:
         """Return all of it, to be sent to whoever solves."""
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
         outside_ms = tuple(self.outside_ms)
-        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, self.energies)
+        energies = tuple(self.energies)  # a plain one: a solver need not import torch to read it
+        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, energies)
 
     def to_plain(self) -> dict[str, Any]:
         """Return all of it as plain data for a checkpoint."""
