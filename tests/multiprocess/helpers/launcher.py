@@ -42,6 +42,7 @@ SMALL = {
     "metrics.no_enable_tensorboard": None,
     "plots.no_enable": None,
     "freezing.method": "none",
+    "freezing.control_every": 20,
     # What "auto" chooses, or whether it switches off, depends on how busy the machine is.
     "freezing.max_freeze_ratio": 0.8,
     "freezing.monitoring": "halves",
