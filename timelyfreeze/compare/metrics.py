@@ -6,8 +6,10 @@ An emulated pipeline is as fast as its virtual clock says.
 import math
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 
+from timelyfreeze.compare.errors import Statistic, paired_errors
 from timelyfreeze.compare.runs.run import Metric, Points, Run
 from timelyfreeze.records.scores import AVERAGED, Scores
 from timelyfreeze.records.tables import WINDOW, last_running_mean, seconds_to_reach
@@ -84,6 +86,23 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
             return None
         return seconds / none.seconds if isinstance(seconds, float) else seconds
 
+    def to_part(own: Points, nones: Points, part: float = 1.0) -> Metric:
+        """Return when the run has come down a part of none's way, over none's total time."""
+        end = nones[-1][1]
+        target = end + (1.0 - part) * (nones[0][1] - end)
+        return over_all(_falls_to(own if is_as_long else own[-1:], target))
+
+    paired: dict[str, Metric] = {}
+    if best[2] == 1:
+        held_out: dict[str, Statistic] = {
+            "time_ratio": to_part,
+            **{f"time_ratio_{n}": partial(to_part, part=n / 100) for n in (95, 98)},
+            "learned_percent": partial(_learned, window=1),
+            "loss_over_none": lambda own, nones: own[-1][1] - nones[-1][1],
+        }
+        paired |= {name: of(*validated) for name, of in held_out.items()}
+        found = paired_errors(run.held_out, none.held_out, held_out) if run is not none else {}
+        paired |= {f"{name}_error": error for name, error in found.items()}
     at_end = run.seconds if points is not None and points >= -_ROUNDING else NEVER
     return {
         "gain_percent": _percent_above(*speeds),
@@ -94,6 +113,7 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
         "seconds_to_none_loss": to_none(*losses),
         "accuracy_points": points,
         "accuracy_time_ratio": None if points is None else over_all(at_end),
+        **paired,
     }
 
 
@@ -108,6 +128,17 @@ def _reached(own: Points, others: Points, window: int) -> Metric:
         return None
     seconds = seconds_to_reach(own, target, window)
     return NEVER if seconds is None else seconds
+
+
+def _falls_to(own: Points, target: float) -> Metric:
+    """Return when a curve of held-out losses comes down to ``target``, between two of them too."""
+    before, above = 0.0, math.nan
+    for seconds, loss in own:
+        if loss <= target:
+            share = (above - target) / (above - loss) if above > target else 1.0
+            return before + share * (seconds - before)
+        before, above = seconds, loss
+    return NEVER
 
 
 def _learned(own: Points, nones: Points, window: int) -> Metric:

@@ -134,6 +134,7 @@ class RunSummary:
     train_loss: float | None = metric("{:.4f}", ends=True)
     last_loss: float | None = None  # training loss logged last
     validation_loss: float | None = metric("{:.4f}", ends=True)  # of the last validation
+    validation_error: float | None = metric("{:.4f}")  # its standard error over held-out parts
     validation_top1: float | None = metric("{:.2%}")  # fraction of its pictures
     validation_top5: float | None = metric("{:.2%}")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 import torchtitan.components.validate as titan_validate
 from torch import Tensor, nn
 from torchtitan.components.dataloader import BaseDataLoader
@@ -21,6 +22,8 @@ from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, val
 from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
 from torchtitan.freezing.config import JobConfig
+
+T = TypeVar("T")
 
 
 class BatchValidator(Validator):
@@ -73,6 +76,15 @@ class BatchValidator(Validator):
         mesh = self.parallel_dims.get_mesh("batch")
         return titan_dist.dist_sum(count.to(titan_tools.device_type), mesh)
 
+    def _gathered(self, parts: list[T]) -> list[T]:
+        """Return the parts of every replica, those of the first one first."""
+        if not self.parallel_dims.dp_enabled:
+            return parts
+        group = self.parallel_dims.get_mesh("batch").get_group()
+        found: list[list[T]] = [[] for _ in range(dist.get_world_size(group))]
+        dist.all_gather_object(found, parts, group=group)
+        return [*chain.from_iterable(found)]
+
 
 class InstructValidator(BatchValidator):
     """Validates on examples of instruction data, in batches of ``build_validation_loader``.
@@ -81,9 +93,15 @@ class InstructValidator(BatchValidator):
     more weight the fewer its batch has; so its answers for each batch are weighed by their tokens.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.pp_schedule is not None:
+            self.pp_schedule = self._microbatches = _Microbatches(self.pp_schedule)
+
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
         """Evaluate the model and log the loss; all ranks come here at the same steps."""
         loss_sum, n_targets = 0.0, 0.0
+        parts: list[tuple[int, float]] = []
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
                 n_tokens = int(input_dict.pop("n_tokens").sum())
@@ -94,9 +112,24 @@ class InstructValidator(BatchValidator):
                     input_dict |= learned_tokens(labels)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())
                 if targets:  # none in a batch that has padding alone on every replica
-                    loss_sum += targets * self._evaluate(model_parts, step, input_dict, labels)
+                    loss = self._evaluate(model_parts, step, input_dict, labels)
+                    loss_sum += targets * loss
                     n_targets += targets
+                    parts += self._parts(labels, int(targets), loss)
+            processor.log_held_out(step, parts)
             processor.log_validation(loss=loss_sum / n_targets, step=step)
+
+    def _parts(self, labels: Tensor, n_targets: int, loss: float) -> list[tuple[int, float]]:
+        """Return targets and mean loss of each microbatch of all replicas.
+
+        Without a pipeline the batch is one; where the last stage is not, nothing is known.
+        """
+        if self.pp_schedule is None:
+            return [(n_targets, loss)]
+        sums = self._microbatches.sums
+        counts = [int((one != IGNORE_INDEX).sum()) for one in labels.tensor_split(len(sums) or 1)]
+        own = [(n, total / n) for n, total in zip(counts, sums, strict=False) if n]
+        return self._gathered(own)
 
     def post_dataloading_process(
         self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
@@ -104,6 +137,18 @@ class InstructValidator(BatchValidator):
         """Sort out what the first stage and what every stage gets."""
         inputs, labels, *kwargs = super().post_dataloading_process(input_dict, labels, model_parts)
         return inputs, labels, *to_every_stage(*kwargs)
+
+
+class _Microbatches:
+    """Keeps the sum loss of each microbatch, of which upstream's validator keeps their sum."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule = schedule
+        self.sums: list[float] = []  # of the last batch; empty where the last stage is not
+
+    def eval(self, *args: Any, losses: list[Tensor] | None = None, **kwargs: Any) -> None:
+        self._schedule.eval(*args, losses=losses, **kwargs)
+        self.sums = [float(loss) for loss in losses or ()]
 
 
 class _OneLoss:

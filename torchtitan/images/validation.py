@@ -33,6 +33,7 @@ class ImageValidator(BatchValidator):
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
         """Evaluate the model and log what was found; all ranks come here at the same steps."""
         scores = torch.zeros(4, dtype=torch.float64)
+        parts: list[tuple[int, float]] = []
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
                 processor.ntokens_since_last_log += len(labels)
@@ -40,12 +41,15 @@ class ImageValidator(BatchValidator):
                 self._evaluate(model_parts, step, input_dict, labels)
                 logits = self._outputs.take()
                 if logits is not None:
-                    scores += scores_of(logits, labels.to(logits.device))
+                    of_batch = scores_of(logits, labels.to(logits.device))
+                    scores += of_batch
+                    parts += self._gathered([(len(labels), float(of_batch[0]) / len(labels))])
             loss, top1, top5, n = map(self._of_all_replicas, scores)
             if not n:
                 processor.log_validation(loss=_ELSEWHERE, step=step)
                 return
             top1, top5 = top1 / n, top5 / n
+            processor.log_held_out(step, parts)
             logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
             further = {"validation_metrics/top1": top1, "validation_metrics/top5": top5}
             processor.log_validation(loss=loss / n, step=step, extra_metrics=further)

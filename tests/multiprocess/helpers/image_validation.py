@@ -54,6 +54,9 @@ def numbers_of(rank, n_stages, schedule):
 class Logged:
     ntokens_since_last_log, time_last_log = 0, 0.0
 
+    def log_held_out(self, step, parts):
+        self.parts = parts
+
     def log_validation(self, **given):
         self.given = given
 

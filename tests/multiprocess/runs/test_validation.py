@@ -11,6 +11,8 @@ import pytest
 from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 
 from timelyfreeze.planning.plan import plan_from_json
+from timelyfreeze.records.held_out import HELD_OUT as PARTS
+from timelyfreeze.records.held_out import HeldOutRow
 from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.records.tables import STEPS as STEPS_FILE
 from torchtitan.freezing.report.reports import render_report
@@ -185,6 +187,40 @@ def test_packed_examples_have_the_loss_that_they_have_alone(two_ranks, one_rank,
     assert all(loss == pytest.approx(expected, rel=1e-5) for loss in found.values())
     (of_replicas,) = validation_losses(folder, "packed replicas").values()
     assert of_replicas == pytest.approx(expected, rel=1e-5)
+
+
+def held_out_by_hand(folder, name):
+    """The mean over targets of each validation's parts, and their number."""
+    steps: dict[int, list[HeldOutRow]] = {}
+    for row in PARTS.read(run_folder(folder, name)):
+        steps.setdefault(row.step, []).append(row)
+    means = {
+        step: sum(row.targets * row.loss for row in rows) / sum(row.targets for row in rows)
+        for step, rows in steps.items()
+    }
+    return means, [len(rows) for rows in steps.values()]
+
+
+@pytest.mark.parametrize("schedule", CASES)
+def test_each_microbatch_of_a_validation_has_its_loss(two_ranks, folder, schedule):
+    """Of two rows each: 16 are held out."""
+    means, n_parts = held_out_by_hand(folder, f"{schedule} fixed")
+    assert means == pytest.approx(validation_losses(folder, f"{schedule} fixed"), rel=1e-5)
+    assert n_parts == [8] * 4
+
+
+@pytest.mark.parametrize("sharded", SHARDED)
+def test_microbatches_of_all_replicas_have_their_losses(four_ranks, folder, sharded):
+    """Of one row each."""
+    means, n_parts = held_out_by_hand(folder, f"{sharded} sharded")
+    assert means == pytest.approx(validation_losses(folder, f"{sharded} sharded"), rel=1e-5)
+    assert n_parts == [16] * 4
+
+
+def test_without_a_pipeline_each_batch_has_its_loss(two_ranks, folder):
+    means, n_parts = held_out_by_hand(folder, "replicas")
+    assert means == pytest.approx(validation_losses(folder, "replicas"), rel=1e-5)
+    assert n_parts == [2]
 
 
 @pytest.mark.parametrize("sharded", SHARDED)

@@ -44,6 +44,9 @@ class Processor:
     ntokens_since_last_log, time_last_log, loss = 0, 0.0, float("nan")
     n_tokens = 0
 
+    def log_held_out(self, step: int, parts: list[tuple[int, float]]) -> None:
+        self.parts = parts
+
     def log_validation(self, loss: float, step: int) -> None:
         self.loss, self.n_tokens = loss, self.ntokens_since_last_log
 

@@ -38,6 +38,9 @@ class Processor:
         self.time_last_log = 0.0
         self.logged: list[tuple[int, float, int, float]] = []
 
+    def log_held_out(self, step: int, parts: list[tuple[int, float]]) -> None:
+        self.parts = parts
+
     def log_validation(self, loss: float, step: int) -> None:
         self.logged.append((step, loss, self.ntokens_since_last_log, self.time_last_log))
         self.ntokens_since_last_log = 0

@@ -31,6 +31,9 @@ class Processor:
         self.time_last_log = 0.0
         self.logged: list[tuple[int, float, dict[str, float], int]] = []
 
+    def log_held_out(self, step: int, parts: list[tuple[int, float]]) -> None:
+        self.parts = parts
+
     def log_validation(self, loss: float, step: int, extra_metrics: dict[str, float]) -> None:
         self.logged.append((step, loss, extra_metrics, self.ntokens_since_last_log))
 

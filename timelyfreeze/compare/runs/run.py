@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from timelyfreeze.compare.errors import HeldOut, held_out
 from timelyfreeze.compare.runs.variants import read_value, run_label, split_peer
 from timelyfreeze.files import Table, read_dataclass, read_object
 from timelyfreeze.records import tables
+from timelyfreeze.records.held_out import HELD_OUT
 from timelyfreeze.records.scores import SCORES, Scores, read_scores
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary
 
@@ -59,6 +61,7 @@ class Run:
     losses: Points = ()  # (seconds of training so far, training loss) of each step that was logged
     scores: Scores | None = None  # of the model that came out, None if it was not evaluated
     validation_losses: Points = ()  # (seconds of training so far, loss) of each validation
+    held_out: HeldOut | None = None  # the losses of each part of these
     # (seconds of training so far, percent of the pictures) of each validation on pictures.
     top1: Points = ()
     freeze_ratios: Points = ()  # (step, freeze ratio) of each step for which it is known
@@ -189,6 +192,10 @@ def read_run(folder: Path) -> Run:
         losses=_known((end(row), row.train_loss) for row in losses),
         scores=read_scores(folder),
         validation_losses=_known((end(row), row.validation_loss) for row in losses),
+        held_out=held_out(
+            rows(HELD_OUT),
+            {row.step: end(row) for row in losses if row.validation_loss is not None},
+        ),
         top1=[(end(row), 100 * row.top1) for row in rows(tables.ACCURACIES)],
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object
 from timelyfreeze.records import tables
+from timelyfreeze.records.held_out import HELD_OUT, HeldOutRow, standard_error
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
@@ -26,7 +27,8 @@ class Losses(RunPart):
         super().__init__(run)
         self._logged: list[tuple[int, float]] = []
         self._last_step = 0
-        self._validation: dict[str, float] = {}
+        self._validation: dict[str, float | None] = {}
+        self._validation_error: float | None = None  # of the latest parts, which come first
         run.append(tables.LOSSES, [])
 
     def log_step(self, logged: LoggedStep) -> None:
@@ -40,12 +42,19 @@ class Losses(RunPart):
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
         """Write a validation; the last one counts."""
         counted = {f: scores[metric] for f, metric in _SCORES.items() if metric in scores}
-        self._validation = {"validation_loss": loss} | counted
+        error = {"validation_error": self._validation_error}
+        self._validation = {"validation_loss": loss} | error | counted
         self._append(step, "", repr(loss))
         if len(counted) == len(_SCORES):
             self.run.append(
                 tables.ACCURACIES, [tables.AccuracyRow(step, self.run.seconds, *counted.values())]
             )
+
+    def log_held_out(self, step: int, parts: Sequence[tuple[int, float]]) -> None:
+        """Write the parts of a validation; the last one counts."""
+        rows = [HeldOutRow(step, i, *part) for i, part in enumerate(parts)]
+        self.run.append(HELD_OUT, rows)
+        self._validation_error = standard_error(rows)
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         """Return the last losses; that of training is the mean of the last tenth of the steps."""

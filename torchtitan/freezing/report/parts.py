@@ -158,6 +158,9 @@ class RunPart:
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
         """Take note of a validation, and of what it counted besides."""
 
+    def log_held_out(self, step: int, parts: Sequence[tuple[int, float]]) -> None:
+        """Take note of targets and mean loss of each part of a validation."""
+
     def end_step(self, ended: EndedStep) -> None:
         """Take note of a finished step."""
 

@@ -260,6 +260,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         with progress.instead_of_upstream(), self._units():
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
 
+    def log_held_out(self, step: int, parts: Sequence[tuple[int, float]]) -> None:
+        """Take note of targets and loss of each part of a validation, as of ``log_validation``."""
+        self.recorder.tell(RunPart.log_held_out, step, parts)
+
     def log_validation(
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:

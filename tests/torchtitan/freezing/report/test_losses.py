@@ -71,16 +71,26 @@ def test_the_last_validation_counts_and_each_of_a_classifier_has_a_row(tmp_path:
     losses = Losses(run_in(tmp_path))
     assert losses.fields(losses.run.start) == {}
     losses.log_validation(20, 3.0, {"validation_metrics/top1": 0.5, "other": 1.0})
-    assert losses.fields(losses.run.start) == {"validation_loss": 3.0, "validation_top1": 0.5}
+    want = {"validation_loss": 3.0, "validation_error": None, "validation_top1": 0.5}
+    assert losses.fields(losses.run.start) == want
     assert not (tmp_path / "accuracies.csv").exists(), "it takes both"
     for step, seconds, top1, top5 in ((40, 12.5, 0.25, 0.75), (80, 25.0, 0.5, 1.0)):
         losses.run.seconds = seconds
         scores = {"validation_metrics/top1": top1, "validation_metrics/top5": top5}
+        losses.log_held_out(step, [(10, 1.5), (10, 2.5)])
         losses.log_validation(step, 2.0, scores)
     assert (tmp_path / "accuracies.csv").read_text().splitlines() == [
         "step,seconds,top1,top5", "40,12.5,0.25,0.75", "80,25,0.5,1",
     ]  # fmt: skip
-    want = {"validation_loss": 2.0, "validation_top1": 0.5, "validation_top5": 1.0}
+    assert (tmp_path / "held_out.csv").read_text().splitlines() == [
+        "step,part,targets,loss", "40,0,10,1.5", "40,1,10,2.5", "80,0,10,1.5", "80,1,10,2.5",
+    ]  # fmt: skip
+    want = {
+        "validation_loss": 2.0,
+        "validation_error": pytest.approx(0.5),
+        "validation_top1": 0.5,
+        "validation_top5": 1.0,
+    }
     assert losses.fields(losses.run.start) == want
 
 
