@@ -1,7 +1,7 @@
 """Makes figures of the pages again: python -m benchmarks.claims [NAME ...].
 
-``claims.toml`` has a table for each: the words of the page, the command, how its output tells the
-figure, and what that must be. A command runs in the project's folder and may use {python} and
+``claims.toml`` has a table for each: the words of the page, the command or the name of one that
+several claims share, how its output tells the figure, and what that must be. A command runs in the project's folder and may use {python} and
 variables of the environment; ``needs`` names variables without which it cannot run.
 """
 
@@ -60,7 +60,11 @@ class Claim:
 
 def read(path: Path = FILE) -> dict[str, Claim]:
     """Return the claims by name; TypeError for keys that a claim has not."""
-    return {name: Claim(**table) for name, table in tomllib.loads(path.read_text()).items()}
+    tables = tomllib.loads(path.read_text())
+    commands = tables.pop("commands", {})
+    for table in tables.values():
+        table["command"] = commands.get(table["command"], table["command"])
+    return {name: Claim(**table) for name, table in tables.items()}
 
 
 def run(command: str, outputs: dict[str, str]) -> str:
