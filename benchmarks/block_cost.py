@@ -30,10 +30,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import LORA
 from timelyfreeze.schedule import ActionKind
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.profile import quiet_process
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.settings.job_config import JobConfig, job_config_class
 from torchtitan.upstream import fixes
 from torchtitan.upstream.cpu_device import CpuDevice
 from torchtitan.vision.spec import base_spec

@@ -1,8 +1,9 @@
 """Makes figures of the pages again: python -m benchmarks.claims [NAME ...].
 
-``claims.toml`` has a table for each: the words of the page, the command or the name of one that
-several claims share, how its output tells the figure, and what that must be. A command runs in the project's folder and may use {python} and
-variables of the environment; ``needs`` names variables without which it cannot run.
+``claims.toml`` has a table for each: the words of the page, the command (or the name of one that
+several claims share), how its output tells the figure, and what that must be. A command runs in the
+project's folder and may use {python} and variables of the environment; ``needs`` names variables
+without which it cannot run.
 """
 
 import argparse

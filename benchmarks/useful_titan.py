@@ -20,8 +20,8 @@ from torchtitan.protocols import train_spec
 from torchtitan.train import Trainer
 from turns import turns
 
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.launch import prepare, trainer_for
+from torchtitan.settings import JobConfig
 
 
 def plain_trainer(config: JobConfig) -> Trainer:

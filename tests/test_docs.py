@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from timelyfreeze.cli.main import COMMANDS
-from torchtitan.freezing.config import job_config_class
+from torchtitan.settings import job_config_class
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("profiles/*.md")])

@@ -7,8 +7,8 @@ import torch
 from block_cost import HEAD, Block, Way, main, ways
 
 from tests.torchtitan.helpers.gpu_kernels import as_on_a_gpu
-from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.profile.profile import quiet_process
+from torchtitan.settings.job_config import job_config_class
 from torchtitan.upstream import fixes
 
 RANK = 16

@@ -19,9 +19,9 @@ from tests.fuzz.mangling import VALUES, fuzzed, message_of
 from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings
-from torchtitan.freezing.config import with_values
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors
+from torchtitan.settings import with_values
+from torchtitan.settings.job_config import JobConfig, job_config_class
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASS = job_config_class()

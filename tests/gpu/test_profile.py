@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.profile.bench import Repeats
 from torchtitan.freezing.profile.profile import profile_stages
+from torchtitan.settings.job_config import job_config_class
 from torchtitan.upstream import fixes as upstream_fixes
 
 pytestmark = [

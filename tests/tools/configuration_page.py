@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
-from torchtitan.freezing.config.job_config import (
+from torchtitan.settings.job_config import (
     Columns,
     Data,
     Emulation,

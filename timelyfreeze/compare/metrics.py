@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 
-from timelyfreeze.compare.errors import Statistic, paired_errors
+from timelyfreeze.compare.runs.errors import Statistic, paired_errors
 from timelyfreeze.compare.runs.run import Metric, Points, Run
 from timelyfreeze.records.scores import AVERAGED, Scores
 from timelyfreeze.records.tables import WINDOW, last_running_mean, seconds_to_reach

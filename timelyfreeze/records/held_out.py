@@ -1,7 +1,7 @@
 """The held-out loss of each part of a validation, and the standard error of their mean.
 
 A part is a microbatch of the validation. Two runs that validate on the same rows have the same
-parts, so that their difference has an error of its own (:mod:`timelyfreeze.compare.errors`).
+parts, so that their difference has an error of its own (:mod:`timelyfreeze.compare.runs.errors`).
 """
 
 import math

@@ -16,7 +16,7 @@ from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import as_batch
 from torchtitan.data.sources import DataSource, read_sources
-from torchtitan.freezing.config.job_config import Validation
+from torchtitan.settings.job_config import Validation
 
 RANK_KEY = "dp_rank_"
 

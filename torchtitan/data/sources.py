@@ -16,7 +16,7 @@ from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import WHOLE, Columns, HubPart, InstructExamples, read_examples
 from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
 from torchtitan.data.rows.messages import Conversation
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
 from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ _SECTIONS = ("model", "training", "validation", "data", "vision")
 
 def reads_pictures(folder: Path) -> bool:
     """Tell whether a Hugging Face folder holds an image classifier."""
-    from torchtitan.freezing.config import IMAGE_MODELS
+    from torchtitan.settings import IMAGE_MODELS
 
     return read_object(folder / "config.json").get("model_type") in IMAGE_MODELS
 
@@ -29,10 +29,10 @@ def score_pictures(
 
     from torchtitan.checkpoints.finished import read_run_settings
     from torchtitan.freezing.checks.data import validation_split
-    from torchtitan.freezing.config import config_of_run
     from torchtitan.images.settings import read_validation_images, transform_of, validation_place
     from torchtitan.images.sources import check_labels
     from torchtitan.images.validation import scores_of
+    from torchtitan.settings import config_of_run
 
     config = config_of_run(read_run_settings(run), *_SECTIONS)
     examples, classes = read_validation_images(config)

@@ -31,9 +31,9 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import GIB, FreezeSettings
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import cache_folder, model_family, pipeline_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition.cut import model_sizes
+from torchtitan.settings import cache_folder, model_family, pipeline_order
 
 
 class Assembly:

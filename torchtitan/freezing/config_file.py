@@ -21,14 +21,14 @@ from timelyfreeze.files import shown
 from torchtitan.checkpoints.finished import table_values
 from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks import ConfigError, partition_errors, with_rank
-from torchtitan.freezing.config import (
+from torchtitan.freezing.partition.cut import check_live_times, with_partition
+from torchtitan.settings import (
     JobConfig,
     job_config_class,
     preset_errors,
     with_preset,
     with_values,
 )
-from torchtitan.freezing.partition.cut import check_live_times, with_partition
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 

@@ -26,9 +26,9 @@ from torchtitan.checkpoints.finished import finished_steps, model_only_error, re
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
 from torchtitan.freezing.checks import ConfigError, check_data, is_done, start_of
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.report.run_folder import last_report
+from torchtitan.settings import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of an error.

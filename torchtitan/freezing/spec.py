@@ -29,7 +29,6 @@ from torchtitan.freezing.checks import (
     template_of,
     validation_split,
 )
-from torchtitan.freezing.config import JobConfig, Loading
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
@@ -43,6 +42,7 @@ from torchtitan.hf.decoder import (
 )
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.lora.adapters import with_adapters
+from torchtitan.settings import JobConfig, Loading
 from torchtitan.upstream.fixes import (
     SGD,
     PipelineLoss,

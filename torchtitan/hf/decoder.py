@@ -33,8 +33,8 @@ from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
 from timelyfreeze.runtime.linear import joined_output
 from torchtitan.data.rows.kinds import is_instruct_dataset
-from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.learned_loss import learned_loss
+from torchtitan.settings import JobConfig
 
 # Before torch 2.12 the kernel took fewer heads of keys than of queries without being told.
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}

@@ -22,7 +22,6 @@ from torchtitan.data.chat_template import MORE_TEMPLATES, TEMPLATE_FILE, ChatTem
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.freezing.config import JobConfig, config_of_run
 from torchtitan.hf.adapter import LlamaAdapter
 from torchtitan.hf.decoder import Decoder, DecoderArgs, as_decoder
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
@@ -40,6 +39,7 @@ from torchtitan.hf.weights import (
     write_json,
     write_weights,
 )
+from torchtitan.settings import JobConfig, config_of_run
 
 _SECTIONS = ("job", "metrics", "model", "checkpoint", "vision", "lora", "training", "data")
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"

@@ -8,8 +8,8 @@ from typing import Any
 
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf.llama_config import parse_config, read_config
+from torchtitan.settings import IMAGE_MODELS, JobConfig
 
 LLAMA = "llama3"
 FROM_FOLDER = "hf"

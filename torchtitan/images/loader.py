@@ -9,7 +9,6 @@ from torchtitan.data.loader import ResizableDataloader, loader_of, validation_lo
 from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.settings import (
     read_validation_images,
     training_place,
@@ -17,6 +16,7 @@ from torchtitan.images.settings import (
 )
 from torchtitan.images.sources import ImageExamples, check_labels, read_images
 from torchtitan.images.transforms import SHARE, ImageTransform, Mixup, Sample
+from torchtitan.settings import JobConfig
 
 # Not a setting: runs that differ in their seeds are compared on the same pictures.
 _VALIDATION_SEED = 0

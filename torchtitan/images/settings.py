@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from timelyfreeze.files import Within, read_as, read_object
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.sources import ImageExamples, ImagePlace, read_images
 from torchtitan.images.transforms import ImageTransform
+from torchtitan.settings import JobConfig
 
 # Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

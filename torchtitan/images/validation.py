@@ -11,8 +11,8 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.validation import BatchValidator, counted_apart
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.loader import build_validation_dataloader
+from torchtitan.settings import JobConfig
 
 # What upstream logs where the last stage is not.
 _ELSEWHERE = -1.0

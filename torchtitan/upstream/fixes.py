@@ -34,7 +34,6 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.cli import overlay
 from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
-from torchtitan.freezing.emulation.pipeline import EmulatedMesh
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.lean import compute_in
 from torchtitan.upstream.cpu_device import CpuDevice
@@ -130,7 +129,7 @@ def _clip_on_device(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
     with torch.device(device):
-        if isinstance(pp_mesh, EmulatedMesh):
+        if hasattr(pp_mesh, "clip_grad_norm_"):  # the mesh of emulated ranks
             return pp_mesh.clip_grad_norm_(parameters, max_norm, foreach=kwargs.get("foreach"))
         return upstream(parameters, max_norm, *args, pp_mesh=pp_mesh, **kwargs)
 

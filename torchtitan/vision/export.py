@@ -7,13 +7,13 @@ from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf import export as hf_export
 from torchtitan.hf.export import with_dtype
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.weights import FolderForm, StoredWeights, write_json
 from torchtitan.images.settings import PREPROCESSOR, training_place, transform_of
 from torchtitan.images.sources import read_images
+from torchtitan.settings import IMAGE_MODELS, JobConfig
 from torchtitan.vision.adapter import VisionAdapter, places_in_folder
 from torchtitan.vision.model import vision_flavors
 

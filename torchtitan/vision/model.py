@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.protocols import BaseModelArgs, ModelProtocol
 
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf.flavors import FROM_FOLDER, weights_folder
 from torchtitan.hf.llama_config import read_settings
+from torchtitan.settings import IMAGE_MODELS, JobConfig
 
 VIT, CONVNEXT = IMAGE_MODELS
 

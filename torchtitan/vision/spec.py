@@ -9,11 +9,11 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.llama3 import parallelize_llama
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
-from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.images.loader import build_image_dataloader
 from torchtitan.images.settings import configured_classes
 from torchtitan.images.validation import build_image_validator
+from torchtitan.settings import JobConfig
 from torchtitan.vision.adapter import VisionAdapter
 from torchtitan.vision.model import (
     LIBRARIES,

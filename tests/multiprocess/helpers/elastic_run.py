@@ -38,10 +38,10 @@ def run(scenario, folder):
     from timelyfreeze.control import EmulatedRecorder
     from timelyfreeze.control.build import highest_learning_rate
     from torchtitan.data.sequences import ROWS
-    from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
     from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
+    from torchtitan.settings import count_layers, stage_modules
 
     titan_train.time.sleep = lambda seconds: None
     if scenario.get("front"):

@@ -25,8 +25,8 @@ from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE
 from torchtitan.data.sources import ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.hf.decoder import Decoder, as_decoder
+from torchtitan.settings.job_config import JobConfig
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TOKENIZER = FolderTokenizer(str(ASSETS / "tokenizer"))

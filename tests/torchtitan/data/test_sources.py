@@ -19,7 +19,7 @@ from torchtitan.data.sources import (
     training_sources,
     validation_sources,
 )
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "instruct"
 ALPACA = {"instruction": "Add.", "input": "1 2", "output": "3"}

@@ -22,7 +22,7 @@ from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 
 TOKENIZER = FolderTokenizer(str(Path(__file__).parents[2] / "assets" / "tokenizer"))
 SEQ_LEN = 32

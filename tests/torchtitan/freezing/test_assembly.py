@@ -10,7 +10,7 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.policies.autofreeze import AutoFreeze
 from timelyfreeze.policies.egeria import Egeria
 from torchtitan.freezing.assembly import front_identity, policy_of
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 
 @pytest.mark.parametrize(("model", "compared"), [("llama3", 64), ("vit", 0), ("convnextv2", 0)])

@@ -16,10 +16,10 @@ from timelyfreeze.files import write_whole
 from torchtitan.checkpoints.finished import save_settings
 from torchtitan.freezing import launch as launch_module
 from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.launch import hold_checkpoints, launch
 from torchtitan.hf.flavors import EXTRA_FLAVORS
 from torchtitan.images.sources import ImageError
+from torchtitan.settings import JobConfig
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
 MISTAKES = ["--job.unknown=1", "--training.steps=x", "--model.vocab_size=0"]

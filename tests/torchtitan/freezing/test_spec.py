@@ -12,10 +12,10 @@ from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 from torchtitan.data.sources import ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator
-from torchtitan.freezing.config import with_values
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.spec import build_train_spec, loading_of
 from torchtitan.hf.decoder import Decoder
+from torchtitan.settings import with_values
+from torchtitan.settings.job_config import JobConfig
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TOKENIZER = FolderTokenizer(str(ASSETS / "tokenizer"))

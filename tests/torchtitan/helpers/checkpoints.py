@@ -15,7 +15,7 @@ from timelyfreeze.schedule.order import one_f_one_b_order
 from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks import checkpoints
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors
-from torchtitan.freezing.config import toml_key
+from torchtitan.settings import toml_key
 
 # A pipeline of two ranks and four microbatches, two processes for each.
 ORDER = one_f_one_b_order(2, 4)

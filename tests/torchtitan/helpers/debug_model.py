@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 
 N_LAYERS = 6
 _VALUES = {

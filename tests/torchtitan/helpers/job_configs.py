@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+from torchtitan.settings.job_config import JobConfig, job_config_class
 
 
 def make_job_config(**values: Any) -> JobConfig:

@@ -8,8 +8,8 @@ from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+from torchtitan.settings.job_config import JobConfig
 
 ALONE: Any = SimpleNamespace(all_gather=lambda value: [value])
 

@@ -24,12 +24,12 @@ from tests.torchtitan.helpers.hf_models import (
 )
 from tests.torchtitan.hf.test_adapter import load
 from torchtitan.checkpoints.contents import METADATA, read_contents
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.hf import export
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.export import export_run
 from torchtitan.hf.folder import stored_shapes
 from torchtitan.hf.llama_config import parse_config, read_config
+from torchtitan.settings.job_config import JobConfig
 from torchtitan.vision.export_command import main
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]

@@ -10,8 +10,8 @@ from torchtitan.models.llama3 import TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 from torchtitan.models.llama3.model.model import precompute_freqs_cis
 
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.hf.flavors import with_rope_settings
+from torchtitan.settings.job_config import JobConfig
 
 DIM, LENGTH, THETA = 64, 48, 500000.0
 

@@ -12,9 +12,9 @@ import torch
 
 from tests.tools.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.loader import build_image_dataloader, build_validation_dataloader
 from torchtitan.images.sources import ImageError
+from torchtitan.settings import JobConfig
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from tests.timelyfreeze.helpers.stages import (
     process_group,
     sum_loss,
 )
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 from torchtitan.upstream.cpu_device import CpuDevice
 from torchtitan.upstream.fixes import PipelineLoss, evaluate_forwards_alone

@@ -19,8 +19,8 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.distributed import ParallelDims
 
 from tests.torchtitan.upstream.test_fixes import _installed, fresh  # noqa: F401 - a fixture
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
+from torchtitan.settings.job_config import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 
 

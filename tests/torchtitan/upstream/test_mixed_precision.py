@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.config import Optimizer
 
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 from torchtitan.upstream.fixes import autocast_stages, build_sgd, one_cast_for_all
 
 

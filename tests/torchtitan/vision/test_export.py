@@ -21,9 +21,9 @@ from tests.torchtitan.helpers.image_models import (
     load,
     some_pictures,
 )
-from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.export import export_run
 from torchtitan.images.transforms import ImageTransform
+from torchtitan.settings import JobConfig
 from torchtitan.vision.export import FORMS
 from torchtitan.vision.model import FLAVORS, VisionModel
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.image_models import CLASSES, SIZE, args_of
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 from torchtitan.vision.model import FLAVORS, VisionModel, described
 
 pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 from torchtitan.vision.model import build_image_loss, image_loss, shares_of_target
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]])

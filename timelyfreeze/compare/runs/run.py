@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from timelyfreeze.compare.errors import HeldOut, held_out
+from timelyfreeze.compare.runs.errors import HeldOut, held_out
 from timelyfreeze.compare.runs.variants import read_value, run_label, split_peer
 from timelyfreeze.files import Table, read_dataclass, read_object
 from timelyfreeze.records import tables

@@ -34,7 +34,7 @@ from torchtitan.checkpoints.finished import (
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
 from torchtitan.freezing.checks.freezing import adapter_errors, caches
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, cache_folder
+from torchtitan.settings import IMAGE_MODELS, JobConfig, cache_folder
 from torchtitan.vision.spec import known_args
 
 _FREEZING, _DATA = "freezing", "dataloader"

@@ -34,11 +34,11 @@ from torchtitan.freezing.checks.pipeline import (
 )
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import rule_errors, text_errors, upstream_errors
-from torchtitan.freezing.config import JobConfig, toml_key, with_values
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace
+from torchtitan.settings import JobConfig, toml_key, with_values
 
 # A value that nobody would read to its end; a path may be long.
 _LONG_WORD = re.compile(r"[^\s'\",]{600,}")

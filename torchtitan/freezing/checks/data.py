@@ -22,7 +22,7 @@ from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTo
 from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.upstream import data_sections
-from torchtitan.freezing.config import JobConfig, model_family
+from torchtitan.settings import JobConfig, model_family
 from torchtitan.vision.spec import known_args
 
 

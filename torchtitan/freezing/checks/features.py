@@ -22,7 +22,7 @@ from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
+from torchtitan.settings import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"

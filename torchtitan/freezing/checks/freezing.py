@@ -21,14 +21,6 @@ from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import AUTO, FreezeSettings, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.checks.pipeline import pipeline_errors
-from torchtitan.freezing.config import (
-    Freezing,
-    JobConfig,
-    global_rows,
-    pipeline_order,
-    preset_errors,
-    stage_modules,
-)
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.flavors import LLAMA
 from torchtitan.lora.adapters import (
@@ -36,6 +28,14 @@ from torchtitan.lora.adapters import (
     chosen_layers,
     is_adapter,
     linear_layers,
+)
+from torchtitan.settings import (
+    Freezing,
+    JobConfig,
+    global_rows,
+    pipeline_order,
+    preset_errors,
+    stage_modules,
 )
 from torchtitan.vision.spec import known_args
 

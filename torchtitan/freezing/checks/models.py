@@ -17,7 +17,6 @@ from torchtitan.tools.logging import logger
 from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.freezing.checks.pipeline import pipeline_errors
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family, pipeline_order
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
@@ -35,6 +34,7 @@ from torchtitan.images.sources import (
     check_labels,
     read_images,
 )
+from torchtitan.settings import IMAGE_MODELS, JobConfig, model_family, pipeline_order
 from torchtitan.vision.adapter import name_in, new_tensors, places_in_folder
 from torchtitan.vision.model import folder_settings
 from torchtitan.vision.spec import base_spec

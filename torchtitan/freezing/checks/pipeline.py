@@ -9,7 +9,7 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import SCHEDULES, splits_backward, stages_per_rank
 from timelyfreeze.schedule import MAX_CELLS, ActionKind, build_dag, order_from_csv
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
 

@@ -20,7 +20,7 @@ from torchtitan.data.rows.kinds import (
     is_instruct_dataset,
 )
 from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
-from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, examples_of_microbatch
+from torchtitan.settings import IMAGE_MODELS, JobConfig, examples_of_microbatch
 from torchtitan.vision.spec import known_args
 
 Test = Callable[[JobConfig], Any]

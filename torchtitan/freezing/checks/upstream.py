@@ -13,8 +13,8 @@ from timelyfreeze.files import MOST, OneOf, Within
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
 from torchtitan.freezing.checks.pipeline import data_parallel_degree, pipeline_errors
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.transforms import AUGMENTATIONS
+from torchtitan.settings import JobConfig
 from torchtitan.upstream.fixes import SGD
 
 _STATES = ("optimizer", "lr_scheduler", "dataloader", "train_state", "freezing")

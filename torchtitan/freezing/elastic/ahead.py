@@ -15,7 +15,7 @@ from timelyfreeze.runtime import FrontRunAhead, split_batch, stages_of
 from timelyfreeze.runtime.entering.ahead import Microbatches
 from torchtitan.data.loader import Batch, Lookahead
 from torchtitan.data.sequences import ROWS
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 # Of a batch, what the model does not get.
 _ABOUT_ROWS = ("n_tokens", ROWS)

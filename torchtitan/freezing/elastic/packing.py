@@ -9,7 +9,6 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.cli.torchrun import Restart, present_restart
 from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
-from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split, with_values
 from torchtitan.freezing.elastic.pipeline import (
     BatchScaling,
     Pipeline,
@@ -19,6 +18,7 @@ from torchtitan.freezing.elastic.pipeline import (
 )
 from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.partition.cut import part_parameters
+from torchtitan.settings import JobConfig, global_rows, modules_of_split, with_values
 
 # Time of a forward, over that of a forward and its backward: all that a frozen layer takes.
 _FROZEN_COST = 1 / 3

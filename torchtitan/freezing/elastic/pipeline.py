@@ -11,7 +11,9 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.front.plan import elastic_plan, last_step, replicas_of
 from timelyfreeze.front.plan.plan import Fits
-from torchtitan.freezing.config import (
+from torchtitan.freezing.memory.estimate import CutMemory
+from torchtitan.freezing.partition.cut import count_model_layers, live_layer_times, part_parameters
+from torchtitan.settings import (
     JobConfig,
     count_layers,
     examples_of_microbatch,
@@ -21,8 +23,6 @@ from torchtitan.freezing.config import (
     stage_modules,
     with_values,
 )
-from torchtitan.freezing.memory.estimate import CutMemory
-from torchtitan.freezing.partition.cut import count_model_layers, live_layer_times, part_parameters
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
     BatchScaling,
@@ -38,6 +37,7 @@ from torchtitan.freezing.elastic.pipeline import (
 )
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
+from torchtitan.settings import JobConfig
 
 # One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks".
 Form = Pipeline | PackedBatch

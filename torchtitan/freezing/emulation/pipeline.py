@@ -16,7 +16,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import merge_ranks
 from timelyfreeze.runtime import run_in_order
-from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
+from torchtitan.settings import JobConfig, pipeline_order, stage_modules
 
 # Any multi-stage schedule of torch that takes all stages on one rank; its own order is replaced.
 _VEHICLE = "LoopedBFS"

@@ -37,7 +37,13 @@ from timelyfreeze.whatif.rank_memory import (
     rank_memory,
 )
 from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
-from torchtitan.freezing.config import (
+from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
+from torchtitan.hf.decoder import Decoder, as_decoder, learns_alone
+from torchtitan.hf.flavors import chosen_args
+from torchtitan.hf.lean import compute_in
+from torchtitan.hf.learned_loss import BLOCK_BYTES, KEPT_BYTES, learned_loss
+from torchtitan.lora.adapters import add_adapters
+from torchtitan.settings import (
     Freezing,
     JobConfig,
     examples_of_microbatch,
@@ -45,12 +51,6 @@ from torchtitan.freezing.config import (
     pipeline_order,
     stage_modules,
 )
-from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
-from torchtitan.hf.decoder import Decoder, as_decoder, learns_alone
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.hf.lean import compute_in
-from torchtitan.hf.learned_loss import BLOCK_BYTES, KEPT_BYTES, learned_loss
-from torchtitan.lora.adapters import add_adapters
 from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
 

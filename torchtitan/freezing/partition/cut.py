@@ -31,7 +31,8 @@ from timelyfreeze.whatif.partition import (
     time_load,
 )
 from torchtitan.freezing.checks import size_errors
-from torchtitan.freezing.config import (
+from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.settings import (
     JobConfig,
     count_layers,
     modules_of_split,
@@ -39,7 +40,6 @@ from torchtitan.freezing.config import (
     stage_modules,
     with_values,
 )
-from torchtitan.freezing.memory.estimate import described, model_bytes
 from torchtitan.vision.spec import base_spec
 
 # How loads are told: what they are, in which unit, and how much of it one is.

@@ -97,7 +97,7 @@ def _about(job_config) -> dict[str, str]:
     import torchtitan.tools.utils as titan_tools
 
     from timelyfreeze.timing import usable_cores
-    from torchtitan.freezing.config import pipeline_title
+    from torchtitan.settings import pipeline_title
 
     device = titan_tools.device_module.get_device_name(titan_tools.device_module.current_device())
     if titan_tools.device_type == "cpu":

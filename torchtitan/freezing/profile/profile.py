@@ -32,7 +32,11 @@ from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_errors
-from torchtitan.freezing.config import (
+from torchtitan.freezing.partition.cut import model_sizes
+from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
+from torchtitan.freezing.spec import build_train_spec
+from torchtitan.hf.decoder import learns_alone
+from torchtitan.settings import (
     JobConfig,
     count_layers,
     pipeline_metadata,
@@ -40,10 +44,6 @@ from torchtitan.freezing.config import (
     stage_modules,
     toml_key,
 )
-from torchtitan.freezing.partition.cut import model_sizes
-from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
-from torchtitan.freezing.spec import build_train_spec
-from torchtitan.hf.decoder import learns_alone
 from torchtitan.vision.spec import base_spec
 
 

@@ -13,8 +13,8 @@ from timelyfreeze.files import read_object
 from timelyfreeze.records import tables
 from timelyfreeze.records.held_out import HELD_OUT, HeldOutRow, standard_error
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+from torchtitan.settings import JobConfig
 
 # What a validation of pictures counts besides its loss.
 _SCORES = {f"validation_{name}": f"validation_metrics/{name}" for name in ("top1", "top5")}

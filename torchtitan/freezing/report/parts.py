@@ -19,8 +19,8 @@ from timelyfreeze.records.tables import FrozenCount, Move
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
-from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.record import EmulationRecord
+from torchtitan.settings import JobConfig
 
 Row = TypeVar("Row")
 

@@ -15,8 +15,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
-from torchtitan.freezing.config import model_family, padding_note
 from torchtitan.freezing.report.parts import EndedStep, Run, RunPart
+from torchtitan.settings import model_family, padding_note
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,6 @@ from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from torchtitan.freezing.config import (
-    JobConfig,
-    model_family,
-    padding_note,
-    pipeline_metadata,
-    preset_line,
-)
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report import batches, losses, reports, steps, times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
@@ -41,6 +34,13 @@ from torchtitan.freezing.report.progress import Progress
 from torchtitan.freezing.report.run_folder import make_run_folder, number_former
 from torchtitan.freezing.report.tensorboard import RunTensorBoard
 from torchtitan.lora.adapters import count_trained
+from torchtitan.settings import (
+    JobConfig,
+    model_family,
+    padding_note,
+    pipeline_metadata,
+    preset_line,
+)
 from torchtitan.upstream.fixes import lines_count
 
 # What is of one pipeline, by what is numbered together: where another one follows, it stays.

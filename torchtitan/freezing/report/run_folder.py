@@ -9,7 +9,7 @@ from pathlib import Path
 from timelyfreeze.files import make_new
 from timelyfreeze.runtime import Exchange
 from torchtitan.checkpoints.finished import SETTINGS_FILE, read_run_settings
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 REPORT = "report.txt"
 

@@ -10,8 +10,8 @@ from torchtitan.components.metrics import TensorBoardLogger
 from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records.summary import FINAL, RunSummary
-from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.parts import Run, RunPart
+from torchtitan.settings import JobConfig, model_family
 
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
 # one and is written a second time, under the tag behind it.

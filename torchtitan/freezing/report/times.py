@@ -19,8 +19,8 @@ from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds, usable_cores
 from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
+from torchtitan.settings import JobConfig, model_family
 
 _MIB = 1024**2
 _GIB = 1024**3

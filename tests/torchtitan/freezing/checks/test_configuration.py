@@ -15,7 +15,7 @@ from torchtitan.freezing.checks import (
     freeze_settings,
     n_microbatches,
 )
-from torchtitan.freezing.config.job_config import Freezing, JobConfig, job_config_class
+from torchtitan.settings.job_config import Freezing, JobConfig, job_config_class
 
 ROOT = Path(__file__).resolve().parents[4]
 ONE_F_ONE_B = one_f_one_b_order(4, 8)

@@ -19,8 +19,8 @@ from torchtitan.freezing.checks.data import (
 )
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config_file import read_config
+from torchtitan.settings.job_config import JobConfig
 
 
 def config(**changes: Any) -> JobConfig:

@@ -22,12 +22,12 @@ from torchtitan.freezing.checks import caches, check, freeze_settings, with_rank
 from torchtitan.freezing.checks.checkpoints import output_errors
 from torchtitan.freezing.checks.features import CACHE
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.elastic.ahead import RunningAhead
 from torchtitan.freezing.elastic.run import ElasticRun
 from torchtitan.freezing.launch import trainer_for
 from torchtitan.freezing.trainer import FreezingTrainer
+from torchtitan.settings import JobConfig
+from torchtitan.settings.job_config import job_config_class
 
 
 @pytest.mark.parametrize("method", [m for m in known_methods() if "timelyfreeze" not in m])

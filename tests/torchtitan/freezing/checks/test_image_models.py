@@ -9,7 +9,7 @@ import pytest
 from tests.torchtitan.helpers.image_models import CONVNEXT, SIZE, VIT, library_model
 from tests.torchtitan.helpers.job_configs import config, errors
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 from torchtitan.vision.model import FLAVORS
 

@@ -20,8 +20,8 @@ from torchtitan.freezing.checks import (
 )
 from torchtitan.freezing.checks.data import validation_errors
 from torchtitan.freezing.checks.models import image_errors
-from torchtitan.freezing.config import JobConfig
 from torchtitan.images.settings import MEAN, color_errors, configured_classes, transform_of
+from torchtitan.settings import JobConfig
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from torchtitan.freezing.checks import check, features
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.features import DEVICE, FEATURES, MEMORY, PROFILE
 from torchtitan.freezing.checks.requirements import Feature, feature_errors
-from torchtitan.freezing.config import JobConfig
+from torchtitan.settings import JobConfig
 
 ROOT = Path(__file__).resolve().parents[4]
 ALL = (*FEATURES, DEVICE, PROFILE, MEMORY)

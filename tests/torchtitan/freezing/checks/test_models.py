@@ -16,9 +16,9 @@ from torchtitan.freezing.checks import ConfigError, check, models
 from torchtitan.freezing.checks.features import DEVICE
 from torchtitan.freezing.checks.models import model_errors
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args, known_flavors
 from torchtitan.hf.llama_config import feed_forward_size, read_config
+from torchtitan.settings.job_config import JobConfig, job_config_class
 
 # It comes with lm-eval (`scripts/setup.sh eval`); flux's own code imports it too.
 needs_transformers = pytest.mark.skipif(

@@ -9,10 +9,10 @@ from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.elastic.packing import PackedBatch, fewest_ranks, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import BatchScaling, RunState
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
+from torchtitan.settings import JobConfig, stage_modules
 
 N_LAYERS, START = 10, (2, 3, 3, 2)
 

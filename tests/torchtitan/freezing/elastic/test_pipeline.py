@@ -11,7 +11,6 @@ from tests.torchtitan.freezing.partition.test_cut import profile, times
 from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
 from torchtitan.freezing.elastic.pipeline import (
     BatchScaling,
     MicrobatchSearch,
@@ -22,6 +21,7 @@ from torchtitan.freezing.elastic.pipeline import (
     pipeline_for,
 )
 from torchtitan.freezing.memory.estimate import CutMemory
+from torchtitan.settings import JobConfig, modules_of_split, stage_modules
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256

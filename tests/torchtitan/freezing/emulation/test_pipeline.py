@@ -17,13 +17,13 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.control.emulated import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
 from timelyfreeze.schedule.order import one_f_one_b_order, order_to_csv
-from torchtitan.freezing.config import pipeline_order
 from torchtitan.freezing.emulation.pipeline import (
     EmulatedDims,
     as_one_process,
     build_emulated_pipeline,
     parts_of_ranks,
 )
+from torchtitan.settings import pipeline_order
 
 ARGS = TransformerModelArgs(dim=16, n_layers=8, n_heads=2, vocab_size=32)
 STAGES_PER_RANK = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.torchtitan.freezing.memory.test_estimate import config, kept
-from torchtitan.freezing.config import stage_modules
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
+from torchtitan.settings import stage_modules
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ from tests.torchtitan.helpers.job_configs import make_job_config
 from timelyfreeze.policies.apf import Apf
 from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.memory.estimate import How, decoder_bytes, estimate_memory
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
+from torchtitan.settings.job_config import JobConfig
+from torchtitan.settings.layout import pipeline_order, stage_modules
 
 pytestmark = pytest.mark.slow
 

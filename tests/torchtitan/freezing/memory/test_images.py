@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tests.torchtitan.helpers.image_models import KINDS, N_LAYERS, args_of, some_pictures
 from timelyfreeze.whatif.rank_memory import ModelBytes
-from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.memory.estimate import How, block_bytes, estimate_memory, model_bytes
 from torchtitan.freezing.partition.cut import partition_line
+from torchtitan.settings import JobConfig, count_layers, stage_modules
 from torchtitan.vision.model import VisionModel
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,6 @@ from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.partition.cut import (
     count_model_layers,
@@ -21,6 +20,7 @@ from torchtitan.freezing.partition.cut import (
     part_parameters,
     partition_line,
 )
+from torchtitan.settings import JobConfig, count_layers, stage_modules
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[4]

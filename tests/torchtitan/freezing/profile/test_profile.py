@@ -16,7 +16,6 @@ from timelyfreeze.runtime.linear import StageLinears
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.order import ActionKind
-from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import (
     LoneStage,
     Repeats,
@@ -24,6 +23,7 @@ from torchtitan.freezing.profile.bench import (
     profile_clock,
 )
 from torchtitan.freezing.profile.profile import Profile, profile_stages
+from torchtitan.settings.layout import pipeline_order, stage_modules
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 

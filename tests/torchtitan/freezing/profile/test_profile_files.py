@@ -14,7 +14,6 @@ from timelyfreeze.schedule.order import ActionKind, order_from_csv
 from timelyfreeze.timing.bounds import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 from timelyfreeze.whatif.partition import PartParameters
-from torchtitan.freezing.config.layout import pipeline_order
 from torchtitan.freezing.profile.bench import Point, Response, fit_line, spread
 from torchtitan.freezing.profile.command import main
 from torchtitan.freezing.profile.profile import (
@@ -24,6 +23,7 @@ from torchtitan.freezing.profile.profile import (
     profile_overheads,
     stage_times,
 )
+from torchtitan.settings.layout import pipeline_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 

@@ -11,8 +11,8 @@ from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.losses import FiniteWatch, Losses, Reference, read_reference
+from torchtitan.settings.job_config import JobConfig
 
 
 def test_every_row_is_on_disk_at_once(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import run_in
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.tables import FrozenCount
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.reports import render_page, render_report
 from torchtitan.freezing.report.times import Outcome
+from torchtitan.settings.job_config import JobConfig
 
 MEASURED: dict[str, Any] = {
     "steps_done": 100,

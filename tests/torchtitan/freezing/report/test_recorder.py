@@ -39,9 +39,9 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 from timelyfreeze.timing.bounds import uniform_bounds
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.recorder import RunRecorder, record
+from torchtitan.settings.job_config import JobConfig
 
 START = make_summary(method="fixed", n_devices=4, ranks_per_replica=4, steps=8)
 LONG = parse_order([f"{rank}F0 {rank}B0" for rank in range(4)])

@@ -6,10 +6,10 @@ import pytest
 
 from tests.torchtitan.helpers.job_configs import put
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report import run_folder
 from torchtitan.freezing.report.losses import Losses
 from torchtitan.freezing.report.run_folder import describe, make_run_folder, number_former
+from torchtitan.settings.job_config import JobConfig
 
 
 class Alone:

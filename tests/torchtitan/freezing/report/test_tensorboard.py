@@ -15,10 +15,10 @@ from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.front.caching import CacheUse
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.tensorboard import THROUGHPUT, RunTensorBoard, hyperparameters
 from torchtitan.freezing.report.tensorboard import layout as custom_scalars
 from torchtitan.freezing.report.times import PHASE_NUMBERS, BatchTimes
+from torchtitan.settings.job_config import JobConfig
 
 
 def config() -> JobConfig:

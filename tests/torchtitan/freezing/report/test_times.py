@@ -22,7 +22,6 @@ from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
-from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report import times
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep
 from torchtitan.freezing.report.times import (
@@ -33,6 +32,7 @@ from torchtitan.freezing.report.times import (
     summary_at_start,
     utilization,
 )
+from torchtitan.settings.job_config import JobConfig
 
 START = make_summary()
 

@@ -13,7 +13,7 @@ from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order
 from timelyfreeze.settings import first_stage_mode
 from timelyfreeze.whatif.bounds_file import PipelineMetadata
 from timelyfreeze.whatif.grid import layers_of_split
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import write_run
 from tests.timelyfreeze.compare.tables import table
-from timelyfreeze.compare.errors import Curve, HeldOut, held_out, paired_errors
+from timelyfreeze.compare.runs.errors import Curve, HeldOut, held_out, paired_errors
 from timelyfreeze.records.held_out import HELD_OUT, HeldOutRow
 
 N_PARTS = 60

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from timelyfreeze.settings import AUTO, OFF, PER_TENSOR
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.settings.job_config import JobConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.config import (
+from torchtitan.freezing.config_file import read_config
+from torchtitan.settings import (
     JobConfig,
     model_family,
     pipeline_metadata,
@@ -16,7 +17,6 @@ from torchtitan.freezing.config import (
     pipeline_title,
     preset_line,
 )
-from torchtitan.freezing.config_file import read_config
 
 PAPER = '[freezing]\npreset = "paper"\n'
 

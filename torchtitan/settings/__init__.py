@@ -1,6 +1,6 @@
 """The configuration of a run, and the pipeline that it describes."""
 
-from torchtitan.freezing.config.job_config import (
+from torchtitan.settings.job_config import (
     Freezing,
     JobConfig,
     Loading,
@@ -9,7 +9,7 @@ from torchtitan.freezing.config.job_config import (
     job_config_class,
     toml_key,
 )
-from torchtitan.freezing.config.layout import (
+from torchtitan.settings.layout import (
     IMAGE_MODELS,
     count_layers,
     examples_of_microbatch,
@@ -23,4 +23,4 @@ from torchtitan.freezing.config.layout import (
     pipeline_title,
     stage_modules,
 )
-from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset, with_values
+from torchtitan.settings.presets import preset_errors, preset_line, with_preset, with_values
