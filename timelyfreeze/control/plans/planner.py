@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
@@ -31,6 +31,7 @@ from timelyfreeze.timing import (
     UNFROZEN,
     BatchRecord,
     DurationBounds,
+    Energies,
     Monitoring,
     Pattern,
     PatternTimes,
@@ -324,16 +325,14 @@ class Measured:
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
         # what each timed step took besides its batches, for each of them
         self.outside_ms: list[float] = []
-        # what the last exact gradients had inside of subspaces, and in all; and what those so far
-        # agreed on (``runtime.low_rank.Energies``)
-        self.energies = RankTimes.energies
+        self.energies = Energies()  # of the last exact gradients in subspaces
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
         outside_ms = tuple(self.outside_ms)
-        energies = tuple(self.energies)  # a plain one: a solver need not import torch to read it
-        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, energies)
+        times = self.times.times()
+        return RankTimes(times, self.transfers_ms, outside_ms, warmup, self.energies)
 
     def to_plain(self) -> dict[str, Any]:
         """Return all of it as plain data for a checkpoint."""
@@ -341,7 +340,7 @@ class Measured:
             "samples": self.times.to_plain(),
             "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
             "outside_ms": list(self.outside_ms),
-            "energies": list(self.energies),
+            "energies": list(astuple(self.energies)),
         }
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
@@ -349,4 +348,4 @@ class Measured:
         self.times.load_plain(plain["samples"])
         self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
         self.outside_ms = list(plain["outside_ms"])
-        self.energies = tuple(plain["energies"])
+        self.energies = Energies(*plain["energies"])

@@ -11,7 +11,7 @@ on average. Notation is that of ``subspace``.
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from timelyfreeze.runtime.low_rank.subspace import (
     next_basis,
     whole,
 )
+from timelyfreeze.timing import Energies
 
 # The last steps of the warm-up turn each weight several times. Earlier turns would be wasted, as
 # gradients move on, and steps without any are what frozen ones are compared with.
@@ -34,19 +35,6 @@ _EVERY = 4
 _ROWS = 32  # of a sketch
 # Of the inner products so far, at each step: one pair of batches alone says little.
 _FADE = 0.9
-
-
-class Energies(NamedTuple):
-    """Sums over the linear weights of a process, for one rank."""
-
-    inside: float = 0.0  # energy of a gradient in the subspaces
-    whole: float = 0.0  # all of it
-    agreed_inside: float = 0.0  # inner products of gradients of batches in a row, in the subspaces
-    agreed: float = 0.0  # the same of whole gradients; 0 where nothing is known yet
-    # Sums of the squares of both, and of their products.
-    agreed_inside_2: float = 0.0
-    agreed_2: float = 0.0
-    agreed_product: float = 0.0
 
 
 class Subspaces:
