@@ -43,7 +43,7 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
     solve = planner_module.solve_from_times
 
     def counting(*args: Any, **kwargs: Any) -> Any:
-        solved_at.append([controller._step for controller in ranks.controllers])
+        solved_at.append([controller.step.number for controller in ranks.controllers])
         return solve(*args, **kwargs)
 
     monkeypatch.setattr(planner_module, "solve_from_times", counting)

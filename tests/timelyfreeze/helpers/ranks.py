@@ -241,7 +241,6 @@ class Ranks:
             layout,
             [(name, torch.empty(0)) for name in names],
             exchange,  # type: ignore[arg-type]
-            self.settings.phases,
             meter,  # type: ignore[arg-type]
             clock,
             self.settings.seed,

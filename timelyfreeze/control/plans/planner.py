@@ -26,7 +26,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
-from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, Step, key
 from timelyfreeze.timing import (
     UNFROZEN,
     BatchRecord,
@@ -66,9 +66,7 @@ class Planner:
         """Begin without times."""
         settings, n_processors = self.settings, self.n_processors
         # the plan that is followed, and the pipeline that it is for
-        self.active_plan = ActivePlan(
-            self.order, settings, self.phases, n_processors, self.on_solved
-        )
+        self.active_plan = ActivePlan(self.order, settings, n_processors, self.on_solved)
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
@@ -101,7 +99,7 @@ class Planner:
         if phase in (Phase.STABLE, Phase.CONTROL) and self.active_plan.plan is not None:
             self._replanning.add(record, is_cold=cold, is_control=phase is Phase.CONTROL)
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, number: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
         if self._call is not None:
             return
@@ -109,28 +107,28 @@ class Planner:
         is_open = self.active_plan.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
-            self._solve_again(drift, max(due_step, step))
-        elif step > last and is_open and not self.measured.times.is_empty:
-            self._solve_first(max(last + self._delay, step))
+            self._solve_again(drift, max(due_step, number))
+        elif number > last and is_open and not self.measured.times.is_empty:
+            self._solve_first(max(last + self._delay, number))
 
-    def needs_times(self, step: int) -> bool:
+    def needs_times(self, step: Step) -> bool:
         """Return whether the end of ``step`` needs all batches that are recorded.
 
         Those under a plan that another one follows must not be taken for the other's.
         """
-        is_last = self._call is not None and step >= self._call.due_step
-        return is_last or self.phases.phase(step).monitors or self._checks_drift(step)
+        is_last = self._call is not None and step.number >= self._call.due_step
+        return is_last or step.phase.monitors or self._checks_drift(step.number)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, number: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
-        if step == self.phases.last_monitor_step:
+        if number == self.phases.last_monitor_step:
             self.measured.transfers_ms = self.measure_transfers()
-            self._solve_first(step + self._delay)
+            self._solve_first(number + self._delay)
         if self._call is not None:
-            if step >= self._call.due_step:
-                self._take(step)
-        elif self._checks_drift(step):
-            self._check_drift(step)
+            if number >= self._call.due_step:
+                self._take(number)
+        elif self._checks_drift(number):
+            self._check_drift(number)
 
     @property
     def is_solving(self) -> bool:

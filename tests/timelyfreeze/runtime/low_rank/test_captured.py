@@ -9,6 +9,7 @@ from torch import nn
 
 from timelyfreeze.runtime.linear import LinearGroup
 from timelyfreeze.runtime.low_rank import Subspaces
+from timelyfreeze.settings import PhaseSchedule
 from timelyfreeze.timing import Energies
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
@@ -72,7 +73,7 @@ def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> No
     assert meter.knows_energies
     assert third != 0.0
     for step in (4, 5):
-        meter.begin_step(step, 0)
+        meter.begin_step(PhaseSchedule.unplanned(0).at(step))
     assert agreed() == pytest.approx(0.9 * third)
 
 
