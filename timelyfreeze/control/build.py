@@ -175,9 +175,7 @@ def checks_for(
         evaluated = {s for s in mine if not any(s in rank for rank in ranks[: exchange.rank])}
         reference = make_reference(wanted)
         watch = OutputComparator(layout, stages, evaluated, wanted, reference, learning_rate)
-    return PolicyRunner(
-        policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
-    )
+    return PolicyRunner(policy, layout, parameters, exchange, meter, clock, settings.seed, watch)
 
 
 def processors_of(device: torch.device, n_ranks: int) -> float | None:

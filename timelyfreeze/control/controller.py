@@ -45,7 +45,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import Action, ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule, key
+from timelyfreeze.settings import IDLE_PHASES, FreezeSettings, Phase, PhaseSchedule, Step, key
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,8 @@ class FreezeController:
         self._log = BatchLog(recorder, exchange.rank)
         held = tuple(sorted(tables))
         self._state = state(order, held, exchange, None, checks, self._updates, self.subspaces)
-        self._step = self._batch_index = self._batches_in_phase = 0
+        self.step = Step()
+        self._batch_index = self._batches_in_phase = 0
         self.settings = settings
         self._begin_phases(settings.phases)
 
@@ -117,11 +118,9 @@ class FreezeController:
         self._state.planner = self.planner if self.plans else None
         plan = self.active_plan if self.plans else None
         self._masks = partial(
-            BatchMasks, self.settings, phases, self._units, self._n_microbatches, plan, self.checks
+            BatchMasks, self.settings, self._units, self._n_microbatches, plan, self.checks
         )
         self._has_warned = False
-        if self.checks is not None:
-            self.checks.phases = phases
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -151,9 +150,9 @@ class FreezeController:
         if not self.plans or self.plan is not None:
             return self.active_plan.switched_off
         last = self.phases.last_monitor_step
-        if self._step < last:
+        if self.step.number < last:
             name = key("last_monitor_step")
-            return f"a plan is made after step {last} ({name}), and this is {self._step}"
+            return f"a plan is made after step {last} ({name}), and this is {self.step.number}"
         if self.planner.is_solving:
             return "it is still being solved"
         return self.planner.failure or "the run did not pass through the monitoring steps"
@@ -168,8 +167,7 @@ class FreezeController:
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        is_off = self.active_plan.is_off(self._step)
-        return Phase.OFF if is_off else self.phases.phase(self._step)
+        return self.step.phase
 
     @property
     def plan_missing(self) -> bool:
@@ -180,7 +178,7 @@ class FreezeController:
     def planned_ratio(self, action: Action) -> float:
         """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
         if self.plans:
-            return self.active_plan.ratio(action, self._step)
+            return self.active_plan.ratio(action, self.step)
         if self.checks is None or self.phase is Phase.WARMUP:
             return 0.0
         return self.checks.frozen_ratio(action.stage)
@@ -195,7 +193,7 @@ class FreezeController:
 
     def expected_batch_ms(self) -> float | None:
         """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
-        return self.active_plan.expected_batch_ms(self._step)
+        return self.active_plan.expected_batch_ms(self.step)
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -207,11 +205,12 @@ class FreezeController:
             if step - 1 > phases.last_warmup_step:
                 phases = phases.restarted(step - 1, phases.learning_steps(step - 1))
                 self._begin_phases(phases)
-        self._step, self._batch_index = step, 0
+        is_off = self.active_plan.is_off(step)
+        self.step, self._batch_index = phases.at(step, self.entered_phase, is_off=is_off), 0
         self._log.begin_step()
         self.planner.begin_step(step)
-        lasting = Phase.STABLE if self.phase is Phase.CONTROL else self.phase
-        if lasting is not self.entered_phase:
+        lasting = self.step.lasting_phase
+        if self.step.is_first_of_phase:
             self.entered_phase, self._batches_in_phase = lasting, 0
             if lasting is not Phase.OFF:  # of which the planner has told, with the reason
                 is_last = lasting is Phase.STABLE
@@ -230,13 +229,13 @@ class FreezeController:
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, lasting)
-        self.subspaces.begin_step(step, phases.last_warmup_step)
+        self.subspaces.begin_step(self.step)
         self._turning = None
         if self.checks is None:
             return
         if self.phase is not Phase.OFF:
-            self.checks.begin_step(step)
-        is_idle = self.phase in (Phase.OFF, Phase.WARMUP, Phase.CONTROL)
+            self.checks.begin_step(self.step)
+        is_idle = self.phase in IDLE_PHASES
         if self.cache is not None:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
         if self.ahead is not None:
@@ -250,7 +249,7 @@ class FreezeController:
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
-        masks = self._masks(self._step, self._batch_index)
+        masks = self._masks(self.step, self._batch_index)
         dag = self.active_plan.dag
         frozen = {stage: masks.of_stage(stage, dag) for stage in self._units}
         cut = {stage: masks.without_input_grads(stage) for stage in self._units}
@@ -285,7 +284,12 @@ class FreezeController:
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
         batch = ObservedBatch(
-            self._step, self.phase, is_cold, entry_stage=start, policy=policy, pattern=masks.pattern
+            self.step.number,
+            self.phase,
+            is_cold,
+            entry_stage=start,
+            policy=policy,
+            pattern=masks.pattern,
         )
         self._log.add(batch, applied, cut)
         self._batches_in_phase += 1
@@ -302,16 +306,16 @@ class FreezeController:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:
                 self.planner.measured.outside_ms.append(outside_ms / self._batch_index)
-            if self.planner.needs_times(self._step):
+            if self.planner.needs_times(self.step):
                 self._drain()
-            if self._step == self.phases.last_warmup_step:
+            if self.step.after_warmup == 0:
                 choose_rank(self.subspaces, self._exchange)
                 self.planner.measured.energies = self.subspaces.measured[self.subspaces.rank]
             plan = self.plan
-            self.planner.end_step(self._step)
+            self.planner.end_step(self.step.number)
             if self.plan is not plan:
                 self._begin_plan()
-        is_applied = self.phases.phase(self._step + 1) is Phase.STABLE
+        is_applied = self.phases.phase(self.step.number + 1) is Phase.STABLE
         if self.checks is not None and is_applied and self.phase is not Phase.RAMP:
             self.settled_front = self.checks.frozen_layers
 

@@ -24,7 +24,7 @@ from timelyfreeze.policies import (
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.schedule import Action, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule
+from timelyfreeze.settings import IDLE_PHASES, FreezeSettings, Step
 from timelyfreeze.timing import Pattern, pattern_of
 
 
@@ -33,25 +33,23 @@ class BatchMasks:
     """The masks of one batch on this rank."""
 
     settings: FreezeSettings  # the user's choices
-    phases: PhaseSchedule  # where they lie
     # parameters of this rank's stages, and which of them are frozen together
     units: Mapping[int, FreezeUnits]
     n_microbatches: int  # of a pipeline batch
     plan: ActivePlan | None  # says how much to freeze; None for a policy alone
     # say which tensors; None to draw at random. One of the two is there
     checks: PolicyRunner | None
-    step: int  # optimizer step, from 1
+    step: Step  # the optimizer step
     batch_index: int  # number of the batch in its step, from 0
 
     @cached_property
     def pattern(self) -> Pattern | None:
         """What the batch freezes, if it is one of monitoring."""
-        return pattern_of(self.phases, self.step, self.batch_index, self.n_microbatches)
+        return pattern_of(self.step, self.batch_index, self.n_microbatches)
 
-    @cached_property
+    @property
     def _is_idle(self) -> bool:
-        is_off = self.plan is not None and self.plan.is_off(self.step)
-        return is_off or self.phases.phase(self.step) in (Phase.WARMUP, Phase.CONTROL)
+        return self.step.phase in IDLE_PHASES
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
@@ -106,11 +104,10 @@ class BatchMasks:
         generator. In the stable phase they are always frozen.
         """
         assert self.plan is not None  # only a plan skips
-        ratio = self.phases.ramp(self.step)
-        return draw_whether(ratio, self._rng(0, microbatch))
+        return draw_whether(self.step.ramp, self._rng(0, microbatch))
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
-        return mask_rng(self.settings.seed, self.step, self.batch_index, microbatch, stage)
+        return mask_rng(self.settings.seed, self.step.number, self.batch_index, microbatch, stage)
 
 
 def units_of(stages: Sequence[FreezingStage]) -> dict[int, FreezeUnits]:

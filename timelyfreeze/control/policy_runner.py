@@ -27,7 +27,7 @@ from timelyfreeze.policies import (
 from timelyfreeze.runtime import Clock, Exchange
 from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.runtime.reference.comparator import OutputComparator
-from timelyfreeze.settings import Phase, PhaseSchedule, begin_anew, key
+from timelyfreeze.settings import Step, begin_anew, key
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ class PolicyRunner:
     layout: ModelLayout  # tensors of all ranks
     parameters: Sequence[tuple[str, Tensor]]  # of this rank, with their names in the layout
     exchange: Exchange  # talks to the other ranks
-    phases: PhaseSchedule  # boundaries of the run; set them where it plans again
     meter: ChangeMeter | None  # measures what the policy judges by; None if it needs nothing
     clock: Clock  # times the scoring
     seed: int  # of the policy's draws
@@ -61,20 +60,22 @@ class PolicyRunner:
         self.decision = self.policy.start(Check(0, self.layout, {}, self.seed))
         self._measured: Mapping[Metric, NDArray[np.float64]] = {}
         self._marks: list[tuple[Any, Any]] = []
-        self._step = 0
+        self._step = Step()
         self._has_begun = False
         self._n_steps_timed = 0
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: Step) -> None:
         """Begin the first interval where warm-up has ended, or where the run resumed without it."""
         self._step = step
         self._n_steps_timed += 1
         if self.watch is not None:
-            self._timed(self.watch.begin_step, step, counts=self._counts, is_due=self.decides)
-        first = self.phases.last_warmup_step + 1
-        if self.meter is None or step < first:
+            self._timed(
+                self.watch.begin_step, step.number, counts=self._counts, is_due=self.decides
+            )
+        if self.meter is None or step.after_warmup < 1:
             return
-        if (step == first and not self.phases.n_learned) or not self._has_begun:
+        is_first = step.after_warmup == step.learning_steps == 1  # no phases begun again
+        if is_first or not self._has_begun:
             self._timed(self.meter.begin)
         self._has_begun = True
 
@@ -87,19 +88,17 @@ class PolicyRunner:
         if self.watch is not None:
             self._timed(self.watch.end_step)
         if self.decides:
-            self._decide(self.phases.learning_steps(self._step) // self.policy.check_interval)
+            self._decide(self._step.learning_steps // self.policy.check_interval)
 
     @property
     def decides(self) -> bool:
         """Whether the policy decides again at the end of the current step."""
-        n_steps = self.phases.learning_steps(self._step)
-        return self._counts and n_steps % self.policy.check_interval == 0
+        return self._counts and self._step.learning_steps % self.policy.check_interval == 0
 
     @property
     def _counts(self) -> bool:
         """Whether the current step is one of those that checks come after so many of."""
-        is_still = self.phases.phase(self._step) is Phase.LOWER_BOUND
-        return self.phases.learning_steps(self._step) > 0 and not is_still
+        return self._step.learning_steps > 0 and self._step.changes_weights
 
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}
@@ -109,7 +108,7 @@ class PolicyRunner:
         if self.watch is not None:
             observed = together(self.exchange.all_gather(self.watch.take()))
         before = self.decision
-        check = Check(number, self.layout, metrics, self.seed, observed, self._step)
+        check = Check(number, self.layout, metrics, self.seed, observed, self._step.number)
         self.decision = self.policy.decide(before, check)
         if self.watch is not None:
             self._timed(self.watch.follow, self._compared)
@@ -117,7 +116,7 @@ class PolicyRunner:
             logger.warning(
                 "From step %d on every tensor is frozen by %r: the model learns nothing until some "
                 "are live again",
-                self._step + 1,
+                self._step.number + 1,
                 self.policy,
             )
 

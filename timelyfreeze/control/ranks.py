@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from timelyfreeze.planning import captured_parts, factor_of_means
+from timelyfreeze.planning import factor_of_means
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.runtime.low_rank import Subspaces
+from timelyfreeze.timing import Energies
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +39,20 @@ def choose_rank(subspaces: Subspaces, exchange: Exchange) -> None:
 
 
 def times_of_ranks(
-    energies: Sequence[Mapping[int, Sequence[float]]], shares: Sequence[tuple[float, float]]
+    energies: Sequence[Mapping[int, Energies]], shares: Sequence[tuple[float, float]]
 ) -> dict[int, float]:
     """Return {rank: estimated time to a loss over that without freezing}; none where unknown.
 
-    ``energies`` are those of each process for each rank (``runtime.low_rank.Energies``), ``shares``
-    what rank 1 multiplies for each token in its linear layers, and what exact products do.
+    ``energies`` are those of each process for each rank, ``shares`` what rank 1 multiplies for each
+    token in its linear layers, and what exact products do.
     """
     of_rank_1, exact = np.sum(shares, axis=0)
     times = {}
     for rank in energies[0]:
-        captured, mean, _ = captured_parts([each[rank] for each in energies], len(energies))
+        found = Energies.total(each[rank] for each in energies)
+        mean = found.captured_mean
         if mean is None:
             return {}
         saved = _OF_WEIGHTS * _RATIO * (1.0 - min(rank * of_rank_1 / exact, 1.0))
-        times[rank] = (1.0 - saved) * factor_of_means(np.array([_RATIO]), captured, mean)
+        times[rank] = (1.0 - saved) * factor_of_means(np.array([_RATIO]), found.captured, mean)
     return times

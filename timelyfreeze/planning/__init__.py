@@ -11,7 +11,7 @@ from timelyfreeze.planning.background import (
     start_python,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.measured import RankTimes, bounds_from_times, captured_parts
+from timelyfreeze.planning.measured import RankTimes, bounds_from_times
 from timelyfreeze.planning.plan import (
     FreezePlan,
     gain_of,

@@ -15,6 +15,7 @@ from timelyfreeze.timing import (
     FEWEST_BATCHES,
     UNFROZEN,
     DurationBounds,
+    Energies,
     Pattern,
     PatternTimes,
     RankBatches,
@@ -51,9 +52,7 @@ class RankTimes:
     outside_ms: tuple[float, ...] = ()
     # times of the batches before, which nothing is planned from
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
-    # what the gradients of linear weights had inside of their subspaces, and in all, and what those
-    # of batches in a row agreed on, inside and in all; of this the sums of squares and products
-    energies: tuple[float, ...] = (0.0,) * 7
+    energies: Energies = field(default_factory=Energies)  # of this process's linear weights
 
     def without(self, name: str, batches: Collection[int]) -> "RankTimes":
         """Return the times without some batches of the warm-up, or of the pattern of that name."""
@@ -61,26 +60,6 @@ class RankTimes:
             return replace(self, warmup=self.warmup.without(batches))
         patterns = (p.without(batches) if p.pattern.name == name else p for p in self.patterns)
         return replace(self, patterns=tuple(patterns))
-
-
-def captured_parts(
-    energies: Sequence[Sequence[float]], n_ranks: int
-) -> tuple[float, float | None, float | None]:
-    """Return what subspaces hold of the gradients' energy, of the mean gradient, and its error.
-
-    None is what is not known. The error is the standard one of a ratio of sums, of weights that
-    know nothing of each other; replicas of a pipeline's ``n_ranks`` tell of the same weights.
-    """
-    inside, whole, agreed_inside, agreed, *squares = np.sum(energies, axis=0).tolist()
-    captured = inside / whole if whole > 0.0 else 0.0
-    mean = agreed_inside / agreed if agreed > 0.0 else -1.0
-    is_known = 0.0 <= mean <= 1.0  # else noise of the measurement
-    if not is_known or not squares:  # which older checkpoints do not have
-        return captured, mean if is_known else None, None
-    inside_2, agreed_2, product = squares
-    residual = inside_2 - 2.0 * mean * product + mean**2 * agreed_2
-    n_replicas = max(1.0, len(energies) / n_ranks)
-    return captured, mean, math.sqrt(max(n_replicas * residual, 0.0)) / agreed
 
 
 def bounds_from_times(
@@ -119,18 +98,17 @@ def bounds_from_times(
     factor = interval_factor([each for batches in monitored.missed_by(bounds) for each in batches])
     if factor is not None:
         factor *= monitored.with_doubled_messages(bounds)
-    captured, captured_mean, captured_mean_error = captured_parts(
-        [each.energies for each in ranks], order.n_ranks
-    )
+    energies = Energies.total(rank.energies for rank in ranks)
+    captured_mean = energies.captured_mean
     return order, replace(
         bounds,
         outside_ms=min(
             (float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0
         ),
         interval_factor=factor,
-        captured=captured,
-        captured_mean=captured if captured_mean is None else captured_mean,
-        captured_mean_error=captured_mean_error,
+        captured=energies.captured,
+        captured_mean=energies.captured if captured_mean is None else captured_mean,
+        captured_mean_error=energies.mean_error(len(ranks) / order.n_ranks),
     )
 
 

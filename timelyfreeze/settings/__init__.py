@@ -32,8 +32,10 @@ from timelyfreeze.settings.names import (
 )
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
+    IDLE_PHASES,
     MIXED,
     PASSES_FOR_BOTH,
     Phase,
     PhaseSchedule,
+    Step,
 )

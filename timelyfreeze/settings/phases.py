@@ -45,6 +45,26 @@ PASSES_FOR_BOTH = 3
 
 # What freezes, or would if it paid.
 FREEZING_PHASES = (Phase.RAMP, Phase.STABLE, Phase.OFF)
+# What freezes nothing, though it does not measure.
+IDLE_PHASES = (Phase.WARMUP, Phase.CONTROL, Phase.OFF)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step and what its phase says of it; by default, before the first."""
+
+    number: int = 0  # from 1
+    phase: Phase = Phase.WARMUP
+    is_first_of_phase: bool = False  # a control step is one of the stable phase
+    learning_steps: int = 0  # steps after warm-up that changed weights, up to and with this one
+    changes_weights: bool = True  # not where everything is frozen to be timed
+    after_warmup: int = 0  # how many steps after the last of the warm-up; below 0 before it
+    ramp: float = 0.0  # fraction of the plan that applies
+
+    @property
+    def lasting_phase(self) -> Phase:
+        """The phase that goes on: a control step is one of the stable phase."""
+        return Phase.STABLE if self.phase is Phase.CONTROL else self.phase
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,21 @@ class PhaseSchedule:
         is_control = every > 0 and n_stable % every == every // 3 + 1
         stable = Phase.CONTROL if is_control else Phase.STABLE
         return next((phase for phase, last in ending if step <= last), stable)
+
+    def at(self, step: int, entered: Phase | None = None, *, is_off: bool = False) -> Step:
+        """Return optimizer step ``step`` after one of the lasting phase ``entered``.
+
+        Freezing may be switched off in it.
+        """
+        found = Step(
+            number=step,
+            phase=Phase.OFF if is_off else self.phase(step),
+            learning_steps=self.learning_steps(step),
+            changes_weights=self.phase(step) is not Phase.LOWER_BOUND,
+            after_warmup=step - self.last_warmup_step,
+            ramp=0.0 if is_off else self.ramp(step),
+        )
+        return replace(found, is_first_of_phase=found.lasting_phase is not entered)
 
     def ramp(self, step: int) -> float:
         """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.

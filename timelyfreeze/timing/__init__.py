@@ -24,6 +24,7 @@ from timelyfreeze.timing.bounds import (
     validate_bounds,
 )
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
+from timelyfreeze.timing.energies import Energies
 from timelyfreeze.timing.monitoring import (
     FROZEN,
     UNFROZEN,

@@ -15,7 +15,7 @@ import numpy as np
 
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.schedule import Action, ScheduleOrder, build_order
-from timelyfreeze.settings import Phase, PhaseSchedule
+from timelyfreeze.settings import Phase, Step
 
 Times = Mapping[Action, Sequence[float]]
 _Value = TypeVar("_Value")
@@ -132,23 +132,20 @@ MIXED_PATTERNS = tuple(
 PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_PATTERNS)}
 
 
-def pattern_of(
-    phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
-) -> Pattern | None:
+def pattern_of(step: Step, batch_index: int, n_microbatches: int) -> Pattern | None:
     """Return what a batch freezes while monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
     same batch of two steps. Each has live and frozen microbatches in every stage, so that every
     tensor learns in every step; a single microbatch cannot be both, and is live in every other
-    stage. Steps count from 1, the batches of a step from 0.
+    stage. The batches of a step count from 0.
     """
-    phase = phases.phase(step)
-    if phase is Phase.MIXED:
-        number = step - phases.last_warmup_step - 1 + batch_index
+    if step.phase is Phase.MIXED:
+        number = step.after_warmup - 1 + batch_index
         blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
         patterns = [pattern for pattern in MIXED_PATTERNS if pattern.block in blocks]
         return patterns[number % len(patterns)]
-    return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(phase)
+    return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(step.phase)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def use_fake_clock(controller, machine):
         fractions.append({index: dict(stage.applied_ratios) for index, stage in stages.items()})
 
     def duration_ms(action, frozen):
-        step = controller._step
+        step = controller.step.number
         free = {"F": 10.0, "I": 10.0, "W": 0.0, "B": 10.0}[action.kind.value]
         work = {"F": 0.0, "I": 0.0, "W": 10.0, "B": 10.0}[action.kind.value]
         if action.stage == 0 and action.kind.value == "B":
@@ -108,7 +108,7 @@ def use_fake_clock(controller, machine):
                 action: duration_ms(action, frozen[action.stage].get(action.microbatch, 0.0))
                 for action in record.durations_ms
             }
-            misread = machine.get("misreads", {}).get(str(controller._step), {})
+            misread = machine.get("misreads", {}).get(str(controller.step.number), {})
             durations |= {a: misread[str(a)] for a in durations if str(a) in misread}
             durations = {a: time_ms for a, time_ms in durations.items() if time_ms is not None}
             # Without a span there is no overhead of messages: a rank's own would tell ranks apart.

@@ -147,8 +147,7 @@ def test_a_run_that_moves_leaves_its_plan_behind_and_makes_another() -> None:
     assert plans_of(after) == plans_of(never_moved) != plans_of(before)
     names = ["upper_bound"] * 2 + ["lower_bound"] * 2 + ["ramp"] * 4 + ["stable"]
     for step, name in enumerate(names, 13):
-        after.controllers[0]._step = step
-        assert after.controllers[0].phase.value == name
+        assert after.controllers[0].phases.phase(step).value == name
 
 
 @pytest.mark.parametrize("stopped_at", [12, 14, 18])

@@ -79,7 +79,6 @@ class EmulatedRanks:
                 layout,
                 [(name, torch.empty(0)) for name in layout.names],
                 exchange,  # type: ignore[arg-type]
-                self.settings.phases,
                 StubMeter(layout.names, weights),  # type: ignore[arg-type]
                 self.clock,
                 self.settings.seed,

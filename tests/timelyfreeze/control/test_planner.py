@@ -14,9 +14,9 @@ from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.lp import LpError
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.runtime.low_rank.subspaces import Energies
 from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order, parse_order
 from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing import Energies
 
 ORDER = one_f_one_b_order(2, 4)
 LAST_MONITOR_STEP = PHASES.last_monitor_step
@@ -43,7 +43,7 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
     solve = planner_module.solve_from_times
 
     def counting(*args: Any, **kwargs: Any) -> Any:
-        solved_at.append([controller._step for controller in ranks.controllers])
+        solved_at.append([controller.step.number for controller in ranks.controllers])
         return solve(*args, **kwargs)
 
     monkeypatch.setattr(planner_module, "solve_from_times", counting)

@@ -58,7 +58,7 @@ class Recorded:
     ) -> None:
         self.seen: list[Check] = []
         self.calls: list[tuple[int, str]] = []
-        self.step = 0
+        self.step, self.phases = 0, phases
         self.clock, self.exchange = HandClock(), Alone()
         policy = policy or StubPolicy(lambda check: NOTHING)
         choose = policy.choose
@@ -74,7 +74,6 @@ class Recorded:
             LAYOUT,
             [(name, torch.empty(0)) for name in LAYOUT.names],
             self.exchange,  # type: ignore[arg-type]
-            phases,
             None if policy.measurement is None else self.meter,  # type: ignore[arg-type]
             self.clock,
             seed=7,
@@ -86,7 +85,7 @@ class Recorded:
 
     def run(self, first: int, last: int) -> None:
         for self.step in range(first, last + 1):
-            self.checks.begin_step(self.step)
+            self.checks.begin_step(self.phases.at(self.step))
             self.clock.now_ms += 100.0  # the step itself
             self.checks.end_step(np.ones(N))
 
@@ -131,7 +130,7 @@ def test_where_a_run_plans_anew_its_checks_go_on() -> None:
     """Steps 5, 6 and 15, 16 change no weights; every third of the others has a check."""
     recorded = Recorded(StubPolicy(lambda check: NOTHING, 3), PHASES[0])
     recorded.run(1, 12)
-    recorded.checks.phases = PHASES[0].restarted(12, 8)
+    recorded.phases = PHASES[0].restarted(12, 8)
     recorded.run(13, 20)
     takes = [step for step, call in recorded.calls if call == "take"]
     assert takes == [7, 10, 13, 18]
@@ -356,7 +355,6 @@ def test_a_decision_of_another_policy_is_refused() -> None:
         LAYOUT,
         [],
         Alone(),  # type: ignore[arg-type]
-        PHASES[-1],
         None,
         HandClock(),
         seed=7,
@@ -387,7 +385,7 @@ def test_a_step_tells_whether_a_decision_ends_it(phases: PhaseSchedule, interval
     recorded = Recorded(StubPolicy(lambda check: NOTHING, interval), phases)
     told = []
     for step in range(1, 41):
-        recorded.checks.begin_step(step)
+        recorded.checks.begin_step(phases.at(step))
         told.append(recorded.checks.decides)
         n_before = len(recorded.seen)
         recorded.checks.end_step(np.ones(N))

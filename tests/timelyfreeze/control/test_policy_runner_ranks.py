@@ -57,13 +57,12 @@ def run_ranks(
             LAYOUT,
             [(name, torch.empty(0)) for name in names],
             ThreadExchange(hub, rank),  # type: ignore[arg-type]
-            PhaseSchedule.unplanned(1),
             StubMeter(names, weights_of_replica[rank // 2]),  # type: ignore[arg-type]
             HandClock(),
             seed=7,
         )
         for step in range(1, n_steps + 1):
-            checks.begin_step(step)
+            checks.begin_step(PhaseSchedule.unplanned(1).at(step))
             checks.end_step(np.ones(len(names)))
         return Rank(checks, seen)
 
@@ -160,7 +159,7 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
 
     def run(rank: int) -> None:
         for step in range(1, 4):
-            checks[rank].begin_step(step)
+            checks[rank].begin_step(PhaseSchedule.unplanned(1).at(step))
             for stage in stages[rank]:
                 for _, parameter in stage.named_stage_parameters():
                     parameter.data += stage.stage_index + 1

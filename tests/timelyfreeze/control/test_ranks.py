@@ -5,10 +5,11 @@ import math
 import pytest
 
 from timelyfreeze.control.ranks import times_of_ranks
+from timelyfreeze.timing import Energies
 
 # Of two processes: energy inside and in all, inner products inside and in all.
-FEW = ((30.0, 100.0, 5.0, 10.0, 0.0, 0.0, 0.0), (10.0, 60.0, 3.0, 10.0, 0.0, 0.0, 0.0))
-MANY = ((60.0, 100.0, 9.0, 10.0, 0.0, 0.0, 0.0), (36.0, 60.0, 9.0, 10.0, 0.0, 0.0, 0.0))
+FEW = Energies(30.0, 100.0, 5.0, 10.0), Energies(10.0, 60.0, 3.0, 10.0)
+MANY = Energies(60.0, 100.0, 9.0, 10.0), Energies(36.0, 60.0, 9.0, 10.0)
 ENERGIES = [{16: few, 64: many} for few, many in zip(FEW, MANY, strict=True)]
 
 
@@ -30,6 +31,6 @@ def test_more_directions_cost_more_and_need_fewer_steps() -> None:
 
 @pytest.mark.parametrize("inside", [-1.0, 11.0, math.nan])
 def test_nothing_is_said_where_noise_prevails(inside: float) -> None:
-    noise = {16: (1.0, 2.0, inside, 10.0, 0.0, 0.0, 0.0), 64: MANY[0]}
+    noise = {16: Energies(1.0, 2.0, inside, 10.0), 64: MANY[0]}
     assert times_of_ranks([noise], [(1.0, 200.0)]) == {}
-    assert times_of_ranks([{16: (0.0,) * 7, 64: (0.0,) * 7}], [(0.0, 0.0)]) == {}
+    assert times_of_ranks([{16: Energies(), 64: Energies()}], [(0.0, 0.0)]) == {}

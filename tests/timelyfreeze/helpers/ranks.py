@@ -212,6 +212,7 @@ class Ranks:
                     on_solved=lambda plan, bounds, calls=calls: calls.append((plan, bounds)),
                 ),
                 checks,
+                **self.more_parts(rank),
             )
             self.controllers.append(controller)
             self.exchanges.append(exchange)
@@ -219,6 +220,10 @@ class Ranks:
             self.clocks.append(clock)
             self.checks.append(checks)
             self.solved.append(calls)
+
+    def more_parts(self, rank: int) -> dict[str, Any]:
+        """What else the controller of a rank is made of."""
+        return {}
 
     def _checks(
         self,
@@ -236,7 +241,6 @@ class Ranks:
             layout,
             [(name, torch.empty(0)) for name in names],
             exchange,  # type: ignore[arg-type]
-            self.settings.phases,
             meter,  # type: ignore[arg-type]
             clock,
             self.settings.seed,

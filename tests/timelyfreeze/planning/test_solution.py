@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from timelyfreeze.schedule import one_f_one_b_order
 from timelyfreeze.schedule.dag import build_dag, makespan
 from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings import AUTO
-from timelyfreeze.timing import uniform_bounds
+from timelyfreeze.timing import Energies, uniform_bounds
 from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, PatternTimes
 
 ORDER = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])
@@ -117,7 +117,10 @@ def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     ranks = [
         replace(rank(row), energies=found)
         for row, found in zip(
-            ROWS, [(3.2, 4.0, 2.0, 2.0, 4.0, 4.0, 4.0), (4.0, 4.0, 1.0, 2.0, 1.0, 4.0, 2.0)],
+            ROWS, [
+                Energies(3.2, 4.0, 2.0, 2.0, 4.0, 4.0, 4.0),
+                Energies(4.0, 4.0, 1.0, 2.0, 1.0, 4.0, 2.0),
+            ],
             strict=True,
         )
     ]  # fmt: skip
@@ -137,11 +140,14 @@ def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
     assert steps_error(solution.dag, solution.plan, bounds) == pytest.approx((high - low) / 2)
     unknown = replace(bounds, captured_mean_error=None)
     assert steps_error(solution.dag, solution.plan, unknown) is None
-    older = [replace(each, energies=each.energies[:4]) for each in ranks]
+    older = [replace(each, energies=Energies(*astuple(each.energies)[:4])) for each in ranks]
     found = solve_from_times(older, ORDER, SolverChoices(0.5)).bounds
     assert (found.captured_mean, found.captured_mean_error) == (0.75, None)
     for agreed in ((-1.0, 2.0), (3.0, 2.0), (0.0, 0.0), (-2.0, -1.0)):
-        noisy = [replace(ranks[0], energies=(2.0, 4.0, *agreed, 1.0, 1.0, 1.0)), rank(ROWS[1])]
+        noisy = [
+            replace(ranks[0], energies=Energies(2.0, 4.0, *agreed, 1.0, 1.0, 1.0)),
+            rank(ROWS[1]),
+        ]
         assert solve_from_times(noisy, ORDER, SolverChoices(0.5)).bounds.captured_mean == 0.5
     bounds = solve_from_times(list(map(rank, ROWS)), ORDER, SolverChoices(0.5)).bounds
     assert (bounds.captured, bounds.captured_mean, bounds.captured_mean_error) == (0.0, 0.0, None)

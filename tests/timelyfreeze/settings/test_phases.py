@@ -189,3 +189,19 @@ def test_most_steps_have_to_freeze(every: int, is_refused: bool) -> None:
     errors = [*FreezeSettings(control_every=every).errors()]
     assert any("control_every is" in error for error in errors) is is_refused
     assert FreezeSettings(control_every=every).unplanned.phases.control_every == 0
+
+
+def test_a_step_says_what_follows_from_its_phase() -> None:
+    phases = PhaseSchedule(2, 6, 10, control_every=6)
+    entered, found = None, []
+    for number in range(1, 15):
+        step = phases.at(number, entered, is_off=number == 14)
+        entered = step.lasting_phase
+        found.append((step.is_first_of_phase, step.changes_weights, step.after_warmup, step.ramp))
+    firsts = {1, 3, 5, 7, 11, 14}  # a control step, 13, is none; freezing is off in 14
+    still = {5, 6}  # all frozen
+    ramp = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 12: 1.0}
+    assert found == [
+        (number in firsts, number not in still, number - 2, ramp.get(number, 0.0))
+        for number in range(1, 15)
+    ]

@@ -49,7 +49,7 @@ def drawn(pattern: Pattern, n_stages: int, n_microbatches: int) -> list[str]:
 
 
 def test_patterns_by_hand() -> None:
-    patterns = [pattern_of(PHASES, step, 0, 8) for step in range(3, 9)]
+    patterns = [pattern_of(PHASES.at(step), 0, 8) for step in range(3, 9)]
     assert [drawn(p, 2, 8) for p in patterns if p is not None] == [
         [".#.#.#.#", "#.#.#.#."],
         ["#.#.#.#.", ".#.#.#.#"],
@@ -58,11 +58,11 @@ def test_patterns_by_hand() -> None:
         ["....####", "####...."],
         ["####....", "....####"],
     ]
-    assert [pattern_of(PHASES, step, 0, 8) for step in (1, 2, 9, 13)] == [None] * 4
+    assert [pattern_of(PHASES.at(step), 0, 8) for step in (1, 2, 9, 13)] == [None] * 4
     # The batches of a step go on where the first one begins.
-    assert [pattern_of(PHASES, 4, n, 8) for n in range(3)] == list(MIXED_PATTERNS[1:4])
+    assert [pattern_of(PHASES.at(4), n, 8) for n in range(3)] == list(MIXED_PATTERNS[1:4])
     # Fewer microbatches have no room for larger blocks.
-    assert [pattern_of(PHASES, step, 0, 4) for step in (6, 7)] == [
+    assert [pattern_of(PHASES.at(step), 0, 4) for step in (6, 7)] == [
         MIXED_PATTERNS[3],
         MIXED_PATTERNS[0],
     ]
@@ -71,7 +71,7 @@ def test_patterns_by_hand() -> None:
 
 def test_halves_are_patterns_too() -> None:
     phases = PhaseSchedule(2, 6, 10)
-    assert [pattern_of(phases, step, 1, 8) for step in range(2, 8)] == [
+    assert [pattern_of(phases.at(step), 1, 8) for step in range(2, 8)] == [
         *(None, UNFROZEN, UNFROZEN, FROZEN, FROZEN, None),
     ]
     assert not any(UNFROZEN.freezes(action) for action in BACKWARDS)
@@ -87,7 +87,8 @@ def test_every_backward_is_seen_both_ways_in_few_steps(
         seen: dict[tuple[int, int], set[bool]] = {}
         for step in range(first, first + PASSES_FOR_BOTH):
             for index in range(batches_per_step):
-                pattern = pattern_of(PhaseSchedule(2, 50, 60, MIXED), step, index, n_microbatches)
+                step_of = PhaseSchedule(2, 50, 60, MIXED).at(step)
+                pattern = pattern_of(step_of, index, n_microbatches)
                 assert pattern is not None
                 rows = drawn(pattern, 4, n_microbatches)
                 assert "#" in "".join(rows)

@@ -15,7 +15,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule
+from timelyfreeze.settings import FreezeSettings, Phase, Step
 from timelyfreeze.timing import DurationBounds, holds_for, simulate_batch, within
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ class ActivePlan:
 
     order: ScheduleOrder  # the order that ran while monitoring; before, the declared one
     settings: FreezeSettings  # the user's choices
-    phases: PhaseSchedule  # where they lie; elsewhere than chosen once they have begun again
     n_processors: float | None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None]  # told each plan and its bounds
 
@@ -80,41 +79,36 @@ class ActivePlan:
         factor = None if self.bounds is None else self.bounds.interval_factor
         return f"{within(factor)}, for {self.predicts_for}"
 
-    def ratio(self, action: Action, step: int) -> float:
+    def ratio(self, action: Action, step: Step) -> float:
         """Return the freeze ratio in [0, 1] that a backward has at ``step``, Eq. 9 included.
 
         It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
         batches, and 0 where there is no plan or freezing is switched off.
         """
-        phase = self.phases.phase(step)
-        if phase.monitors:
-            return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
-        if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
-            return 0.0
-        return self.plan.ratio_of(action) * self.phases.ramp(step)
+        if step.phase.monitors:
+            return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(step.phase, 0.0)
+        return 0.0 if self.plan is None else self.plan.ratio_of(action) * step.ramp
 
-    def skip_depths(self, step: int) -> Mapping[int, int]:
+    def skip_depths(self, step: Step) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
 
         They are empty while no plan is followed, and where ``skip_input_grads`` is off.
         """
-        is_followed = self.phases.ramp(step) > 0.0 and not self.is_off(step)
-        return self._skip_depths if is_followed else {}
+        return self._skip_depths if step.ramp > 0.0 else {}
 
-    def expected_batch_ms(self, step: int) -> float | None:
+    def expected_batch_ms(self, step: Step) -> float | None:
         """Predict the time of a batch under the ratios of ``step``, milliseconds.
 
         None without bounds, and in mixed monitoring, where one batch is not like another.
         """
-        phase = self.phases.phase(step)
-        if self.bounds is None or self.plan is None or phase is Phase.MIXED:
+        if self.bounds is None or self.plan is None or step.phase is Phase.MIXED:
             return None
-        if phase is Phase.LOWER_BOUND:
+        if step.phase is Phase.LOWER_BOUND:
             durations_ms = self.bounds.min_ms
         else:
             # Every ratio is the same fraction of the plan's, and times fall in proportion.
-            fraction = 0.0 if self.is_off(step) else self.phases.ramp(step)
-            durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
+            low, high = self.plan.durations_ms, self.bounds.max_ms
+            durations_ms = (1.0 - step.ramp) * high + step.ramp * low
         delays_ms = self.bounds.delays_ms(self.dag)
         return simulate_batch(self.dag, durations_ms, self.n_processors, delays_ms)[1]
 

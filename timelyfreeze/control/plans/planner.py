@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
@@ -26,11 +26,12 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
-from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, Step, key
 from timelyfreeze.timing import (
     UNFROZEN,
     BatchRecord,
     DurationBounds,
+    Energies,
     Monitoring,
     Pattern,
     PatternTimes,
@@ -65,9 +66,7 @@ class Planner:
         """Begin without times."""
         settings, n_processors = self.settings, self.n_processors
         # the plan that is followed, and the pipeline that it is for
-        self.active_plan = ActivePlan(
-            self.order, settings, self.phases, n_processors, self.on_solved
-        )
+        self.active_plan = ActivePlan(self.order, settings, n_processors, self.on_solved)
         self.measured = Measured()  # what this process has measured for the plan
         self.failure: str | None = None  # why there is no plan, if solving failed
         self._first_bounds: DurationBounds | None = None  # before anything moved
@@ -100,7 +99,7 @@ class Planner:
         if phase in (Phase.STABLE, Phase.CONTROL) and self.active_plan.plan is not None:
             self._replanning.add(record, is_cold=cold, is_control=phase is Phase.CONTROL)
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, number: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
         if self._call is not None:
             return
@@ -108,28 +107,28 @@ class Planner:
         is_open = self.active_plan.plan is None and self.failure is None
         if self._again is not None:
             drift, due_step = self._again
-            self._solve_again(drift, max(due_step, step))
-        elif step > last and is_open and not self.measured.times.is_empty:
-            self._solve_first(max(last + self._delay, step))
+            self._solve_again(drift, max(due_step, number))
+        elif number > last and is_open and not self.measured.times.is_empty:
+            self._solve_first(max(last + self._delay, number))
 
-    def needs_times(self, step: int) -> bool:
+    def needs_times(self, step: Step) -> bool:
         """Return whether the end of ``step`` needs all batches that are recorded.
 
         Those under a plan that another one follows must not be taken for the other's.
         """
-        is_last = self._call is not None and step >= self._call.due_step
-        return is_last or self.phases.phase(step).monitors or self._checks_drift(step)
+        is_last = self._call is not None and step.number >= self._call.due_step
+        return is_last or step.phase.monitors or self._checks_drift(step.number)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self, number: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
-        if step == self.phases.last_monitor_step:
+        if number == self.phases.last_monitor_step:
             self.measured.transfers_ms = self.measure_transfers()
-            self._solve_first(step + self._delay)
+            self._solve_first(number + self._delay)
         if self._call is not None:
-            if step >= self._call.due_step:
-                self._take(step)
-        elif self._checks_drift(step):
-            self._check_drift(step)
+            if number >= self._call.due_step:
+                self._take(number)
+        elif self._checks_drift(number):
+            self._check_drift(number)
 
     @property
     def is_solving(self) -> bool:
@@ -324,16 +323,14 @@ class Measured:
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
         # what each timed step took besides its batches, for each of them
         self.outside_ms: list[float] = []
-        # what the last exact gradients had inside of subspaces, and in all; and what those so far
-        # agreed on (``runtime.low_rank.Energies``)
-        self.energies = RankTimes.energies
+        self.energies = Energies()  # of the last exact gradients in subspaces
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
         outside_ms = tuple(self.outside_ms)
-        energies = tuple(self.energies)  # a plain one: a solver need not import torch to read it
-        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, energies)
+        times = self.times.times()
+        return RankTimes(times, self.transfers_ms, outside_ms, warmup, self.energies)
 
     def to_plain(self) -> dict[str, Any]:
         """Return all of it as plain data for a checkpoint."""
@@ -341,7 +338,7 @@ class Measured:
             "samples": self.times.to_plain(),
             "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
             "outside_ms": list(self.outside_ms),
-            "energies": list(self.energies),
+            "energies": list(astuple(self.energies)),
         }
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
@@ -349,4 +346,4 @@ class Measured:
         self.times.load_plain(plain["samples"])
         self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
         self.outside_ms = list(plain["outside_ms"])
-        self.energies = tuple(plain["energies"])
+        self.energies = Energies(*plain["energies"])

@@ -11,7 +11,7 @@ on average. Notation is that of ``subspace``.
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from timelyfreeze.runtime.low_rank.subspace import (
     next_basis,
     whole,
 )
+from timelyfreeze.settings import Step
+from timelyfreeze.timing import Energies
 
 # The last steps of the warm-up turn each weight several times. Earlier turns would be wasted, as
 # gradients move on, and steps without any are what frozen ones are compared with.
@@ -36,19 +38,6 @@ _ROWS = 32  # of a sketch
 _FADE = 0.9
 
 
-class Energies(NamedTuple):
-    """Sums over the linear weights of a process, for one rank."""
-
-    inside: float = 0.0  # energy of a gradient in the subspaces
-    whole: float = 0.0  # all of it
-    agreed_inside: float = 0.0  # inner products of gradients of batches in a row, in the subspaces
-    agreed: float = 0.0  # the same of whole gradients; 0 where nothing is known yet
-    # Sums of the squares of both, and of their products.
-    agreed_inside_2: float = 0.0
-    agreed_2: float = 0.0
-    agreed_product: float = 0.0
-
-
 class Subspaces:
     """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps.
 
@@ -56,7 +45,7 @@ class Subspaces:
     """
 
     def __init__(self, layers: Sequence[StageLinears], seed: int, ranks: Sequence[int]) -> None:
-        self.layers, self._seed, self._step, self._last_warmup_step = tuple(layers), seed, 0, 0
+        self.layers, self._seed, self._step = tuple(layers), seed, Step()
         self.ranks, self.rank = tuple(ranks), ranks[-1]
         # of each rank, by the last exact gradients
         self.measured = dict.fromkeys(self.ranks, Energies())
@@ -66,9 +55,9 @@ class Subspaces:
         self._agreed: dict[str, Tensor] = {}
         self._n_seen: dict[str, int] = {}  # how many gradients each had
 
-    def begin_step(self, step: int, last_warmup_step: int) -> None:
+    def begin_step(self, step: Step) -> None:
         """Enter an optimizer step."""
-        self._step, self._last_warmup_step = step, last_warmup_step
+        self._step = step
         if not self._is_measured:
             self._former.clear()
         self._is_measured = False
@@ -76,7 +65,7 @@ class Subspaces:
     @property
     def prepares(self) -> bool:
         """Whether this step is one of the last of the warm-up."""
-        return 0 <= self._last_warmup_step - self._step < _PREPARING
+        return -_PREPARING < self._step.after_warmup <= 0
 
     @property
     def knows_energies(self) -> bool:
@@ -170,16 +159,16 @@ class Subspaces:
             with layers.timed_update():
                 for group in layers.groups:
                     name, gradients = group.name, _gradients(group)
-                    when = self._seed, self._step, name
+                    when = self._seed, self._step.number, name
                     for place in range(self._n_turns(name) if gradients else 0):
                         layers.bases[name] = next_basis(
                             layers.bases[name], gradients, *when, place, of_inputs=group.of_inputs
                         )
 
     def _n_turns(self, name: str) -> int:
-        if self._step <= self._last_warmup_step:
+        if self._step.after_warmup <= 0:
             return _ITERATIONS if self.prepares else 0
-        return 1 if (self._step + zlib.crc32(name.encode())) % _EVERY == 0 else 0
+        return 1 if (self._step.number + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0.

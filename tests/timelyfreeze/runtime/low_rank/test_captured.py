@@ -1,6 +1,7 @@
 """Parts of energy and of the mean gradient in a subspace, against gradients made of both."""
 
 from contextlib import nullcontext
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 
 from timelyfreeze.runtime.linear import LinearGroup
 from timelyfreeze.runtime.low_rank import Subspaces
+from timelyfreeze.settings import PhaseSchedule
+from timelyfreeze.timing import Energies
 
 SEED, RANK, NOISE, PART = 3, 4, 3.0, 0.6
 
@@ -46,9 +49,9 @@ def test_what_batches_agree_on_is_the_mean_gradient(shape: tuple[int, int]) -> N
     of_mean, of_energy = [], []
     for _ in range(400):
         layer.draw()
-        inside, whole, agreed_inside, agreed, *_ = meter.energies()
-        of_energy.append(inside / whole)
-        of_mean.append((agreed_inside, agreed))
+        found = meter.energies()
+        of_energy.append(found.captured)
+        of_mean.append((found.agreed_inside, found.agreed))
     of_mean = torch.tensor(of_mean[2:]).mean(0)
     assert of_mean[0] / of_mean[1] == pytest.approx(PART, abs=0.06)
     noise = RANK / 40  # the part of noise that lies in any subspace
@@ -70,7 +73,7 @@ def test_the_first_directions_do_not_count_and_nothing_agrees_with_a_gap() -> No
     assert meter.knows_energies
     assert third != 0.0
     for step in (4, 5):
-        meter.begin_step(step, 0)
+        meter.begin_step(PhaseSchedule.unplanned(0).at(step))
     assert agreed() == pytest.approx(0.9 * third)
 
 
@@ -102,5 +105,5 @@ def test_squares_and_products_are_those_of_weights() -> None:
         *one_by_one, both = (meter.energies() for meter in meters)
     for each in one_by_one:
         squares = (each.agreed_inside**2, each.agreed**2, each.agreed_inside * each.agreed)
-        assert each[4:] == pytest.approx(squares, rel=1e-5)
-    assert both == pytest.approx([sum(pair) for pair in zip(*one_by_one, strict=True)], rel=1e-5)
+        assert astuple(each)[4:] == pytest.approx(squares, rel=1e-5)
+    assert astuple(both) == pytest.approx(astuple(Energies.total(one_by_one)), rel=1e-5)

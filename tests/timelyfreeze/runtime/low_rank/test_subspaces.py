@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.timelyfreeze.runtime.low_rank.test_subspace import next_basis
 from timelyfreeze.runtime.linear import StageLinears
 from timelyfreeze.runtime.low_rank import Subspaces, first_basis
+from timelyfreeze.settings import PhaseSchedule
 
 SEED, RANKS = 7, (1, 2)
 
@@ -27,7 +28,7 @@ class Run:
         self.subspaces = Subspaces([self.layers], SEED, RANKS)
 
     def begin(self, step: int, *, is_warm: bool) -> None:
-        self.subspaces.begin_step(step, 0 if is_warm else step)
+        self.subspaces.begin_step(PhaseSchedule.unplanned(0 if is_warm else step).at(step))
         for name, weight in self.layers.weights.items():
             weight.grad = gradient_of(name, weight, step)
 
@@ -56,7 +57,7 @@ def test_they_wait_until_the_warm_up_is_about_to_end() -> None:
     turned = []
     for step in range(1, 21):
         before = dict(run.layers.bases)
-        run.subspaces.begin_step(step, 20)
+        run.subspaces.begin_step(PhaseSchedule.unplanned(20).at(step))
         for name, weight in run.layers.weights.items():
             weight.grad = gradient_of(name, weight, step)
         run.subspaces.end_batch(0)

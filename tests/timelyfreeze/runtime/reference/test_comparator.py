@@ -27,7 +27,7 @@ from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.plasticity import similarity_loss
 from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
 from timelyfreeze.runtime.reference import comparator as output_watch
-from timelyfreeze.settings import FreezeSettings
+from timelyfreeze.settings import FreezeSettings, Step
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +102,7 @@ class Run:
             [p for part in self.parts for p in part.parameters()], lr=0.01
         )
         self.losses: list[float] = []
+        self.phases = settings.phases
         self.seen: list[Check] = []
         self.checks: PolicyRunner = checks_for(
             self.pipeline.stages,
@@ -123,7 +124,7 @@ class Run:
 
     def steps(self, first: int, last: int, *, batches: int = 1) -> None:
         for step in range(first, last + 1):
-            self.checks.begin_step(step)
+            self.checks.begin_step(self.phases.at(step))
             self.optimizer.zero_grad()
             for number in range(batches):
                 ran = self.pipeline.run(batch=make_batch(10 * step + number))
@@ -216,7 +217,7 @@ def test_padding_is_left_out_where_it_is_known() -> None:
     run.steps(1, 6)
     begin = run.checks.begin_step
 
-    def begin_and_note(step: int) -> None:
+    def begin_and_note(step: Step) -> None:
         begin(step)
         run.checks.watch.record_tokens(torch.tensor([2, 1, 3, 3, 3, 3, 3, 3]))
         run.checks.watch.record_tokens(torch.tensor([3] * 8))  # of the step's second batch
