@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import VALUES, fuzzed, message_of
 from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
-from torchtitan.freezing.checks import ConfigError, check, freeze_settings
+from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import with_values
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
-from torchtitan.freezing.config_file import form_errors
+from torchtitan.freezing.values.command_line import form_errors
+from torchtitan.freezing.values.freezing import freeze_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASS = job_config_class()

@@ -13,8 +13,9 @@ from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, message_of
 from timelyfreeze.cli.doctor.command import _output_of
 from torchtitan.freezing.checks import ConfigError, check_data
 from torchtitan.freezing.config.job_config import job_config_class
-from torchtitan.freezing.config_file import form_errors, read_config, read_toml
+from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.launch import launch
+from torchtitan.freezing.values.command_line import form_errors, read_toml
 from torchtitan.upstream import fixes as upstream_fixes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,11 +18,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.checks.pipeline import compiles_blocks
     from torchtitan.freezing.config import pipeline_title
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
     from torchtitan.freezing.partition.cut import partition_line
+    from torchtitan.freezing.values.pipeline import compiles_blocks
 
     all_fit = True
     for schedule in options.schedules or [None]:

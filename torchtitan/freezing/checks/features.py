@@ -20,9 +20,9 @@ from torchtitan.data.named_templates import AUTO as AUTO_TEMPLATE
 from torchtitan.data.named_templates import PLAIN
 from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
-from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, with_values
+from torchtitan.freezing.values.pipeline import compiles_blocks, splits_backwards
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"

@@ -30,7 +30,6 @@ from timelyfreeze.whatif.partition import (
     parameter_load,
     time_load,
 )
-from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -40,6 +39,7 @@ from torchtitan.freezing.config import (
     with_values,
 )
 from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.freezing.values.rules import size_errors
 from torchtitan.vision.spec import base_spec
 
 # How loads are told: what they are, in which unit, and how much of it one is.

@@ -12,10 +12,10 @@ from timelyfreeze.settings.phases import PhaseSchedule
 from torchtitan.freezing.checks import (
     ConfigError,
     check,
-    freeze_settings,
-    n_microbatches,
 )
 from torchtitan.freezing.config.job_config import Freezing, JobConfig, job_config_class
+from torchtitan.freezing.values.freezing import freeze_settings
+from torchtitan.freezing.values.pipeline import n_microbatches
 
 ROOT = Path(__file__).resolve().parents[4]
 ONE_F_ONE_B = one_f_one_b_order(4, 8)

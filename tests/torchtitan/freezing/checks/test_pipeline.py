@@ -9,9 +9,9 @@ from torchtitan.config import ConfigManager
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from torchtitan.freezing.checks import check, partition_errors
-from torchtitan.freezing.checks.pipeline import parallel_errors
+from torchtitan.freezing.checks import check
 from torchtitan.freezing.config.job_config import job_config_class
+from torchtitan.freezing.values.pipeline import parallel_errors, partition_errors
 
 EMULATED = {"emulation__enable": True}
 CUTS = [
