@@ -6,7 +6,7 @@
 choose_python() {
   python=${TIMELYFREEZE_PYTHON:-}
   if [ -n "$python" ]; then
-    if ! "$python" -c 'import torch' 2>/dev/null; then
+    if ! "$python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
       echo "error: TIMELYFREEZE_PYTHON is '$python'; it must be a Python that has torch" >&2
       exit 2
     fi

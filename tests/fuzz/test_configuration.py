@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import VALUES, fuzzed, message_of
 from tests.torchtitan.helpers.job_configs import config, put
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
-from torchtitan.freezing.checks import ConfigError, check, freeze_settings
-from torchtitan.freezing.config_file import form_errors
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.values.command_line import form_errors
+from torchtitan.freezing.values.freezing import freeze_settings
 from torchtitan.settings import with_values
 from torchtitan.settings.job_config import JobConfig, job_config_class
 

@@ -1,10 +1,12 @@
 """torchrun, which adds no stack trace of its own where what is wrong can be told in a line.
 
 That is where a process has told of the user's error, and where nodes do not find each other. Before
-any process starts, a model that is named by its id on the hub is fetched. On one node, a run that
-asks for it goes on with another number of processes once all of its own have ended.
+any process starts, the values of the configuration are checked, and a model that is named by its id
+on the hub is fetched. On one node, a run that asks for it goes on with another number of processes
+once all of its own have ended.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -13,9 +15,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
+from timelyfreeze.cli import overlay
 from timelyfreeze.cli.hub import with_fetched_model
+from timelyfreeze.cli.train import WORKER
 from timelyfreeze.files import write_whole
 from timelyfreeze.planning import heeded_signals
 
@@ -56,7 +61,9 @@ def present_restart() -> Restart | None:
 
 def main() -> None:
     """Run torchrun with the arguments of this process."""
+    sys.argv[0] = "timelyfreeze train"  # which the parser of the configuration names
     try:
+        _check_values(sys.argv[1:])
         sys.argv = with_fetched_model(sys.argv)
     except ValueError as error:
         print(f"error: {error}", flush=True)
@@ -100,6 +107,23 @@ def main() -> None:
         sys.exit(1)
 
 
+def _check_values(arguments: Sequence[str]) -> None:
+    """Raise a ValueError with the errors of a run's configuration that need no model.
+
+    A second in one process, where ranks would all import models and their kernels first.
+    """
+    if WORKER not in arguments:
+        return
+    at = arguments.index(WORKER) + 1
+    options = _options(arguments)
+    # Of a cluster's own it may count nodes; ranks get theirs from torchrun.
+    os.environ["WORLD_SIZE"] = str(options.nproc_per_node) if _is_one_node(options) else ""
+    overlay.install()
+    with overlay.without_release():
+        import_module("torchtitan.freezing.values.errors").check(arguments[at:])
+    del os.environ["WORLD_SIZE"]
+
+
 def _is_news(record: logging.LogRecord) -> bool:
     """Return whether a line of torchrun's tells more than the error of the user's did."""
     status = record.args[0] if isinstance(record.args, tuple) and record.args else None
@@ -125,10 +149,8 @@ def _run_parts(torchrun: Callable[[], None]) -> None:
 
 def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
     """Return which node of how many this is, and where and how long it waits; None if alone."""
-    from torch.distributed.run import get_args_parser
-
-    options = get_args_parser().parse_args(list(arguments))
-    if str(options.nnodes) in ("1", "1:1"):
+    options = _options(arguments)
+    if _is_one_node(options):
         return None
     place = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port or _PORT}"
     conf = dict(part.partition("=")[::2] for part in options.rdzv_conf.split(",") if part)
@@ -138,6 +160,17 @@ def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
     limit = f", {waits_s} s at most" if waits_s else ""
     number = f"Node {options.node_rank}" if options.rdzv_backend == "static" else "This node"
     return f"{number} of {options.nnodes}", f"{place}{limit}"
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    from torch.distributed.run import get_args_parser
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    return parser.parse_args(list(arguments))
+
+
+def _is_one_node(options: argparse.Namespace) -> bool:
+    return str(options.nnodes) in ("1", "1:1")
 
 
 if __name__ == "__main__":

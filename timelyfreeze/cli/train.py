@@ -63,6 +63,8 @@ def count_gpus(base: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
 
 
+# Started by torchrun in each process of a run.
+WORKER = "timelyfreeze.cli.worker"
 # One host; any free port.
 ALONE = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
 
@@ -89,7 +91,7 @@ def train_command(
     """Return the command that trains with ``config``."""
     return [
         sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={n_processes}",
-        *(torchrun or ALONE), "-m", "timelyfreeze.cli.worker",
+        *(torchrun or ALONE), "-m", WORKER,
         "--job.config_file", str(config), *keys,
     ]  # fmt: skip
 

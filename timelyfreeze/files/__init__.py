@@ -19,6 +19,7 @@ from timelyfreeze.files.schema import (
     read_dataclass,
     read_object,
     shown,
+    table_values,
     to_plain,
 )
 from timelyfreeze.files.table import (

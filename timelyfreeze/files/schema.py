@@ -12,7 +12,7 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -294,3 +294,12 @@ def _object(where: str, value: Any, more: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {shown(value)}; it must be an object{more}")
     return value
+
+
+def table_values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a configuration's table, each with those of its sections, and values."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from table_values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -10,7 +10,6 @@ from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_bac
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.runtime.torch_pipelining import (
-    SCHEDULES,
     forward_only,
     has_loss,
     named_order,
@@ -19,7 +18,5 @@ from timelyfreeze.runtime.torch_pipelining import (
     run_batches_in,
     run_in_order,
     split_batch,
-    splits_backward,
     stages_of,
-    stages_per_rank,
 )

@@ -76,35 +76,7 @@ def _compute_actions(torch_actions: Any) -> Any:
             yield Action(torch_action.stage_index, kind, torch_action.microbatch_index)
 
 
-# Names that torch can build; the last two stand for a CSV schedule.
-SCHEDULES = (
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-    "LoopedBFS",
-    "PipelineScheduleSingle",
-    "PipelineScheduleMulti",
-)
-
-
-def stages_per_rank(schedule_name: str) -> int | None:
-    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown."""
-    if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
-        return None
-    schedule_class = torch_schedules.get_schedule_class(schedule_name)
-    return 1 if issubclass(schedule_class, torch_schedules.PipelineScheduleSingle) else 2
-
-
 _IN_V = (torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV)
-
-
-def splits_backward(schedule_name: str) -> bool:
-    """Return whether the named schedule has separate actions for input and weight gradients."""
-    splitting = (torch_schedules.ScheduleInterleavedZeroBubble, *_IN_V)
-    return torch_schedules.get_schedule_class(schedule_name) in splitting
 
 
 def places_stages_in_v(schedule_name: str) -> bool:

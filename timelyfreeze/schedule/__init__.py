@@ -13,6 +13,7 @@ from timelyfreeze.schedule.dag import (
     start_times,
     topological_order,
 )
+from timelyfreeze.schedule.names import SCHEDULES, splits_backward, stages_per_rank
 from timelyfreeze.schedule.order import (
     MAX_CELLS,
     Action,

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import (
+    SCHEDULES,
     PipelineDag,
     ScheduleOrder,
     build_dag,
     gpipe_order,
     one_f_one_b_order,
+    stages_per_rank,
 )
 from timelyfreeze.settings import ALL_OR_NOTHING, skips_input_grads
 from timelyfreeze.timing import DurationBounds, simulate_batch, with_messages
@@ -306,7 +308,7 @@ def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) 
     own = _OUR_OWN.get(schedule.lower())
     if own is not None:
         return own(n_ranks, n_microbatches)
-    from timelyfreeze.runtime import SCHEDULES, named_order, places_stages_in_v, stages_per_rank
+    from timelyfreeze.runtime import named_order, places_stages_in_v
 
     named = [name for name in SCHEDULES if not name.startswith("PipelineSchedule")]
     if schedule.lower() not in (name.lower() for name in named):

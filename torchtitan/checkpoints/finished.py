@@ -4,14 +4,14 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from timelyfreeze.files import read_object, write_whole
+from timelyfreeze.files import read_object, table_values, write_whole
 from torchtitan.checkpoints.contents import METADATA, cause_of, read_contents
 
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
@@ -171,12 +171,3 @@ def changed_settings(checkpoint: Path, settings: Mapping[str, Any]) -> dict[str,
         for key, value in now.items()
         if key in saved and saved[key] != value and key.partition(".")[0] not in _OUTPUT
     }
-
-
-def table_values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a configuration's table, each with those of its sections, and values."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from table_values(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -30,9 +30,9 @@ from timelyfreeze.runtime import (
     stages_of,
 )
 from timelyfreeze.settings import GIB, FreezeSettings
-from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition.cut import model_sizes
+from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import cache_folder, model_family, pipeline_order
 
 

@@ -25,9 +25,10 @@ from timelyfreeze.policies import freezes_by_turns
 from torchtitan.checkpoints.finished import finished_steps, model_only_error, resumable_step
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
-from torchtitan.freezing.checks import ConfigError, check_data, is_done, start_of
+from torchtitan.freezing.checks import check_data, is_done, start_of
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.report.run_folder import last_report
+from torchtitan.freezing.values.error import ConfigError
 from torchtitan.settings import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 
@@ -171,8 +172,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     from torchtitan.freezing.spec import build_train_spec
     from torchtitan.vision.spec import base_spec
 
-    spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
-    job_config = present_config(read_config(spelled_out, weights=True))
+    job_config = present_config(read_config(args, weights=True))
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
     checks.check(job_config, trains=True)

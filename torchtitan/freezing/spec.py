@@ -24,13 +24,13 @@ from torchtitan.data.sources import ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator
 from torchtitan.freezing.checks import (
-    caches,
     reads_training_examples,
     template_of,
     validation_split,
 )
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
+from torchtitan.freezing.values.freezing import caches
 from torchtitan.hf.adapter import LlamaAdapter
 from torchtitan.hf.decoder import (
     Decoder,

@@ -27,7 +27,6 @@ from timelyfreeze.settings import name_arguments
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
-from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition.cut import partition_line
@@ -35,6 +34,7 @@ from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
+from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import JobConfig, toml_key
 from torchtitan.upstream.cpu_device import slow_precision
 from torchtitan.upstream.fixes import copy_without_wait, one_cast_for_all

@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
-
-from timelyfreeze.runtime import named_order, stages_per_rank
-from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    build_order,
+    order_from_csv,
+    stages_per_rank,
+)
 from timelyfreeze.settings import first_stage_mode
 from timelyfreeze.whatif.bounds_file import PipelineMetadata
 from timelyfreeze.whatif.grid import layers_of_split
@@ -32,6 +36,9 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
         n_stages *= stages_per_rank(parallelism.pipeline_parallel_schedule)
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
+    # Imported late: it loads models, and values are checked without.
+    from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
+
     try:
         return generate_llm_fqn_per_model_part(n_stages, n_layers, first, last)
     except ValueError as error:
@@ -64,6 +71,8 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
     elif csv:
         order = order_from_csv(Path(csv).read_text())
     else:
+        from timelyfreeze.runtime import named_order  # late likewise
+
         n = config.training.local_batch_size // examples_of_microbatch(config)
         order = named_order(name, n_ranks, n, stages_per_rank=n_stages // n_ranks)
     if order.n_stages != n_stages:

@@ -174,14 +174,23 @@ def test_a_run_goes_on_with_as_many_processes_as_it_says(
 
 
 @pytest.mark.multiprocess
-def test_an_error_of_the_configuration_is_told_without_a_stack_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("--freezing.max_freeze_ratio=1.5", "freezing.max_freeze_ratio is 1.5"),
+        ("--model.flavor=no", "model.flavor is 'no'"),  # which takes the model, so a rank tells
+    ],
+)
+def test_an_error_of_the_configuration_is_told_without_a_stack_trace(
+    word: str, told: str, tmp_path: Path
+) -> None:
     command = [
         sys.executable, "-m", "timelyfreeze", "train", "train_configs/tiny_8m.toml", "--nproc=1",
-        "--freezing.max_freeze_ratio=1.5", f"--job.dump_folder={tmp_path}",
+        "--emulation.enable", word, f"--job.dump_folder={tmp_path}",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert done.stdout.startswith("error: The configuration has ")
-    assert "freezing.max_freeze_ratio is 1.5" in done.stdout
+    assert told in done.stdout
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())

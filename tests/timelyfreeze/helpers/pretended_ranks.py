@@ -7,7 +7,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from timelyfreeze.runtime.torch_pipelining import places_stages_in_v, stages_per_rank
+from timelyfreeze.runtime.torch_pipelining import places_stages_in_v
+from timelyfreeze.schedule import stages_per_rank
 
 
 def build(name: str, n_ranks: int, n_microbatches: int) -> Any:

@@ -14,15 +14,13 @@ from tests.timelyfreeze.helpers.pretended_ranks import build
 from tests.timelyfreeze.helpers.stages import Pipeline, make_modules, process_group
 from timelyfreeze.runtime import torch_pipelining
 from timelyfreeze.runtime.torch_pipelining import (
-    SCHEDULES,
     named_order,
     places_stages_in_v,
     read_order,
-    splits_backward,
     stages_of,
-    stages_per_rank,
 )
 from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.names import SCHEDULES, splits_backward, stages_per_rank
 from timelyfreeze.schedule.order import (
     Action,
     ActionKind,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.freezing.checks import check, n_microbatches, validation_split
+from torchtitan.freezing.checks import check, validation_split
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
+from torchtitan.freezing.values.pipeline import n_microbatches
 from torchtitan.settings import JobConfig
 
 pytestmark = pytest.mark.slow

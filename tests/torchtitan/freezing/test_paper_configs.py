@@ -14,10 +14,11 @@ from torchtitan.protocols.train_spec import get_train_spec
 from timelyfreeze.policies import Check
 from timelyfreeze.policies.layout import build_layout
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
-from torchtitan.freezing.checks import check, n_microbatches
+from torchtitan.freezing.checks import check
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.freezing.values.pipeline import n_microbatches
 from torchtitan.settings import JobConfig
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from timelyfreeze.compare.runs.variants import (
     split_peer,
 )
 from timelyfreeze.records.tables import STEPS
-from timelyfreeze.schedule import ActionKind, build_dag, makespan
+from timelyfreeze.schedule import ActionKind, build_dag, makespan, stages_per_rank
 
 
 def _job(
@@ -213,7 +213,7 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
 def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:
     """Return how long a batch is, in forwards of one microbatch on one rank."""
     # Imported late: it loads torch, which the rest does without.
-    from timelyfreeze.runtime import named_order, stages_per_rank
+    from timelyfreeze.runtime import named_order
 
     n_stages = stages_per_rank(schedule) or 1
     dag = build_dag(named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages))

@@ -1,10 +1,8 @@
 """Errors of a configuration, found before any process group starts."""
 
 from torchtitan.freezing.checks.checkpoints import is_done, start_of
-from torchtitan.freezing.checks.configuration import ConfigError, check, check_data
+from torchtitan.freezing.checks.configuration import check, check_data
 from torchtitan.freezing.checks.data import reads_training_examples, template_of, validation_split
 from torchtitan.freezing.checks.features import FEATURES, MEMORY, PROFILE, SPLIT, with_rank
-from torchtitan.freezing.checks.freezing import caches, freeze_settings
-from torchtitan.freezing.checks.pipeline import n_microbatches, partition_errors
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.checks.upstream import size_errors
+from torchtitan.freezing.values.error import ConfigError

@@ -32,8 +32,9 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
-from torchtitan.freezing.checks.freezing import adapter_errors, caches
-from torchtitan.freezing.checks.pipeline import data_parallel_degree, n_microbatches
+from torchtitan.freezing.checks.freezing import adapter_errors
+from torchtitan.freezing.values.freezing import caches
+from torchtitan.freezing.values.pipeline import data_parallel_degree, n_microbatches
 from torchtitan.settings import IMAGE_MODELS, JobConfig, cache_folder
 from torchtitan.vision.spec import known_args
 

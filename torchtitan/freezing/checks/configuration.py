@@ -1,13 +1,10 @@
 """Finds errors in the configuration before any process group starts, all of them at once."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 
 from torchtitan.protocols import train_spec as titan_spec
 
-from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.loader import RANK_KEY, ResizableDataloader
 from torchtitan.data.rows.examples import is_local_path
@@ -24,78 +21,43 @@ from torchtitan.freezing.checks.data import (
     validation_split,
 )
 from torchtitan.freezing.checks.features import DEVICE, FEATURES
-from torchtitan.freezing.checks.freezing import freezing_errors, front_errors, lora_errors
+from torchtitan.freezing.checks.freezing import lora_errors, method_errors
 from torchtitan.freezing.checks.models import image_errors, model_errors
-from torchtitan.freezing.checks.pipeline import (
-    data_parallel_degree,
-    parallel_errors,
-    partition_errors,
-    pipeline_errors,
-)
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.checks.upstream import rule_errors, text_errors, upstream_errors
+from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.report.losses import reference_errors
+from torchtitan.freezing.values.error import ConfigError
+from torchtitan.freezing.values.errors import check_values, value_errors
+from torchtitan.freezing.values.pipeline import data_parallel_degree
+from torchtitan.freezing.values.places import place_errors
 from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace
-from torchtitan.settings import JobConfig, toml_key, with_values
-
-# A value that nobody would read to its end; a path may be long.
-_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
-
-
-class ConfigError(ValueError):
-    """The configuration has errors; the message lists each with key, value and rule."""
-
-    def __init__(self, *errors: str) -> None:
-        number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
-        lines = [
-            _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
-            for error in errors
-        ]
-        told = "\n".join(f"  - {line}" for line in lines)
-        super().__init__(f"The configuration has {number}:\n{told}")
+from torchtitan.settings import JobConfig, with_values
 
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
     """Raise ConfigError with all errors; if it ``trains``, its data and folders must be there."""
-    impossible = rule_errors(job_config)
-    # What else is wrong is looked for with possible numbers, and nothing is told twice.
-    usual = {key: attrgetter(key)(JobConfig()) for key in impossible}
-    others = _errors(with_values(job_config, usual), trains=trains)
-    errors = [
-        *impossible.values(),
-        *(error for error in others if not any(key in error for key in impossible)),
-    ]
-    if errors:
-        raise ConfigError(*errors)
+    check_values(job_config, partial(_errors, trains=trains))
 
 
-def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
-    with arguments_named(toml_key):
-        errors = [
-            *pipeline_errors(job_config),
-            *partition_errors(job_config),
-            *([] if job_config.emulation.enable else parallel_errors(job_config)),
-            *model_errors(job_config),
-            *data_errors(job_config),
-            *color_errors(job_config),
-            *validation_errors(job_config),
-            *freezing_errors(job_config),
-            *lora_errors(job_config),
-            *front_errors(job_config),
-            *feature_errors(job_config, FEATURES),
-            *reference_errors(job_config),
-            *upstream_errors(job_config),
-        ]
-        if trains:
-            errors += [
-                *feature_errors(job_config, (DEVICE,)),
-                *tokenizer_errors(job_config),
-                *checkpoint_errors(job_config),
-                *output_errors(job_config),
-            ]
-    return list(dict.fromkeys(errors))  # several may meet the same
+def _errors(job_config: JobConfig, *, trains: bool) -> Iterator[str]:
+    yield from value_errors(job_config)
+    yield from model_errors(job_config)
+    yield from data_errors(job_config)
+    yield from color_errors(job_config)
+    yield from validation_errors(job_config)
+    yield from method_errors(job_config)
+    yield from lora_errors(job_config)
+    yield from feature_errors(job_config, FEATURES)
+    yield from reference_errors(job_config)
+    yield from upstream_errors(job_config)
+    if trains:
+        yield from feature_errors(job_config, (DEVICE,))
+        yield from place_errors(job_config)
+        yield from tokenizer_errors(job_config)
+        yield from checkpoint_errors(job_config)
+        yield from output_errors(job_config)
 
 
 def check_data(job_config: JobConfig) -> None:

@@ -20,8 +20,8 @@ from torchtitan.data.sources import (
 )
 from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTokenizer
 from torchtitan.freezing.checks.models import reads_training_images
-from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.upstream import data_sections
+from torchtitan.freezing.values.pipeline import n_microbatches
 from torchtitan.settings import JobConfig, model_family
 from torchtitan.vision.spec import known_args
 
@@ -155,8 +155,7 @@ def tokenizer_errors(config: JobConfig) -> Iterator[str]:
     folder = Path(config.model.hf_assets_path)
     key = f"model.hf_assets_path is {str(folder)!r}"
     if not folder.is_dir():
-        yield f"{key}, which is no folder; it must hold the tokenizer"
-        return
+        return  # told with the places
     if not (folder / TOKENIZER_FILE).is_file():
         yield (
             f"{key}, which holds no {TOKENIZER_FILE}; where transformers reads its tokenizer, "

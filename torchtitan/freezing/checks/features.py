@@ -20,8 +20,8 @@ from torchtitan.data.named_templates import AUTO as AUTO_TEMPLATE
 from torchtitan.data.named_templates import PLAIN
 from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
-from torchtitan.freezing.checks.pipeline import compiles_blocks, splits_backwards
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
+from torchtitan.freezing.values.pipeline import compiles_blocks, splits_backwards
 from torchtitan.settings import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.vision.spec import known_args
 

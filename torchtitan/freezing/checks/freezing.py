@@ -1,7 +1,6 @@
-"""Finds errors in what is frozen: phases without room, adapters that are not those of the run."""
+"""Finds why methods cannot start on the model, and adapters that are not those of the run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,11 @@ import torch
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
-from timelyfreeze.policies import (
-    LORA,
-    Check,
-    FreezePolicy,
-    build_layout,
-    freezes_by_turns,
-    parse_method,
-)
-from timelyfreeze.runtime import stages_per_rank
-from timelyfreeze.settings import AUTO, FreezeSettings, rule_errors
+from timelyfreeze.policies import LORA, Check, FreezePolicy, build_layout, parse_method
+from timelyfreeze.settings import AUTO, rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
-from torchtitan.freezing.checks.pipeline import pipeline_errors
+from torchtitan.freezing.values.freezing import freezing_errors
+from torchtitan.freezing.values.pipeline import pipeline_errors
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.flavors import LLAMA
 from torchtitan.lora.adapters import (
@@ -30,50 +22,22 @@ from torchtitan.lora.adapters import (
     linear_layers,
 )
 from torchtitan.settings import (
-    Freezing,
     JobConfig,
-    global_rows,
     pipeline_order,
-    preset_errors,
     stage_modules,
 )
 from torchtitan.vision.spec import known_args
 
-# Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
-_WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
-
-def freeze_settings(freezing: Freezing) -> FreezeSettings:
-    """Return the checked ``[freezing]`` section as the library wants it."""
-    method = parse_method(freezing.method)
-    return freezing if method is None or method.plans else freezing.unplanned
-
-
-def freezing_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[freezing]``: key, value and rule."""
+def method_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a method whose settings are right cannot start on the model."""
     freezing = config.freezing
-    try:
-        method = parse_method(freezing.method)
-    except ValueError as error:
-        yield str(error)
+    if any(freezing_errors(config)) or (method := parse_method(freezing.method)) is None:
         return
-    if method is None:
-        return
-    # What "auto" stands for is found once the rest is right.
-    known = replace(freezing, gradient_rank=0) if freezing.gradient_rank == AUTO else freezing
-    settings = list(known.errors(plans=method.plans, n_stages=_n_stages(config)))
-    yield from settings
-    yield from _last_step_errors(config, plans=method.plans)
-    if method.plans:
-        yield from _solver_errors(config)
-        _tell_of_short_sides(config, "freezing.gradient_rank", known.gradient_rank, ())
+    if method.plans and freezing.gradient_rank != AUTO:
+        _tell_of_short_sides(config, "freezing.gradient_rank", freezing.gradient_rank, ())
     if method.policy is not None:
-        policy: FreezePolicy = getattr(freezing, method.policy)
-        errors = list(policy.errors())
-        yield from errors
-        if not (settings or errors):
-            yield from _unfit_errors(config, policy)
-    yield from preset_errors(config, given=())  # contradictions are told where it was read
+        yield from _unfit_errors(config, getattr(freezing, method.policy))
 
 
 def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
@@ -85,83 +49,6 @@ def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
         policy.start(Check(0, layout, {}, config.freezing.seed))
     except ValueError as error:
         yield str(error)
-
-
-def _n_stages(config: JobConfig) -> int | None:
-    """Return how many stages the pipeline will have, where the configuration alone tells."""
-    parallelism = config.parallelism
-    if parallelism.module_fqns_per_model_part is not None:
-        return len(parallelism.module_fqns_per_model_part)
-    if parallelism.pipeline_parallel_layers_per_stage is not None:
-        return None
-    per_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
-    return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
-
-
-def _last_step_errors(config: JobConfig, *, plans: bool) -> Iterator[str]:
-    """Yield which step lies behind the end of the run."""
-    freezing, n_steps = config.freezing, config.training.steps
-    name = "last_monitor_step" if plans else "last_warmup_step"
-    if (last := getattr(freezing, name)) >= n_steps:
-        yield (
-            f"freezing.{name} is {last}; it must lie before training.steps ({n_steps}), or nothing "
-            "is ever frozen"
-        )
-    due = freezing.last_monitor_step + (delay := freezing.solver_delay_steps or 0)
-    if plans and delay > 0 and due >= n_steps:
-        yield (
-            f"freezing.solver_delay_steps is {delay}; the plan would come at step {due}, which "
-            f"must lie before training.steps ({n_steps})"
-        )
-
-
-def _solver_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the limits of a method that plans.
-
-    One rank solves; once the plan is due, the others wait for it in a collective. Where that ended
-    first, a solver that takes long would end the run, instead of costing its plan.
-    """
-    limit_s, comm = config.freezing.solver_time_limit_s, config.comm
-    if config.emulation.enable or comm.mode != "default":
-        return  # nobody waits for another process
-    for name in _WAITS:
-        if limit_s >= getattr(comm, name):
-            yield (
-                f"freezing.solver_time_limit_s is {limit_s}; it must be below comm.{name} "
-                f"({getattr(comm, name)}), for which the other ranks wait for the plan: raise that "
-                "one or lower this one"
-            )
-
-
-def caches(config: JobConfig) -> bool:
-    """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
-    return config.freezing.cache.enable and freezes_by_turns(config.freezing.method)
-
-
-def front_errors(config: JobConfig) -> Iterator[str]:
-    """Yield which numbers and words make no sense for a front that is frozen."""
-    freezing = config.freezing
-    if not freezes_by_turns(freezing.method):
-        return
-    for section in (freezing.cache, freezing.elastic):
-        if section.enable:
-            yield from section.errors()
-    limit_s, timeout_s = freezing.elastic.join_limit_s, config.comm.init_timeout_seconds
-    joins = freezing.elastic.enable or (freezing.packing.is_on and not freezing.packing.gives_back)
-    # A move could not be given up: messages from before it would be, first.
-    if joins and not 0.0 < limit_s < timeout_s:
-        yield (
-            f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
-            f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
-        )
-    if freezing.packing.is_on:
-        yield from freezing.packing.errors()
-    most, rows = freezing.packing.max_global_batch, global_rows(config)
-    if freezing.packing.is_on and 0 < most < rows:
-        yield (
-            f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
-            f"training.global_batch_size ({rows})"
-        )
 
 
 def lora_errors(config: JobConfig) -> Iterator[str]:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.experiments import _supported_experiments
-from torchtitan.models import _supported_models
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
-from torchtitan.freezing.checks.pipeline import pipeline_errors
+from torchtitan.freezing.values.pipeline import pipeline_errors
+from torchtitan.freezing.values.places import FAMILIES, name_errors
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
@@ -105,10 +104,6 @@ Compare = Callable[[Path], Compared]
 
 _NOT_HELD = "does not hold what its config.json says: {}"
 _LOADS = "checkpoint.initial_load_in_hf is true"
-_FAMILIES = (
-    f'a LLaMA, Mistral, Qwen2 or dense Qwen3 is model.name = "{LLAMA}", model.flavor = '
-    f'"{FROM_FOLDER}" and model.hf_assets_path its folder'
-)
 _TRANSFORMERS = "transformers_modeling_backend"
 
 
@@ -127,11 +122,9 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         yield f"model.name is {name!r}, which cannot be imported ({error}); install what it needs"
         return
     except ValueError as error:
-        known = ", ".join(sorted([*_supported_models, *_supported_experiments, *IMAGE_MODELS]))
         if name in IMAGE_MODELS:
             yield f"model.flavor is {config.model.flavor!r}, and {error}"
-        else:
-            yield f"model.name is {name!r}; known: {known}; {_FAMILIES}"
+        yield from name_errors(config)
         return
     if name == _TRANSFORMERS and int(version("transformers").partition(".")[0]) >= 5:
         yield (
@@ -175,7 +168,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec, args: Any) -> Iterator[str
         yield (
             f"model.name is {model.name!r} and parallelism.pipeline_parallel_degree is {degree}; "
             "upstream cannot cut this model into stages, so the degree must be 1"
-            + (f"; {_FAMILIES}" if model.name == "qwen3" else "")
+            + (f"; {FAMILIES}" if model.name == "qwen3" else "")
         )
     elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
         try:

@@ -19,7 +19,7 @@ from torchtitan.data.rows.kinds import (
     is_image_dataset,
     is_instruct_dataset,
 )
-from torchtitan.freezing.checks.pipeline import compiles_blocks, data_parallel_degree
+from torchtitan.freezing.values.pipeline import compiles_blocks, data_parallel_degree
 from torchtitan.settings import IMAGE_MODELS, JobConfig, examples_of_microbatch
 from torchtitan.vision.spec import known_args
 

@@ -25,7 +25,7 @@ from torchtitan.train import Trainer
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
-from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.checks import check
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
     BatchScaling,
@@ -37,6 +37,7 @@ from torchtitan.freezing.elastic.pipeline import (
 )
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import RunRecorder
+from torchtitan.freezing.values.error import ConfigError
 from torchtitan.settings import JobConfig
 
 # One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks".

@@ -36,8 +36,9 @@ from timelyfreeze.whatif.rank_memory import (
     cut_memory,
     rank_memory,
 )
-from torchtitan.freezing.checks import MEMORY, feature_errors, size_errors
+from torchtitan.freezing.checks import MEMORY, feature_errors
 from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
+from torchtitan.freezing.values.rules import size_errors
 from torchtitan.hf.decoder import Decoder, as_decoder, learns_alone
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.hf.lean import compute_in

@@ -30,8 +30,8 @@ from timelyfreeze.whatif.partition import (
     parameter_load,
     time_load,
 )
-from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.freezing.values.rules import size_errors
 from torchtitan.settings import (
     JobConfig,
     count_layers,

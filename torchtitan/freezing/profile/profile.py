@@ -31,10 +31,11 @@ from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.data.sequences import IGNORE_INDEX
-from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors, size_errors
+from torchtitan.freezing.checks import PROFILE, SPLIT, feature_errors
 from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.profile.bench import Bench, Repeats, Response, fit_line, spread
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.freezing.values.rules import size_errors
 from torchtitan.hf.decoder import learns_alone
 from torchtitan.settings import (
     JobConfig,

@@ -12,9 +12,9 @@ from timelyfreeze.settings.phases import PhaseSchedule
 from torchtitan.freezing.checks import (
     ConfigError,
     check,
-    freeze_settings,
-    n_microbatches,
 )
+from torchtitan.freezing.values.freezing import freeze_settings
+from torchtitan.freezing.values.pipeline import n_microbatches
 from torchtitan.settings.job_config import Freezing, JobConfig, job_config_class
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -20,7 +20,8 @@ from torchtitan.freezing.checks.data import (
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.config_file import read_config
-from torchtitan.settings.job_config import JobConfig
+from torchtitan.freezing.values.places import place_errors
+from torchtitan.settings import JobConfig
 
 
 def config(**changes: Any) -> JobConfig:
@@ -281,7 +282,8 @@ def test_a_whole_tokenizer_is_fine() -> None:
 
 
 def test_a_missing_one_is_told(tmp_path: Path) -> None:
-    assert errors(tmp_path / "no") == [
+    missing = config(model__hf_assets_path=str(tmp_path / "no"))
+    assert list(place_errors(missing)) == [
         f"model.hf_assets_path is {str(tmp_path / 'no')!r}, which is no folder; it must hold the "
         "tokenizer"
     ]

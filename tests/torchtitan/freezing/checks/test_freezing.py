@@ -18,7 +18,7 @@ from timelyfreeze.policies.methods import freezes_by_turns, known_methods
 from timelyfreeze.policies.policy import registered_policies
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from timelyfreeze.settings.phases import PhaseSchedule
-from torchtitan.freezing.checks import caches, check, freeze_settings, with_rank
+from torchtitan.freezing.checks import check, with_rank
 from torchtitan.freezing.checks.checkpoints import output_errors
 from torchtitan.freezing.checks.features import CACHE
 from torchtitan.freezing.checks.requirements import feature_errors
@@ -26,6 +26,7 @@ from torchtitan.freezing.elastic.ahead import RunningAhead
 from torchtitan.freezing.elastic.run import ElasticRun
 from torchtitan.freezing.launch import trainer_for
 from torchtitan.freezing.trainer import FreezingTrainer
+from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import JobConfig
 from torchtitan.settings.job_config import job_config_class
 

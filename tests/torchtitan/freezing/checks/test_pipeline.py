@@ -9,8 +9,8 @@ from torchtitan.config import ConfigManager
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.helpers.job_configs import config, errors
-from torchtitan.freezing.checks import check, partition_errors
-from torchtitan.freezing.checks.pipeline import parallel_errors
+from torchtitan.freezing.checks import check
+from torchtitan.freezing.values.pipeline import parallel_errors, partition_errors
 from torchtitan.settings.job_config import job_config_class
 
 EMULATED = {"emulation__enable": True}

@@ -6,8 +6,15 @@ from math import prod
 from pathlib import Path
 
 from timelyfreeze.policies import freezes_by_turns
-from timelyfreeze.runtime import SCHEDULES, splits_backward, stages_per_rank
-from timelyfreeze.schedule import MAX_CELLS, ActionKind, build_dag, order_from_csv
+from timelyfreeze.schedule import (
+    MAX_CELLS,
+    SCHEDULES,
+    ActionKind,
+    build_dag,
+    order_from_csv,
+    splits_backward,
+    stages_per_rank,
+)
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
 from torchtitan.settings import JobConfig
 
@@ -161,6 +168,31 @@ def parallel_errors(config: JobConfig) -> Iterator[str]:
             f"parallelism.data_parallel_replicate_degree is {replicas} and {_SHARD} is 1; upstream "
             "replicates a pipeline's stages only where they are sharded too: shard them over "
             f"{replicas} instead, or over 2 or more besides"
+        )
+
+
+def batch_errors(config: JobConfig) -> Iterator[str]:
+    """Yield sizes of batches and sequences, and steps, that contradict each other."""
+    training, parallelism = config.training, config.parallelism
+    degree = data_parallel_degree(config)
+    rows = training.local_batch_size * (degree or 1)
+    if training.global_batch_size > 0 and training.global_batch_size % rows:
+        yield (
+            f"training.global_batch_size is {training.global_batch_size}; it must be a multiple of "
+            f"training.local_batch_size ({training.local_batch_size})"
+            + (f" times the {degree} data-parallel ranks" if degree not in (None, 1) else "")
+        )
+    divisor = 2 * parallelism.tensor_parallel_degree * parallelism.context_parallel_degree
+    if training.seq_len % divisor:
+        yield (
+            f"training.seq_len is {training.seq_len}; it must be a multiple of {divisor}: upstream "
+            "wants 2 x parallelism.tensor_parallel_degree x context_parallel_degree"
+        )
+    total = config.lr_scheduler.total_steps
+    if total is not None and total < training.steps:
+        yield (
+            f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
+            f"so it must be training.steps ({training.steps}) or more"
         )
 
 
