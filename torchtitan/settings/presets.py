@@ -71,7 +71,10 @@ def preset_line(job_config: JobConfig) -> str | None:
     preset = PRESETS.get(job_config.freezing.preset)
     if preset is None:
         return None
-    values = {key: attrgetter(key)(job_config) for key in (*preset.fixed, *preset.usual)}
+    keys = [*preset.fixed, *preset.usual]
+    if "apf" in job_config.freezing.method.split("+"):
+        keys.append("freezing.apf.threshold")  # which is one of another reduction's scores
+    values = {key: attrgetter(key)(job_config) for key in keys}
     told = ", ".join(f"{key} = {value!r}" for key, value in values.items())
     return f"freezing.preset = {job_config.freezing.preset!r}: {told}"
 

@@ -84,11 +84,6 @@ def test_every_run_of_the_paper_is_by_its_preset_and_cap_the_small_ones_too() ->
             assert caps[0] == caps[1]
 
 
-def test_classifiers_check_as_often_an_epoch_as_language_models() -> None:
-    for study in (*item(TABLE, 9).studies, *item(TABLE, 10).studies):
-        assert study.settings()["freezing"]["autofreeze"]["checks_per_epoch"] == 5
-
-
 def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
     studies = item(FIGURE, 6).studies
     assert {study.folder for study in studies} == {"llama3_2_1b_controls"}

@@ -4,6 +4,7 @@ Notation: s stages on s devices, m microbatches of an iteration, I iterations, f
 front.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -95,9 +96,21 @@ def test_what_is_played(
     # Eq. 7 holds, and for 1F1B too where a step ends before the next begins; Eq. 8 only for I = 1.
     assert saved == gpipe_saved_time(f, i)
     assert (saved == one_f_one_b_saved_time(f, i)) == (i == 1)
-    # Eq. 9 is right for four stages of which two are frozen, as in the figures; Eq. 10 never is.
-    assert (idle == gpipe_bubbles(s, f, i)) == ((s, f) == (4, 2))
-    assert idle != one_f_one_b_bubbles(s, f, i)
+
+
+@pytest.mark.parametrize("make", [gpipe_order, one_f_one_b_order])
+def test_where_eq_9_and_10_hold(make: Callable[[int, int], ScheduleOrder]) -> None:
+    """Eq. 9 with two frozen stages: of four, or for one iteration. Eq. 10 with one live stage."""
+    right_9, right_10 = set(), set()
+    for s, f, i in itertools.product(range(2, 9), range(1, 8), range(1, 6)):
+        if f < s:
+            idle = play(make, s, s + 1, i, f).idle_live
+            right_9 |= {(s, f, i)} if idle == gpipe_bubbles(s, f, i) else set()
+            right_10 |= {(s, f, i)} if idle == one_f_one_b_bubbles(s, f, i) else set()
+    assert right_9 == {
+        *((4, 2, i) for i in range(1, 6)), *((s, 2, 1) for s in range(3, 9)), (7, 3, 2),
+    }  # fmt: skip
+    assert right_10 == {(f + 1, f, f) for f in range(1, 6)}
 
 
 def test_eq_9_and_10_beside_the_papers_figures() -> None:
