@@ -30,6 +30,7 @@ from timelyfreeze.runtime import (
     Exchange,
     FreezingStage,
     OutsideClock,
+    check_same_parts,
     clock_for,
     measure_transfers,
 )
@@ -100,10 +101,11 @@ def build_controller(
     if measures_energy:
         parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
         energy = GradientEnergy(parameters)
-    planner = partial(
-        Planner,
+    planner = Planner(
         order,
-        exchange=exchange,
+        settings,
+        settings.phases,
+        exchange,
         n_processors=n_processors,
         on_solved=on_solved,
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
@@ -114,8 +116,17 @@ def build_controller(
         weights = dict(checks.parameters)
         held = [stage.stage_index for stage in stages]
         dag = build_dag(order)
-        cache = FrontCache(store, checks.layout, weights, held, dag, exchange, front_identity)
-    return FreezeController(
+        cache = FrontCache(
+            store,
+            checks.layout,
+            weights,
+            held,
+            dag,
+            exchange,
+            front_identity,
+            lambda: checks.decision.frozen,
+        )
+    controller = FreezeController(
         stages,
         order,
         settings,
@@ -133,6 +144,8 @@ def build_controller(
         ),
         state=state,
     )
+    check_same_parts(controller.parts, exchange)
+    return controller
 
 
 def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:

@@ -12,13 +12,11 @@ from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.front.caching import CacheUse, use_of_all
 from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.runtime import ActionRecorder
+from timelyfreeze.runtime import ActionRecorder, ObservedBatch
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
-from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import (
     BatchRecord,
-    Pattern,
     RankBatches,
     batch_times,
     misreading,
@@ -33,26 +31,6 @@ Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
 Cut = Mapping[int, Collection[int]]
 _UNDER_A_PLAN = {Phase.STABLE, Phase.CONTROL}
-_UNREAD = BatchRecord({}, 0.0, {})
-
-
-@dataclass(frozen=True)
-class ObservedBatch:
-    """One pass as a rank saw it, for whoever looks on; without times until they are read."""
-
-    step: int  # optimizer step it was part of
-    phase: Phase  # what the step was for
-    is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
-    record: BatchRecord = _UNREAD  # times of the rank's actions
-    # frozen fraction of elements of each of the rank's backwards that computes weight gradients
-    fractions: Mapping[Action, float] = field(default_factory=dict)
-    # those of them that computed no input gradient, because nobody needed it
-    cut: Collection[Action] = ()
-    # stage in which it began, with what the frozen front had put out before; None if at the front
-    entry_stage: int | None = None
-    # metrics of the policy's decision that held; empty without a policy
-    policy: Mapping[str, float] = field(default_factory=dict)
-    pattern: Pattern | None = None  # what it froze, if it was a batch of monitoring
 
 
 @dataclass(frozen=True)
@@ -71,9 +49,9 @@ class RankMetrics:
     """What one rank tells the others when metrics are collected."""
 
     log: BatchSummary  # its batches since the last collection
-    # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
-    score: tuple[float, int] | None
     updates: RankUpdates  # what is left of the updates of its tensors
+    # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
+    score: tuple[float, int] | None = None
     cache: CacheUse | None = None  # what it had of the cache of a frozen front; None without one
 
 

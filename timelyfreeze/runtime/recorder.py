@@ -119,7 +119,8 @@ class ActionRecorder:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        # What runs in a batch and belongs to no action, the reduction of gradients, runs in this.
+        # A batch runs in this; and again, in a batch, the reduction of gradients, which belongs to
+        # no action.
         self.beside_actions: Callable[[], AbstractContextManager[None]] = nullcontext
         self._finished: list[list[tuple[Action, Any, Any]]] = []
         self._current: list[tuple[Action, Any, Any]] | None = None
@@ -129,7 +130,8 @@ class ActionRecorder:
         """Record the actions that run inside as one batch; a batch that raises is discarded."""
         self._current = []
         try:
-            yield
+            with self.beside_actions():  # which leaves out the batch but for the blocks in it
+                yield
             if self._current:
                 self._finished.append(self._current)
         finally:

@@ -12,6 +12,7 @@ import pytest
 import timelyfreeze.control.plans.planner as planner_module
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
+from timelyfreeze.control.plans.measurements import Measured
 from timelyfreeze.planning.lp import LpError
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order, parse_order
@@ -27,7 +28,7 @@ LAST_MONITOR_STEP = PHASES.last_monitor_step
 
 def test_a_solver_need_not_import_torch_to_read_what_was_measured() -> None:
     """Its process would take seconds for that, and a tenth of one for the rest."""
-    measured = planner_module.Measured()
+    measured = Measured()
     measured.energies = Energies(whole=1.0)
     program = "import pickle, sys; pickle.load(sys.stdin.buffer); print('torch' in sys.modules)"
     question, command = pickle.dumps(measured.rank_times()), [sys.executable, "-c", program]

@@ -1,0 +1,124 @@
+"""Parts of a step that put clocks, subspaces and a front to work by the phases of a run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from timelyfreeze.control.plans.planner import Planner
+from timelyfreeze.control.policy_runner import PolicyRunner
+from timelyfreeze.control.ranks import choose_rank
+from timelyfreeze.records.convergence import UNFROZEN_PHASES
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    BatchEntry,
+    Clock,
+    Exchange,
+    FrontRunAhead,
+    Masks,
+    ObservedBatch,
+    OutsideClock,
+    StepPart,
+)
+from timelyfreeze.runtime.low_rank import Subspaces
+from timelyfreeze.settings import IDLE_PHASES, Phase, Step
+
+
+@dataclass(eq=False)
+class ControlSteps(StepPart):
+    """Times of steps that freeze nothing among the steps that freeze."""
+
+    planner: Planner
+    name = "control steps"
+
+    def read(self, observed: ObservedBatch) -> None:
+        """Take note of a batch."""
+        if observed.phase is Phase.CONTROL and self.planner.active_plan.plan is not None:
+            self.planner.replanning.add(observed.record, is_cold=observed.is_cold, is_control=True)
+
+
+@dataclass(eq=False)
+class LowRank(StepPart):
+    """Subspaces in which frozen weights learn, and measurements of them for the plan."""
+
+    subspaces: Subspaces
+    planner: Planner
+    exchange: Exchange
+    clock: Clock
+    name = "subspaces"
+    _phase: Phase = Phase.WARMUP
+    _turning: tuple[Any, Any] | None = None  # marks of this step
+
+    def begin_step(self, step: Step) -> None:
+        """Enter a step."""
+        self._phase, self._turning = step.phase, None
+        self.subspaces.begin_step(step)
+
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Measure and turn subspaces by the first batch."""
+        subspaces, is_first, began = self.subspaces, number == 0, self.clock.mark()
+        # It takes time, and so not while times are measured, unless there was no warm-up.
+        measures = subspaces.prepares or (
+            self._phase is Phase.UPPER_BOUND and not subspaces.knows_energies
+        )
+        if measures and is_first:
+            self.planner.measured.energies = subspaces.energies()
+        subspaces.end_batch(number)
+        if subspaces.layers and self._phase in UNFROZEN_PHASES and is_first:
+            self._turning = began, self.clock.mark()
+
+    def end_step(self, step: Step) -> None:
+        """Choose a rank as the warm-up ends."""
+        if step.after_warmup == 0:
+            choose_rank(self.subspaces, self.exchange)
+            self.planner.measured.energies = self.subspaces.measured[self.subspaces.rank]
+
+    def turning_ms(self) -> float:
+        """Return the time of the current step's turns, in phases that freeze nothing; waits."""
+        if self._turning is None:
+            return 0.0
+        self.clock.wait(self._turning[1])
+        return self.clock.elapsed_ms(*self._turning)
+
+
+class OutsideTime(StepPart):
+    """The time of a step besides its batches."""
+
+    name = "outside time"
+
+    def __init__(self, clock: OutsideClock, recorder: ActionRecorder, planner: Planner) -> None:
+        self._clock, self._planner, self._n_batches = clock, planner, 0
+        recorder.beside_actions = clock.batch
+
+    def begin_step(self, step: Step) -> None:
+        """Enter a step, which is timed while nothing is frozen."""
+        self._n_batches = 0
+        # Where everything is frozen, an optimizer has less to do than usual.
+        if step.phase in (Phase.UPPER_BOUND, Phase.MIXED):
+            self._clock.begin_step()
+
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Count a batch."""
+        self._n_batches += 1
+
+    def end_step(self, step: Step) -> None:
+        """Hand the time over to the planner, for each batch."""
+        outside_ms = self._clock.end_step()
+        if outside_ms is not None and self._n_batches > 0:
+            self._planner.measured.outside_ms.append(outside_ms / self._n_batches)
+
+
+@dataclass(eq=False)
+class FrontAhead(StepPart):
+    """A frozen front that works ahead, for a policy that decides alone."""
+
+    ahead: FrontRunAhead
+    checks: PolicyRunner
+    name = "run-ahead"
+
+    def begin_step(self, step: Step) -> None:
+        """Enter a step with the stages that it freezes whole."""
+        is_idle = step.phase in IDLE_PHASES
+        self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
+
+    def entry(self, number: int) -> BatchEntry | None:
+        """Return where a batch enters."""
+        return self.ahead.entry(number)
