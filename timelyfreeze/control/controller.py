@@ -109,8 +109,7 @@ class FreezeController:
             self.parts = [planner, ControlSteps(planner), self._turns, time, *self.parts]
         self._log = BatchLog(recorder, exchange.rank)
         held = tuple(sorted(tables))
-        plans = planner if self.plans else None
-        self._state = state(order, held, exchange, plans, checks, self._updates, self.subspaces)
+        self._state = state(order, held, exchange, self.parts)
         self.step, self._batch_index, self._batches_in_phase = Step(), 0, 0
 
     def run_ahead(self, front: FrontRunAhead) -> None:
@@ -195,20 +194,15 @@ class FreezeController:
 
     def begin_step(self, number: int) -> None:
         """Enter optimizer step ``number``; they count from 1."""
-        phases = self.phases
-        if self._state.elsewhere is not None:  # the plan of another pipeline is left behind
-            self._state.elsewhere = None
-            if number - 1 > phases.last_warmup_step:
-                phases = phases.restarted(number - 1, phases.learning_steps(number - 1))
-                self.planner.restart(phases)
+        self.planner.leave_elsewhere(number)
         is_off = self.active_plan.is_off(number)
-        self.step = step = phases.at(number, self.entered_phase, is_off=is_off)
+        self.step = step = self.phases.at(number, self.entered_phase, is_off=is_off)
         self._batch_index = 0
         self._log.begin_step()
         if step.is_first_of_phase:
             self.entered_phase, self._batches_in_phase = step.lasting_phase, 0
             if step.phase is not Phase.OFF:  # of which the planner has told, with the reason
-                last = phases.last_steps.get(step.lasting_phase)
+                last = self.phases.last_steps.get(step.lasting_phase)
                 end = "the end" if last is None else f"step {last}"
                 logger.info(
                     "Freezing phase %s from step %d to %s", step.lasting_phase.value, number, end
@@ -337,11 +331,7 @@ class FreezeController:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
-        phases = self.phases
-        kept: dict[str, Any] = {"front": self.settled_front}
-        if phases.n_learned:
-            kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
-        return self._state.save(kept)
+        return self._state.save({"front": self.settled_front})
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint whose freezing state has ``keys``."""
@@ -349,9 +339,6 @@ class FreezeController:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned on all processes, of this number or another."""
-        state = self._state.read(state_dict, moves=self.moves)
-        if "restarted" in state:
-            self.planner.restart(self.phases.restarted(*state["restarted"]))
-        self._state.restore(state, state_dict)
+        state = self._state.load(state_dict, moves=self.moves)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

@@ -1,7 +1,10 @@
 """Parts of a step that put clocks, subspaces and a front to work by the phases of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
@@ -43,7 +46,7 @@ class LowRank(StepPart):
     planner: Planner
     exchange: Exchange
     clock: Clock
-    name = "subspaces"
+    name, prefix = "subspaces", "subspace."
     _phase: Phase = Phase.WARMUP
     _turning: tuple[Any, Any] | None = None  # marks of this step
 
@@ -77,6 +80,23 @@ class LowRank(StepPart):
             return 0.0
         self.clock.wait(self._turning[1])
         return self.clock.elapsed_ms(*self._turning)
+
+    def plain_state(self) -> Mapping[str, Any]:
+        """Return the rank, where there is a choice."""
+        return {"rank": self.subspaces.rank} if len(self.subspaces.ranks) > 1 else {}
+
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the rank."""
+        if (rank := state.get("rank")) in self.subspaces.ranks:
+            self.subspaces.keep(rank)
+
+    def tensor_state(self) -> Mapping[str, Tensor]:
+        """Return the subspaces, and what is known of gradients in them."""
+        return self.subspaces.tensors()
+
+    def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the subspaces."""
+        self.subspaces.load(tensors)
 
 
 class OutsideTime(StepPart):

@@ -50,7 +50,7 @@ class PolicyRunner(StepPart):
     watch: OutputComparator | None = None  # for a policy that compares outputs
     # fraction of the step's backwards that updated each of the rank's tensors
     frequency: Callable[[], NDArray[np.float64]] = lambda: np.ones(0)
-    name = "policy"
+    name, prefix = "policy", "score."
 
     def __post_init__(self) -> None:
         """Begin with what the policy has decided before any check."""

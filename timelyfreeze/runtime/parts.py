@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from timelyfreeze.runtime.entering.stage import BatchEntry
 from timelyfreeze.runtime.exchange import Exchange
@@ -45,6 +46,7 @@ class StepPart:
     """
 
     name: ClassVar[str]  # tells parts of ranks apart
+    prefix: ClassVar[str] = ""  # of the names of its tensors in a checkpoint, with a point
 
     def begin_step(self, step: Step) -> None:
         """Enter a step."""
@@ -71,6 +73,24 @@ class StepPart:
 
     def close(self) -> None:
         """End what still runs in the background."""
+
+    def plain_state(self) -> Mapping[str, Any]:
+        """Return plain data for a checkpoint; ``control.state.KINDS`` has a rule for each name."""
+        return {}
+
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the data of all parts, of this process or of others."""
+
+    def tensor_state(self) -> Mapping[str, Tensor]:
+        """Return tensors for a checkpoint."""
+        return {}
+
+    def tensors_to_load(self, names: Collection[str]) -> Mapping[str, Tensor]:
+        """Return room for tensors of a checkpoint that has those of ``names``."""
+        return {name: tensor for name, tensor in self.tensor_state().items() if name in names}
+
+    def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from tensors, after :meth:`load_plain_state`."""
 
 
 def check_same_parts(parts: Sequence[StepPart], exchange: Exchange) -> None:

@@ -1,7 +1,7 @@
 """Plans one run: when times are kept, when a plan is solved from them, and when again."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,11 +79,23 @@ class Planner(StepPart):
         # Drift and due step of a plan that is being solved again.
         self._again: tuple[Mapping[Group, float], int] | None = None
         self._has_warned = False
+        # States of all processes of another pipeline, whose times and plan are of no use here. They
+        # are saved as they are until a step is taken: the run may only have been resumed here, to
+        # go on there.
+        self.elsewhere: Sequence[Mapping[str, Any]] | None = None
 
     def restart(self, phases: PhaseSchedule) -> None:
         """Run in ``phases``, with nothing measured yet."""
         self.phases = phases
         self.__post_init__()
+
+    def leave_elsewhere(self, number: int) -> None:
+        """Before step ``number``, leave the plan of another pipeline behind, and plan again."""
+        if self.elsewhere is None:
+            return
+        self.elsewhere, phases = None, self.phases
+        if number - 1 > phases.last_warmup_step:
+            self.restart(phases.restarted(number - 1, phases.learning_steps(number - 1)))
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -290,6 +302,16 @@ class Planner(StepPart):
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
+        """Return times and plan, or those of elsewhere, and where phases began again."""
+        phases = self.phases
+        state: dict[str, Any] = {}
+        if phases.n_learned:
+            state["restarted"] = [phases.last_warmup_step, phases.n_learned]
+        if self.elsewhere is not None:
+            return {**state, "elsewhere": self.elsewhere}
+        return {**state, "planner": self._plain_state()}
+
+    def _plain_state(self) -> dict[str, Any]:
         """Return times, what became of solving and, once solved, order, bounds and plan."""
         measured = self.measured.to_plain()
         measured["samples"][Phase.STABLE.value] = to_plain(self.replanning.recent)
@@ -311,6 +333,13 @@ class Planner(StepPart):
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
+        if "restarted" in state:
+            self.restart(self.phases.restarted(*state["restarted"]))
+        self.elsewhere = state.get("elsewhere")
+        if "planner" in state:
+            self._load_plain_state(state["planner"])
+
+    def _load_plain_state(self, state: Mapping[str, Any]) -> None:
         self.close()
         self._call = None
         self.measured.load_plain(state)

@@ -169,20 +169,23 @@ class UpdateMeter(StepPart):
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return ``{"tally": ..., "energy": ...}``, each with an entry for every stage."""
+        """Return ``applied``, the sums of all steps, and by stage ``tally`` and ``energy``."""
         since = self.since_freezing.items()
-        state = {"tally": {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}}
+        tally = {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}
+        state: dict[str, Any] = {"applied": list(self.total), "tally": tally}
         if self._energy is not None:
             state["energy"] = self._energy.plain_state()
         return state
 
-    def load_plain_state(self, plain: Mapping[str, Any]) -> None:
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned; energies that were not saved begin again."""
+        frozen, elements = state["applied"]
+        self.total = (frozen, elements)
         for stage in self._tables:
-            backwards, frozen = plain["tally"][str(stage)]
-            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
-        if self._energy is not None and "energy" in plain:
-            self._energy.load_plain_state(plain["energy"])
+            backwards, times_frozen = state["tally"][str(stage)]
+            self.since_freezing[stage] = Count(backwards, np.array(times_frozen, dtype=np.int64))
+        if self._energy is not None and "energy" in state:
+            self._energy.load_plain_state(state["energy"])
 
 
 def step_ratios(ranks: Sequence[Mapping[int, Elements]]) -> dict[int, float]:

@@ -110,5 +110,5 @@ def test_the_state_comes_back_also_where_no_energy_was_measured() -> None:
     energy = other.collect(None)["updates"].energy
     assert energy is not None
     assert (energy.total, energy.p_eff) == (4.0, None)
-    other.load_plain_state({"tally": updates.plain_state()["tally"]})
+    other.load_plain_state({k: v for k, v in updates.plain_state().items() if k != "energy"})
     assert math.isnan(other.plain_state()["energy"]["1"][0] or math.nan)
