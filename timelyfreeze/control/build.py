@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.parts import check_same_parts
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
@@ -30,7 +31,6 @@ from timelyfreeze.runtime import (
     Exchange,
     FreezingStage,
     OutsideClock,
-    check_same_parts,
     clock_for,
     measure_transfers,
 )
@@ -113,19 +113,9 @@ def build_controller(
     cache = None
     if store is not None and checks is not None:
         check_blocks(stages, checks.layout)
-        weights = dict(checks.parameters)
         held = [stage.stage_index for stage in stages]
-        dag = build_dag(order)
-        cache = FrontCache(
-            store,
-            checks.layout,
-            weights,
-            held,
-            dag,
-            exchange,
-            front_identity,
-            lambda: checks.decision.frozen,
-        )
+        model = checks.layout, dict(checks.parameters), held, build_dag(order)
+        cache = FrontCache(store, *model, exchange, front_identity, lambda: checks.decision.frozen)
     controller = FreezeController(
         stages,
         order,

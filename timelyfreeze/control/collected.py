@@ -5,16 +5,13 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-import numpy as np
-from numpy.typing import NDArray
-
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.front.caching import CacheUse, use_of_all
 from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.runtime import ActionRecorder, ObservedBatch
+from timelyfreeze.runtime import ActionRecorder, Masks, ObservedBatch, StepPart
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
-from timelyfreeze.settings import Phase
+from timelyfreeze.settings import Phase, Step
 from timelyfreeze.timing import (
     BatchRecord,
     RankBatches,
@@ -139,8 +136,10 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
                 )
 
 
-class BatchLog:
+class BatchLog(StepPart):
     """Keeps batches until their times are read, and their times until they are told."""
+
+    name = "log"
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
         self._recorder = recorder
@@ -151,7 +150,7 @@ class BatchLog:
         self._has_misread = False
         self._mask_hashes: dict[int, int] = {}
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: Step) -> None:
         """Enter an optimizer step."""
         self._step_applied = {}
 
@@ -161,15 +160,15 @@ class BatchLog:
         for stage, fractions in applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
-    def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a batch is to freeze, by stage and microbatch."""
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Take note of what a batch has frozen."""
         for stage, of_stage in masks.items():
             mask_hash = self._mask_hashes.get(stage, 0)
             for microbatch, mask in sorted(of_stage.items()):
                 mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
             self._mask_hashes[stage] = mask_hash
 
-    def read(self) -> list[ObservedBatch]:
+    def drain(self) -> list[ObservedBatch]:
         """Wait for the device and return the batches since the last call, oldest first."""
         found = []
         for (batch, applied, cut), record in zip(self._unread, self._recorder.drain(), strict=True):
@@ -184,16 +183,17 @@ class BatchLog:
         self._unread = []
         return found
 
-    def take(self) -> BatchSummary:
-        """Return what has been read since the last call."""
+    def collect(self, gradient_scale: float | None) -> dict[str, BatchSummary]:
+        """Return what has been drained since the last call."""
         untold, self._untold = self._untold, []
         mask_hashes, self._mask_hashes = self._mask_hashes, {}
-        return BatchSummary(
+        summary = BatchSummary(
             rank_batches([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
             {phase for phase, _ in untold},
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             mask_hashes,
         )
+        return {"log": summary}
 
     def forget_stable(self) -> None:
         """Leave out what ran under a plan that another one follows."""

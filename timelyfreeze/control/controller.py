@@ -25,7 +25,7 @@ from timelyfreeze.control.collected import (
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
-from timelyfreeze.control.parts import ControlSteps, FrontAhead, LowRank, OutsideTime
+from timelyfreeze.control.parts import ControlSteps, FrontAhead, LowRank, check_same_parts
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
@@ -41,7 +41,6 @@ from timelyfreeze.runtime import (
     ObservedBatch,
     OutsideClock,
     StepPart,
-    check_same_parts,
 )
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
@@ -96,20 +95,20 @@ class FreezeController:
         self._units, self._n_microbatches = units_of(stages), order.n_microbatches
         tables = {stage: of_stage.tensors for stage, of_stage in self._units.items()}
         self._updates = UpdateMeter(tables, order.n_microbatches, energy, self._drawn_ratio)
-        self._turns = LowRank(self.subspaces, planner, exchange, recorder.clock)
-        self.parts: list[StepPart] = [self._updates]
-        if cache is not None:
-            self.parts.insert(0, cache)
+        self.turns = LowRank(self.subspaces, planner, exchange, recorder.clock)
+        self._log = BatchLog(recorder, exchange.rank)
+        of_plans: list[StepPart] = []
+        if self.plans:
+            outside = outside or OutsideClock(recorder.clock)
+            outside.keep = lambda ms: planner.measured.outside_ms.append(ms)
+            recorder.beside_actions = outside.batch
+            of_plans = [planner, ControlSteps(planner), self.turns, outside]
         if checks is not None:
             checks.frequency = lambda: self._updates.step_frequency
-            self.parts.insert(0, checks)
-        if self.plans:
-            clock = outside or OutsideClock(recorder.clock)
-            time = OutsideTime(clock, recorder, planner)
-            self.parts = [planner, ControlSteps(planner), self._turns, time, *self.parts]
-        self._log = BatchLog(recorder, exchange.rank)
-        held = tuple(sorted(tables))
-        self._state = state(order, held, exchange, self.parts)
+        # The order is a rule: see ``StepPart``.
+        parts = [*of_plans, checks, cache, self._log, self._updates]
+        self.parts = [part for part in parts if part is not None]
+        self._state = state(order, tuple(sorted(tables)), exchange, self.parts)
         self.step, self._batch_index, self._batches_in_phase = Step(), 0, 0
 
     def run_ahead(self, front: FrontRunAhead) -> None:
@@ -156,19 +155,10 @@ class FreezeController:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
         return self.planner.unplanned(self.step)
 
-    def turning_ms(self) -> float:
-        """Return the time that turns of subspaces took in the current step; waits."""
-        return self._turns.turning_ms() if self.plans else 0.0
-
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
         return self.step.phase
-
-    @property
-    def plan_missing(self) -> bool:
-        """Whether the current step should freeze by a plan but there is none, nor will be."""
-        return self.planner.lacks_plan(self.step)
 
     def planned_ratio(self, action: Action) -> float:
         """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
@@ -198,7 +188,6 @@ class FreezeController:
         is_off = self.active_plan.is_off(number)
         self.step = step = self.phases.at(number, self.entered_phase, is_off=is_off)
         self._batch_index = 0
-        self._log.begin_step()
         if step.is_first_of_phase:
             self.entered_phase, self._batches_in_phase = step.lasting_phase, 0
             if step.phase is not Phase.OFF:  # of which the planner has told, with the reason
@@ -218,20 +207,13 @@ class FreezeController:
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
+        number, dag = self._batch_index, self.active_plan.dag
         plan = self.active_plan if self.plans else None
-        masks = BatchMasks(
-            self.settings,
-            self._units,
-            self._n_microbatches,
-            plan,
-            self.checks,
-            self.step,
-            self._batch_index,
-        )
-        dag = self.active_plan.dag
+        rules = self.settings, self._units, self._n_microbatches, plan, self.checks
+        masks = BatchMasks(*rules, self.step, number)
         frozen = {stage: masks.of_stage(stage, dag) for stage in self._units}
         cut = {stage: masks.without_input_grads(stage) for stage in self._units}
-        entries = [part.entry(self._batch_index) for part in self.parts]
+        entries = [part.entry(number) for part in self.parts]
         entry = next((each for each in entries if each is not None), None)
         for stage in self._stages:
             index = stage.stage_index
@@ -245,20 +227,13 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         for part in self.parts:
-            part.end_batch(self._batch_index, frozen)
-        self._log.add_masks(frozen)
+            part.end_batch(number, frozen)
         is_cold = self._batches_in_phase < self.settings.discard_batches
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
-        batch = ObservedBatch(
-            self.step.number,
-            self.phase,
-            is_cold,
-            entry_stage=start,
-            policy=policy,
-            pattern=masks.pattern,
-        )
+        told: dict[str, Any] = {"entry_stage": start, "policy": policy, "pattern": masks.pattern}
+        batch = ObservedBatch(self.step.number, self.phase, is_cold, **told)
         self._log.add(batch, applied, cut)
         self._batches_in_phase += 1
         self._batch_index += 1
@@ -305,7 +280,7 @@ class FreezeController:
         for part in self.parts:
             found |= part.collect(gradient_scale)
         policy = {} if self.checks is None else dict(self.checks.decision.metrics)
-        ranks = self._exchange.all_gather(RankMetrics(self._log.take(), **found))
+        ranks = self._exchange.all_gather(RankMetrics(**found))
         return collected(ranks, self.active_plan, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
@@ -320,7 +295,7 @@ class FreezeController:
         return self.expected_stage_ratios()[stage]
 
     def _drain(self) -> None:
-        for batch in self._log.read():
+        for batch in self._log.drain():
             for part in self.parts:
                 part.read(batch)
             if self.on_batch is not None:

@@ -1,6 +1,6 @@
 """Parts of a step that put clocks, subspaces and a front to work by the phases of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,12 @@ from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.ranks import choose_rank
 from timelyfreeze.records.convergence import UNFROZEN_PHASES
 from timelyfreeze.runtime import (
-    ActionRecorder,
     BatchEntry,
     Clock,
     Exchange,
     FrontRunAhead,
     Masks,
     ObservedBatch,
-    OutsideClock,
     StepPart,
 )
 from timelyfreeze.runtime.low_rank import Subspaces
@@ -47,25 +45,24 @@ class LowRank(StepPart):
     exchange: Exchange
     clock: Clock
     name, prefix = "subspaces", "subspace."
-    _phase: Phase = Phase.WARMUP
     _turning: tuple[Any, Any] | None = None  # marks of this step
 
     def begin_step(self, step: Step) -> None:
         """Enter a step."""
-        self._phase, self._turning = step.phase, None
+        self._turning = None
         self.subspaces.begin_step(step)
 
     def end_batch(self, number: int, masks: Masks) -> None:
         """Measure and turn subspaces by the first batch."""
-        subspaces, is_first, began = self.subspaces, number == 0, self.clock.mark()
+        if number > 0:
+            return
+        subspaces, phase, began = self.subspaces, self.subspaces.step.phase, self.clock.mark()
         # It takes time, and so not while times are measured, unless there was no warm-up.
-        measures = subspaces.prepares or (
-            self._phase is Phase.UPPER_BOUND and not subspaces.knows_energies
-        )
-        if measures and is_first:
+        is_late = phase is Phase.UPPER_BOUND and not subspaces.knows_energies
+        if subspaces.prepares or is_late:
             self.planner.measured.energies = subspaces.energies()
         subspaces.end_batch(number)
-        if subspaces.layers and self._phase in UNFROZEN_PHASES and is_first:
+        if subspaces.layers and phase in UNFROZEN_PHASES:
             self._turning = began, self.clock.mark()
 
     def end_step(self, step: Step) -> None:
@@ -99,33 +96,6 @@ class LowRank(StepPart):
         self.subspaces.load(tensors)
 
 
-class OutsideTime(StepPart):
-    """The time of a step besides its batches."""
-
-    name = "outside time"
-
-    def __init__(self, clock: OutsideClock, recorder: ActionRecorder, planner: Planner) -> None:
-        self._clock, self._planner, self._n_batches = clock, planner, 0
-        recorder.beside_actions = clock.batch
-
-    def begin_step(self, step: Step) -> None:
-        """Enter a step, which is timed while nothing is frozen."""
-        self._n_batches = 0
-        # Where everything is frozen, an optimizer has less to do than usual.
-        if step.phase in (Phase.UPPER_BOUND, Phase.MIXED):
-            self._clock.begin_step()
-
-    def end_batch(self, number: int, masks: Masks) -> None:
-        """Count a batch."""
-        self._n_batches += 1
-
-    def end_step(self, step: Step) -> None:
-        """Hand the time over to the planner, for each batch."""
-        outside_ms = self._clock.end_step()
-        if outside_ms is not None and self._n_batches > 0:
-            self._planner.measured.outside_ms.append(outside_ms / self._n_batches)
-
-
 @dataclass(eq=False)
 class FrontAhead(StepPart):
     """A frozen front that works ahead, for a policy that decides alone."""
@@ -142,3 +112,16 @@ class FrontAhead(StepPart):
     def entry(self, number: int) -> BatchEntry | None:
         """Return where a batch enters."""
         return self.ahead.entry(number)
+
+
+def check_same_parts(parts: Sequence[StepPart], exchange: Exchange) -> None:
+    """Refuse parts that are not those of all other ranks, with whom they talk in their order."""
+    first, *others = exchange.all_gather([part.name for part in parts])
+    for rank, names in enumerate(others, 1):
+        if names != first:
+            odd = sorted({*first} ^ {*names})
+            raise ValueError(
+                f"a step has the parts {', '.join(first)} on rank 0 and {', '.join(names)} on rank "
+                f"{rank}, which differ in {', '.join(odd) or 'their order'}; every rank needs the "
+                "same settings"
+            )

@@ -1,6 +1,6 @@
 """The parts of a step, each of which follows one subject through the steps of a run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from timelyfreeze.runtime.entering.stage import BatchEntry
-from timelyfreeze.runtime.exchange import Exchange
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase, Step
 from timelyfreeze.timing import BatchRecord, Pattern
@@ -91,16 +90,3 @@ class StepPart:
 
     def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from tensors, after :meth:`load_plain_state`."""
-
-
-def check_same_parts(parts: Sequence[StepPart], exchange: Exchange) -> None:
-    """Refuse parts that are not those of all other ranks, with whom they talk in their order."""
-    first, *others = exchange.all_gather([part.name for part in parts])
-    for rank, names in enumerate(others, 1):
-        if names != first:
-            odd = sorted({*first} ^ {*names})
-            raise ValueError(
-                f"a step has the parts {', '.join(first)} on rank 0 and {', '.join(names)} on rank "
-                f"{rank}, which differ in {', '.join(odd) or 'their order'}; every rank needs the "
-                "same settings"
-            )

@@ -352,11 +352,11 @@ def slow_subspaces(clock: HandClock) -> Subspaces:
 def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
     ranks, told = Ranks(ORDER), {}
     for controller, clock in zip(ranks.controllers, ranks.clocks, strict=True):
-        controller._turns.subspaces = slow_subspaces(clock)
+        controller.turns.subspaces = slow_subspaces(clock)
     for step in range(1, 13):
         ranks.run(step, step)
         controller = ranks.controllers[0]
-        told.setdefault(controller.phase, set()).add(controller.turning_ms())
+        told.setdefault(controller.phase, set()).add(controller.turns.turning_ms())
     assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0}
     assert told[Phase.LOWER_BOUND] == told[Phase.STABLE] == {0.0}
 

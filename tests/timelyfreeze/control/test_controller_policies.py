@@ -111,7 +111,7 @@ def test_nothing_is_measured_planned_or_warned_about(caplog: pytest.LogCaptureFi
             None,
             None,
         )
-        assert not controller.plan_missing
+        assert not controller.planner.lacks_plan(controller.step)
         assert controller.expected_batch_ms() is None
         assert controller.order == ORDER
         assert list(controller.active_plan.dag.actions) == [a for row in ORDER.ranks for a in row]

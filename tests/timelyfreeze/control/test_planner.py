@@ -57,7 +57,7 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
     assert len({plan_to_json(plan) for plan in plans if plan is not None}) == 1
     for controller, calls in zip(ranks.controllers, ranks.solved, strict=True):
         assert calls == [(controller.plan, controller.bounds)]
-        assert not controller.plan_missing
+        assert not controller.planner.lacks_plan(controller.step)
 
 
 def test_bounds_are_what_the_actions_took_in_the_two_halves() -> None:
@@ -195,7 +195,7 @@ def assert_trains_on_unfrozen(ranks: Ranks, first_batch: int) -> None:
     for rank, stages in enumerate(ranks.stages):
         controller = ranks.controllers[rank]
         assert controller.plan is None
-        assert controller.plan_missing
+        assert controller.planner.lacks_plan(controller.step)
         assert set(controller.expected_stage_ratios().values()) == {0.0}
         for stage in stages:
             assert list(ranks.masks(rank, stage))[first_batch:] == [{}] * (12 * 3 - first_batch)

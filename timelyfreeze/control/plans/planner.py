@@ -302,17 +302,15 @@ class Planner(StepPart):
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return times and plan, or those of elsewhere, and where phases began again."""
-        phases = self.phases
-        state: dict[str, Any] = {}
-        if phases.n_learned:
-            state["restarted"] = [phases.last_warmup_step, phases.n_learned]
-        if self.elsewhere is not None:
-            return {**state, "elsewhere": self.elsewhere}
-        return {**state, "planner": self._plain_state()}
+        """Return where phases began again, and times, plan and what became of solving.
 
-    def _plain_state(self) -> dict[str, Any]:
-        """Return times, what became of solving and, once solved, order, bounds and plan."""
+        Those of another pipeline are returned as they are.
+        """
+        phases = self.phases
+        again = {"restarted": [phases.last_warmup_step, phases.n_learned]}
+        begun = again if phases.n_learned else {}
+        if self.elsewhere is not None:
+            return {**begun, "elsewhere": self.elsewhere}
         measured = self.measured.to_plain()
         measured["samples"][Phase.STABLE.value] = to_plain(self.replanning.recent)
         measured["samples"][Phase.CONTROL.value] = to_plain(self.replanning.controls)
@@ -329,17 +327,16 @@ class Planner(StepPart):
             state["again"] = {"drift": plain, "due_step": due_step}
         if self._first_bounds is not None:
             state["measured"] = bounds_to_json(self.active_plan.dag, self._first_bounds)
-        return state
+        return {**begun, "planner": state}
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
         if "restarted" in state:
             self.restart(self.phases.restarted(*state["restarted"]))
         self.elsewhere = state.get("elsewhere")
-        if "planner" in state:
-            self._load_plain_state(state["planner"])
-
-    def _load_plain_state(self, state: Mapping[str, Any]) -> None:
+        if self.elsewhere is not None:
+            return
+        state = state["planner"]
         self.close()
         self._call = None
         self.measured.load_plain(state)

@@ -119,14 +119,7 @@ class UpdateMeter(StepPart):
         return {**steps, number: steps.get(number) or self._summed()}
 
     def collect(self, gradient_scale: float | None) -> dict[str, RankUpdates]:
-        """Return what there is since the last call."""
-        return {"updates": self._take(gradient_scale)}
-
-    def _take(self, gradient_scale: float | None) -> RankUpdates:
-        """Return what there is since the last call.
-
-        ``gradient_scale`` undoes the clipping of the current step's gradients; None to measure
-        none; the same on every rank.
+        """Return the updates since the last call.
 
         Energies are those from before this step where there are any: what a step's masks have left
         of its gradients goes together with these masks.
@@ -134,7 +127,7 @@ class UpdateMeter(StepPart):
         updates = RankUpdates(self.take_steps(), self.total, None)
         recent = self.take_recent()
         if self._energy is None:
-            return updates
+            return {"updates": updates}
         is_first = not self._energy.is_complete
         if gradient_scale is not None and is_first:
             self._energy.measure(self.step, gradient_scale)
@@ -146,7 +139,7 @@ class UpdateMeter(StepPart):
             passed += passed_energy(frequency, self._energy.energy[stage])
         if gradient_scale is not None and not is_first:
             self._energy.measure(self.step, gradient_scale)
-        return replace(updates, energy=passed)
+        return {"updates": replace(updates, energy=passed)}
 
     def counts(self) -> dict[int, tuple[ParameterTable, Count]]:
         """Return how often each tensor was frozen since freezing began, by stage."""

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.timelyfreeze.helpers.ranks import Ranks
-from timelyfreeze.runtime import Masks, StepPart, check_same_parts
+from timelyfreeze.control.parts import check_same_parts
+from timelyfreeze.runtime import Masks, StepPart
 from timelyfreeze.schedule.order import one_f_one_b_order, parse_order
 from timelyfreeze.settings.phases import Step
 
