@@ -1,7 +1,7 @@
 """The phases of a run put to work: when to measure, when to plan, what to freeze now."""
 
 from timelyfreeze.control.build import attach_clocks, build_controller, processors_of
-from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.emulated import (
     EmulatedBatch,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.parts import check_same_parts
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.control.state import FreezingState
@@ -100,10 +101,11 @@ def build_controller(
     if measures_energy:
         parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
         energy = GradientEnergy(parameters)
-    planner = partial(
-        Planner,
+    planner = Planner(
         order,
-        exchange=exchange,
+        settings,
+        settings.phases,
+        exchange,
         n_processors=n_processors,
         on_solved=on_solved,
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
@@ -111,11 +113,10 @@ def build_controller(
     cache = None
     if store is not None and checks is not None:
         check_blocks(stages, checks.layout)
-        weights = dict(checks.parameters)
         held = [stage.stage_index for stage in stages]
-        dag = build_dag(order)
-        cache = FrontCache(store, checks.layout, weights, held, dag, exchange, front_identity)
-    return FreezeController(
+        model = checks.layout, dict(checks.parameters), held, build_dag(order)
+        cache = FrontCache(store, *model, exchange, front_identity, lambda: checks.decision.frozen)
+    controller = FreezeController(
         stages,
         order,
         settings,
@@ -133,6 +134,8 @@ def build_controller(
         ),
         state=state,
     )
+    check_same_parts(controller.parts, exchange)
+    return controller
 
 
 def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:

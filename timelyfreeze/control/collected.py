@@ -5,20 +5,15 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-import numpy as np
-from numpy.typing import NDArray
-
 from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.replanning import drifts, forward_drift
 from timelyfreeze.front.caching import CacheUse, use_of_all
 from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.runtime import ActionRecorder
+from timelyfreeze.runtime import ActionRecorder, Masks, ObservedBatch, StepPart
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
-from timelyfreeze.schedule import Action
-from timelyfreeze.settings import Phase
+from timelyfreeze.settings import Phase, Step
 from timelyfreeze.timing import (
     BatchRecord,
-    Pattern,
     RankBatches,
     batch_times,
     misreading,
@@ -33,26 +28,6 @@ Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
 Cut = Mapping[int, Collection[int]]
 _UNDER_A_PLAN = {Phase.STABLE, Phase.CONTROL}
-_UNREAD = BatchRecord({}, 0.0, {})
-
-
-@dataclass(frozen=True)
-class ObservedBatch:
-    """One pass as a rank saw it, for whoever looks on; without times until they are read."""
-
-    step: int  # optimizer step it was part of
-    phase: Phase  # what the step was for
-    is_cold: bool  # whether it is one of the first batches after a change of phase or of plan
-    record: BatchRecord = _UNREAD  # times of the rank's actions
-    # frozen fraction of elements of each of the rank's backwards that computes weight gradients
-    fractions: Mapping[Action, float] = field(default_factory=dict)
-    # those of them that computed no input gradient, because nobody needed it
-    cut: Collection[Action] = ()
-    # stage in which it began, with what the frozen front had put out before; None if at the front
-    entry_stage: int | None = None
-    # metrics of the policy's decision that held; empty without a policy
-    policy: Mapping[str, float] = field(default_factory=dict)
-    pattern: Pattern | None = None  # what it froze, if it was a batch of monitoring
 
 
 @dataclass(frozen=True)
@@ -71,9 +46,9 @@ class RankMetrics:
     """What one rank tells the others when metrics are collected."""
 
     log: BatchSummary  # its batches since the last collection
-    # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
-    score: tuple[float, int] | None
     updates: RankUpdates  # what is left of the updates of its tensors
+    # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
+    score: tuple[float, int] | None = None
     cache: CacheUse | None = None  # what it had of the cache of a frozen front; None without one
 
 
@@ -161,8 +136,10 @@ def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
                 )
 
 
-class BatchLog:
+class BatchLog(StepPart):
     """Keeps batches until their times are read, and their times until they are told."""
+
+    name = "log"
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
         self._recorder = recorder
@@ -173,7 +150,7 @@ class BatchLog:
         self._has_misread = False
         self._mask_hashes: dict[int, int] = {}
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: Step) -> None:
         """Enter an optimizer step."""
         self._step_applied = {}
 
@@ -183,15 +160,15 @@ class BatchLog:
         for stage, fractions in applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
-    def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a batch is to freeze, by stage and microbatch."""
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Take note of what a batch has frozen."""
         for stage, of_stage in masks.items():
             mask_hash = self._mask_hashes.get(stage, 0)
             for microbatch, mask in sorted(of_stage.items()):
                 mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
             self._mask_hashes[stage] = mask_hash
 
-    def read(self) -> list[ObservedBatch]:
+    def drain(self) -> list[ObservedBatch]:
         """Wait for the device and return the batches since the last call, oldest first."""
         found = []
         for (batch, applied, cut), record in zip(self._unread, self._recorder.drain(), strict=True):
@@ -206,16 +183,17 @@ class BatchLog:
         self._unread = []
         return found
 
-    def take(self) -> BatchSummary:
-        """Return what has been read since the last call."""
+    def collect(self, gradient_scale: float | None) -> dict[str, BatchSummary]:
+        """Return what has been drained since the last call."""
         untold, self._untold = self._untold, []
         mask_hashes, self._mask_hashes = self._mask_hashes, {}
-        return BatchSummary(
+        summary = BatchSummary(
             rank_batches([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
             {phase for phase, _ in untold},
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             mask_hashes,
         )
+        return {"log": summary}
 
     def forget_stable(self) -> None:
         """Leave out what ran under a plan that another one follows."""

@@ -14,7 +14,6 @@ when times are compared with it, every so many steps; when a policy's check is d
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,30 +21,31 @@ from torch import Tensor
 from timelyfreeze.control.collected import (
     BatchLog,
     CollectedMetrics,
-    ObservedBatch,
     RankMetrics,
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
+from timelyfreeze.control.parts import ControlSteps, FrontAhead, LowRank, check_same_parts
+from timelyfreeze.control.plans.active_plan import ActivePlan
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
-from timelyfreeze.control.ranks import choose_rank
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.planning import FreezePlan, Solution
-from timelyfreeze.records.convergence import UNFROZEN_PHASES
 from timelyfreeze.records.tables import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
     Exchange,
     FreezingStage,
     FrontRunAhead,
+    ObservedBatch,
     OutsideClock,
+    StepPart,
 )
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import Action, ScheduleOrder
-from timelyfreeze.settings import IDLE_PHASES, FreezeSettings, Phase, PhaseSchedule, Step, key
+from timelyfreeze.settings import FreezeSettings, Phase, PhaseSchedule, Step
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class FreezeController:
     ``name_batches`` before a step's first batch.
     """
 
-    ahead: FrontRunAhead | None = None  # set it for a policy that decides alone and has no cache
+    ahead: FrontRunAhead | None = None  # which begins batches for a policy that decides alone
     on_batch: Callable[[ObservedBatch], None] | None = None  # told of each whose times are read
     # Whether the run may come from another pipeline, and plan again; set it before state is loaded.
     moves = False
@@ -81,7 +81,7 @@ class FreezeController:
         settings: FreezeSettings,
         recorder: ActionRecorder,
         exchange: Exchange,
-        new_planner: Callable[..., Planner],
+        planner: Planner,
         checks: PolicyRunner | None = None,
         energy: GradientEnergy | None = None,
         outside: OutsideClock | None = None,
@@ -89,45 +89,51 @@ class FreezeController:
         subspaces: Subspaces | None = None,
         state: type[FreezingState] = FreezingState,
     ) -> None:
-        self._new_planner = new_planner
-        self.checks, self.cache = checks, cache
+        self.settings, self.planner, self.checks, self.cache = settings, planner, checks, cache
         self.subspaces = subspaces or Subspaces((), settings.seed, (0,))
-        self._turning: tuple[Any, Any] | None = None  # marks of this step
-        self._stages = tuple(stages)
-        units = units_of(stages)
-        tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
-        self._units, self._n_microbatches = units, order.n_microbatches
-        self._recorder = recorder
-        self._outside = outside or OutsideClock(recorder.clock)
-        recorder.beside_actions = self._outside.batch
-        self._exchange = exchange
-        self._updates = UpdateMeter(tables, order.n_microbatches, energy)
+        self._stages, self._recorder, self._exchange = tuple(stages), recorder, exchange
+        self._units, self._n_microbatches = units_of(stages), order.n_microbatches
+        tables = {stage: of_stage.tensors for stage, of_stage in self._units.items()}
+        self._updates = UpdateMeter(tables, order.n_microbatches, energy, self._drawn_ratio)
+        self.turns = LowRank(self.subspaces, planner, exchange, recorder.clock)
         self._log = BatchLog(recorder, exchange.rank)
-        held = tuple(sorted(tables))
-        self._state = state(order, held, exchange, None, checks, self._updates, self.subspaces)
-        self.step = Step()
-        self._batch_index = self._batches_in_phase = 0
-        self.settings = settings
-        self._begin_phases(settings.phases)
+        of_plans: list[StepPart] = []
+        if self.plans:
+            outside = outside or OutsideClock(recorder.clock)
+            outside.keep = lambda ms: planner.measured.outside_ms.append(ms)
+            recorder.beside_actions = outside.batch
+            of_plans = [planner, ControlSteps(planner), self.turns, outside]
+        if checks is not None:
+            checks.frequency = lambda: self._updates.step_frequency
+        # The order is a rule: see ``StepPart``.
+        parts = [*of_plans, checks, cache, self._log, self._updates]
+        self.parts = [part for part in parts if part is not None]
+        self._state = state(order, tuple(sorted(tables)), exchange, self.parts)
+        self.step, self._batch_index, self._batches_in_phase = Step(), 0, 0
 
-    def _begin_phases(self, phases: PhaseSchedule) -> None:
-        """Run in ``phases``, with nothing measured yet."""
-        self.phases = phases
-        self.planner = self._new_planner(settings=self.settings, phases=phases)
-        self.active_plan = self.planner.active_plan  # where nothing is measured, never a plan
-        self._state.planner = self.planner if self.plans else None
-        plan = self.active_plan if self.plans else None
-        self._masks = partial(
-            BatchMasks, self.settings, self._units, self._n_microbatches, plan, self.checks
-        )
-        self._has_warned = False
+    def run_ahead(self, front: FrontRunAhead) -> None:
+        """Begin batches behind a front that works ahead, for a policy that decides alone."""
+        assert self.checks is not None  # a plan has no front
+        self.ahead = front
+        self.parts.insert(-1, FrontAhead(front, self.checks))
+        check_same_parts(self.parts, self._exchange)
 
     # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def phases(self) -> PhaseSchedule:
+        """The phases of the run, which may have begun again."""
+        return self.planner.phases
 
     @property
     def plans(self) -> bool:
         """Whether the method measures times and plans by them."""
         return self.phases.measures
+
+    @property
+    def active_plan(self) -> ActivePlan:
+        """The plan that is followed; where nothing is measured, there never is one."""
+        return self.planner.active_plan
 
     @property
     def order(self) -> ScheduleOrder:
@@ -147,33 +153,12 @@ class FreezeController:
     @property
     def unplanned(self) -> str | None:
         """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
-        if not self.plans or self.plan is not None:
-            return self.active_plan.switched_off
-        last = self.phases.last_monitor_step
-        if self.step.number < last:
-            name = key("last_monitor_step")
-            return f"a plan is made after step {last} ({name}), and this is {self.step.number}"
-        if self.planner.is_solving:
-            return "it is still being solved"
-        return self.planner.failure or "the run did not pass through the monitoring steps"
-
-    def turning_ms(self) -> float:
-        """Return what subspaces took of the current step, in phases that freeze nothing; waits."""
-        if self._turning is None:
-            return 0.0
-        self._recorder.clock.wait(self._turning[1])
-        return self._recorder.clock.elapsed_ms(*self._turning)
+        return self.planner.unplanned(self.step)
 
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
         return self.step.phase
-
-    @property
-    def plan_missing(self) -> bool:
-        """Whether the current step should freeze by a plan but there is none, nor will be."""
-        is_due = self.plans and self.phase in (Phase.RAMP, Phase.STABLE)
-        return is_due and self.plan is None and not self.planner.is_solving
 
     def planned_ratio(self, action: Action) -> float:
         """Return what to freeze of a backward now, in [0, 1]: by the plan (Eq. 9), or a policy."""
@@ -197,49 +182,22 @@ class FreezeController:
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def begin_step(self, step: int) -> None:
-        """Enter optimizer step ``step``; they count from 1."""
-        phases = self.phases
-        if self._state.elsewhere is not None:  # the plan of another pipeline is left behind
-            self._state.elsewhere = None
-            if step - 1 > phases.last_warmup_step:
-                phases = phases.restarted(step - 1, phases.learning_steps(step - 1))
-                self._begin_phases(phases)
-        is_off = self.active_plan.is_off(step)
-        self.step, self._batch_index = phases.at(step, self.entered_phase, is_off=is_off), 0
-        self._log.begin_step()
-        self.planner.begin_step(step)
-        lasting = self.step.lasting_phase
-        if self.step.is_first_of_phase:
-            self.entered_phase, self._batches_in_phase = lasting, 0
-            if lasting is not Phase.OFF:  # of which the planner has told, with the reason
-                is_last = lasting is Phase.STABLE
-                end = "the end" if is_last else f"step {phases.last_steps[lasting]}"
-                logger.info("Freezing phase %s from step %d to %s", lasting.value, step, end)
-        if self.plan_missing and self._exchange.rank == 0 and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
-                step,
-                key("last_monitor_step"),
-                phases.last_monitor_step,
-                self.unplanned,
-            )
-        # Where everything is frozen, an optimizer has less to do than usual.
-        if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
-            self._outside.begin_step()
-        self._updates.begin_step(step, lasting)
-        self.subspaces.begin_step(self.step)
-        self._turning = None
-        if self.checks is None:
-            return
-        if self.phase is not Phase.OFF:
-            self.checks.begin_step(self.step)
-        is_idle = self.phase in IDLE_PHASES
-        if self.cache is not None:
-            self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
-        if self.ahead is not None:
-            self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
+    def begin_step(self, number: int) -> None:
+        """Enter optimizer step ``number``; they count from 1."""
+        self.planner.leave_elsewhere(number)
+        is_off = self.active_plan.is_off(number)
+        self.step = step = self.phases.at(number, self.entered_phase, is_off=is_off)
+        self._batch_index = 0
+        if step.is_first_of_phase:
+            self.entered_phase, self._batches_in_phase = step.lasting_phase, 0
+            if step.phase is not Phase.OFF:  # of which the planner has told, with the reason
+                last = self.phases.last_steps.get(step.lasting_phase)
+                end = "the end" if last is None else f"step {last}"
+                logger.info(
+                    "Freezing phase %s from step %d to %s", step.lasting_phase.value, number, end
+                )
+        for part in self.parts:
+            part.begin_step(step)
 
     def record_tokens(self, n_tokens: Tensor) -> None:
         """As :meth:`OutputComparator.record_tokens`, of the step's next batch."""
@@ -249,72 +207,46 @@ class FreezeController:
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
-        masks = self._masks(self.step, self._batch_index)
-        dag = self.active_plan.dag
+        number, dag = self._batch_index, self.active_plan.dag
+        plan = self.active_plan if self.plans else None
+        rules = self.settings, self._units, self._n_microbatches, plan, self.checks
+        masks = BatchMasks(*rules, self.step, number)
         frozen = {stage: masks.of_stage(stage, dag) for stage in self._units}
         cut = {stage: masks.without_input_grads(stage) for stage in self._units}
-        for each in self._stages:
-            index = each.stage_index
-            each.freeze(frozen[index], without_input_grads=cut[index])
-        front = self.cache or self.ahead
-        entry = None if front is None else front.entry(self._batch_index)
-        if entry is not None:
-            for stage in self._stages:
+        entries = [part.entry(number) for part in self.parts]
+        entry = next((each for each in entries if each is not None), None)
+        for stage in self._stages:
+            index = stage.stage_index
+            stage.freeze(frozen[index], without_input_grads=cut[index])
+            if entry is not None:
                 stage.enter(entry)
         try:
-            with self._outside.batch(), self._recorder.recorded_batch():
+            with self._recorder.recorded_batch():
                 yield
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        # It takes time, and so not while times are measured, unless there was no warm-up.
-        measures = self.subspaces.prepares or (
-            self.phase is Phase.UPPER_BOUND and not self.subspaces.knows_energies
-        )
-        is_first, began = self._batch_index == 0, self._recorder.clock.mark()
-        if self.plans and measures and is_first:
-            self.planner.measured.energies = self.subspaces.energies()
-        self.subspaces.end_batch(self._batch_index)
-        if self.subspaces.layers and self.phase in UNFROZEN_PHASES and is_first:
-            self._turning = began, self._recorder.clock.mark()
-        self._updates.add_batch(frozen)
-        self._log.add_masks(frozen)
+        for part in self.parts:
+            part.end_batch(number, frozen)
         is_cold = self._batches_in_phase < self.settings.discard_batches
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
-        batch = ObservedBatch(
-            self.step.number,
-            self.phase,
-            is_cold,
-            entry_stage=start,
-            policy=policy,
-            pattern=masks.pattern,
-        )
+        told: dict[str, Any] = {"entry_stage": start, "policy": policy, "pattern": masks.pattern}
+        batch = ObservedBatch(self.step.number, self.phase, is_cold, **told)
         self._log.add(batch, applied, cut)
         self._batches_in_phase += 1
         self._batch_index += 1
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
-        self._updates.end_step()
-        if self.cache is not None:
-            self.cache.end_step(self._drain)
-        if self.checks is not None and self.phase is not Phase.OFF:
-            self.checks.end_step(self._updates.step_frequency)
-        if self.plans:
-            outside_ms = self._outside.end_step()
-            if outside_ms is not None and self._batch_index > 0:
-                self.planner.measured.outside_ms.append(outside_ms / self._batch_index)
-            if self.planner.needs_times(self.step):
+        plan = self.plan
+        for part in reversed(self.parts):
+            if part.needs_times(self.step):
                 self._drain()
-            if self.step.after_warmup == 0:
-                choose_rank(self.subspaces, self._exchange)
-                self.planner.measured.energies = self.subspaces.measured[self.subspaces.rank]
-            plan = self.plan
-            self.planner.end_step(self.step.number)
-            if self.plan is not plan:
-                self._begin_plan()
+            part.end_step(self.step)
+        if self.plan is not plan:
+            self._begin_plan()
         is_applied = self.phases.phase(self.step.number + 1) is Phase.STABLE
         if self.checks is not None and is_applied and self.phase is not Phase.RAMP:
             self.settled_front = self.checks.frozen_layers
@@ -331,10 +263,8 @@ class FreezeController:
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        watch = None if self.checks is None else self.checks.watch
-        for part in (self.planner, watch, self.cache):
-            if part is not None:
-                part.close()
+        for part in self.parts:
+            part.close()
 
     # -- metrics -----------------------------------------------------------------------------------
 
@@ -346,15 +276,12 @@ class FreezeController:
         still be there; None to measure none.
         """
         self._drain()
-        checks = self.checks
-        mine = RankMetrics(
-            self._log.take(),
-            None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
-            self._updates.take(gradient_scale, self._drawn_ratio),
-            None if self.cache is None else self.cache.use(),
-        )
-        policy = {} if checks is None else dict(checks.decision.metrics)
-        return collected(self._exchange.all_gather(mine), self.active_plan, policy)
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            found |= part.collect(gradient_scale)
+        policy = {} if self.checks is None else dict(self.checks.decision.metrics)
+        ranks = self._exchange.all_gather(RankMetrics(**found))
+        return collected(ranks, self.active_plan, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
         """Return how often each tensor was frozen since freezing began; all ranks call this."""
@@ -368,10 +295,9 @@ class FreezeController:
         return self.expected_stage_ratios()[stage]
 
     def _drain(self) -> None:
-        for batch in self._log.read():
-            self.planner.add(batch.phase, batch.pattern, batch.record, cold=batch.is_cold)
-            if self.cache is not None:
-                self.cache.add_times(batch.record.durations_ms)
+        for batch in self._log.drain():
+            for part in self.parts:
+                part.read(batch)
             if self.on_batch is not None:
                 self.on_batch(batch)
 
@@ -380,11 +306,7 @@ class FreezeController:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
-        phases = self.phases
-        kept: dict[str, Any] = {"front": self.settled_front}
-        if phases.n_learned:
-            kept["restarted"] = [phases.last_warmup_step, phases.n_learned]
-        return self._state.save(kept)
+        return self._state.save({"front": self.settled_front})
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint whose freezing state has ``keys``."""
@@ -392,9 +314,6 @@ class FreezeController:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned on all processes, of this number or another."""
-        state = self._state.read(state_dict, moves=self.moves)
-        if "restarted" in state:
-            self._begin_phases(self.phases.restarted(*state["restarted"]))
-        self._state.restore(state, state_dict)
+        state = self._state.load(state_dict, moves=self.moves)
         if self.checks is not None:
             self.settled_front = state.get("front", self.checks.frozen_layers)

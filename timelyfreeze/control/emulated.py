@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from timelyfreeze.control.state import FreezingState, merge_each_phase, state_of
+from timelyfreeze.control.state import (
+    FreezingState,
+    Kind,
+    Rules,
+    added,
+    combined,
+    merge_times,
+    state_of,
+)
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.runtime import ActionRecorder, Clock
 from timelyfreeze.schedule import (
@@ -30,6 +38,7 @@ from timelyfreeze.schedule import (
 )
 from timelyfreeze.timing import BatchRecord, Samples
 
+_Key = TypeVar("_Key")
 _Time = TypeVar("_Time")
 
 # Forward, input gradient and weight gradient are one matrix product each for every weight.
@@ -81,10 +90,6 @@ def rank_spans(order: ScheduleOrder, batch: BatchRecord) -> list[float]:
     return spans
 
 
-# Parts of a state that have an entry for each stage of the rank.
-_BY_STAGE = {"tally", "energy", "losses"}
-
-
 def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
     """Return what each rank would have saved, given the state of a controller that holds all ranks.
 
@@ -93,23 +98,21 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
     ratio are added over ranks when read, so the first rank gets them whole. Everything else is the
     same on all ranks. ``merge_states`` undoes it.
     """
-    parts = [
-        {**state, "applied": state["applied"] if rank == 0 else [0, 0]}
-        for rank in range(order.n_ranks)
-    ]
-    for kind in _BY_STAGE & state.keys():
-        for rank, part in enumerate(parts):
-            of_stage = state[kind].items()
-            part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
-    if "planner" in state:
-        phases = {
-            phase: _split_samples(order, read_dataclass(Samples, samples, phase))
-            for phase, samples in state["planner"]["samples"].items()
+    samples = {
+        phase: _split_samples(order, read_dataclass(Samples, times, phase))
+        for phase, times in state.get("planner", {"samples": {}})["samples"].items()
+    }
+
+    def rules(rank: int) -> Rules:
+        of_rank = {phase: to_plain(ranks[rank]) for phase, ranks in samples.items()}
+        is_held = [holder == rank for holder in order.stage_to_rank]
+        return {
+            Kind.SUMMED: lambda found: found[0] if rank == 0 else [0, 0],
+            Kind.BY_STAGE: lambda found: {s: v for s, v in found[0].items() if is_held[int(s)]},
+            Kind.TIMES: lambda found: {**found[0], "samples": of_rank},
         }
-        for rank, part in enumerate(parts):
-            mine = {phase: to_plain(ranks[rank]) for phase, ranks in phases.items()}
-            part["planner"] = {**state["planner"], "samples": mine}
-    return parts
+
+    return [combined([state], rules(rank)) for rank in range(order.n_ranks)]
 
 
 def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> dict[str, Any]:
@@ -118,16 +121,17 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
     Times of all ranks are put together batch by batch; a batch lasts what the virtual clock says,
     whether messages were measured or not.
     """
-    state = dict(parts[0])
-    state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
-    for kind in _BY_STAGE & state.keys():
-        state[kind] = {stage: value for part in parts for stage, value in part[kind].items()}
-    if "planner" in state:
-        samples = merge_each_phase(parts, partial(_merge_samples, order))
+    rules: Rules = {
+        Kind.SUMMED: added,
+        Kind.BY_STAGE: _union,
         # A rank timed the links to ranks of a higher number only.
-        links = [link for part in parts for link in part["planner"]["p2p_latency_ms"]]
-        state["planner"] = {**state["planner"], "samples": samples, "p2p_latency_ms": links}
-    return state
+        Kind.TIMES: lambda found: merge_times(found, partial(_merge_samples, order), _union),
+    }
+    return combined(parts, rules)
+
+
+def _union(found: Sequence[Mapping[_Key, _Time]]) -> dict[_Key, _Time]:
+    return {key: value for each in found for key, value in each.items()}
 
 
 def _split_samples(order: ScheduleOrder, samples: Samples) -> list[Samples]:
@@ -160,7 +164,7 @@ def _merge_samples(order: ScheduleOrder, ranks: Sequence[Samples]) -> Samples:
 class EmulatedState(FreezingState):
     """Saves a state for each rank and restores those of all, so that runs go on in either form."""
 
-    def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+    def of_processes(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return {rank: what it would have saved}."""
         return dict(enumerate(split_state(state, self.declared)))
 

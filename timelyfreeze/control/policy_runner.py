@@ -24,16 +24,16 @@ from timelyfreeze.policies import (
     ModelLayout,
     together,
 )
-from timelyfreeze.runtime import Clock, Exchange
+from timelyfreeze.runtime import Clock, Exchange, StepPart
 from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.runtime.reference.comparator import OutputComparator
-from timelyfreeze.settings import Step, begin_anew, key
+from timelyfreeze.settings import Phase, Step, begin_anew, key
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class PolicyRunner:
+class PolicyRunner(StepPart):
     """The decision of a policy, kept up to date.
 
     Checks come every ``policy.check_interval`` steps after warm-up; steps of the lower-bound half
@@ -48,6 +48,9 @@ class PolicyRunner:
     clock: Clock  # times the scoring
     seed: int  # of the policy's draws
     watch: OutputComparator | None = None  # for a policy that compares outputs
+    # fraction of the step's backwards that updated each of the rank's tensors
+    frequency: Callable[[], NDArray[np.float64]] = lambda: np.ones(0)
+    name, prefix = "policy", "score."
 
     def __post_init__(self) -> None:
         """Begin with what the policy has decided before any check."""
@@ -66,6 +69,8 @@ class PolicyRunner:
 
     def begin_step(self, step: Step) -> None:
         """Begin the first interval where warm-up has ended, or where the run resumed without it."""
+        if step.phase is Phase.OFF:
+            return
         self._step = step
         self._n_steps_timed += 1
         if self.watch is not None:
@@ -79,12 +84,12 @@ class PolicyRunner:
             self._timed(self.meter.begin)
         self._has_begun = True
 
-    def end_step(self, frequency: NDArray[np.float64]) -> None:
-        """Take note of a step that updated tensors with this frequency; check where one is due."""
-        if not self._counts:
+    def end_step(self, step: Step) -> None:
+        """Take note of a step's updates; check where that is due."""
+        if not self._counts or step.phase is Phase.OFF:
             return
         if self.meter is not None:
-            self._timed(self.meter.add_step, frequency)
+            self._timed(self.meter.add_step, self.frequency())
         if self.watch is not None:
             self._timed(self.watch.end_step)
         if self.decides:
@@ -174,6 +179,15 @@ class PolicyRunner:
     def n_bytes(self) -> int:
         """Memory that scoring takes on this rank."""
         return 0 if self.meter is None else self.meter.n_bytes
+
+    def collect(self, gradient_scale: float | None) -> dict[str, tuple[float, int]]:
+        """Return time and memory of scores."""
+        return {"score": (self.take_ms_per_step(), self.n_bytes)}
+
+    def close(self) -> None:
+        """End the process that compares outputs."""
+        if self.watch is not None:
+            self.watch.close()
 
     def take_ms_per_step(self) -> float:
         """Return the mean time a step spent on scoring since the last call, milliseconds."""

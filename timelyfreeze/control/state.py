@@ -10,7 +10,9 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -19,9 +21,7 @@ from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.policies import ModelLayout
-from timelyfreeze.runtime import Exchange
-from timelyfreeze.runtime.low_rank import Subspaces
-from timelyfreeze.runtime.meters import UpdateMeter
+from timelyfreeze.runtime import Exchange, StepPart
 from timelyfreeze.schedule import (
     Action,
     ScheduleOrder,
@@ -34,9 +34,30 @@ from timelyfreeze.timing import Samples, median_of_each, slowest
 
 logger = logging.getLogger(__name__)
 
+_Part = TypeVar("_Part", bound=StepPart)
+
 RANK_KEY = "rank_"
-_SCORE = "score."
-_SUBSPACE = "subspace."
+
+
+class Kind(Enum):
+    """What a value of a process's state is to other processes."""
+
+    SAME = "same"  # equal on all of them
+    BY_STAGE = "by_stage"  # {stage: value} of the stages that a process holds
+    SUMMED = "summed"  # numbers that count for the run once they are added up
+    TIMES = "times"  # of the actions of a process; replicas have measured others
+
+
+# Values that are not the same on all processes, by the name that a part gives them.
+KINDS = {
+    "applied": Kind.SUMMED,
+    "tally": Kind.BY_STAGE,
+    "energy": Kind.BY_STAGE,
+    "losses": Kind.BY_STAGE,
+    "planner": Kind.TIMES,
+}
+# From the values of several processes to one.
+Rules = Mapping[Kind, Callable[[list[Any]], Any]]
 
 
 def rank_keys(keys: Collection[str]) -> list[str]:
@@ -121,28 +142,43 @@ def state_of(
     return merge_replicas([s for s, of in zip(states, held, strict=True) if of == stages])
 
 
+def combined(states: Sequence[Mapping[str, Any]], rules: Rules) -> dict[str, Any]:
+    """Return one state for several, each value by the rule for its kind; the first has the rest."""
+    values: dict[str, list[Any]] = {}
+    for state in states:
+        for name, value in state.items():
+            values.setdefault(name, []).append(value)
+    kinds = {name: KINDS.get(name, Kind.SAME) for name in values}
+    return {name: rules.get(kinds[name], itemgetter(0))(found) for name, found in values.items()}
+
+
 def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return one state for all processes, one or more, that hold the same stages."""
-    merged = states[0]
-    if len(states) == 1 or "planner" not in merged:
-        return merged
-    samples = merge_each_phase(states, _slowest_samples)
-    links = slowest(
-        {(a, b): transfer_ms for a, b, transfer_ms in state["planner"]["p2p_latency_ms"]}
-        for state in states
-    )
-    p2p_latency_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
-    planner = {**merged["planner"], "samples": samples, "p2p_latency_ms": p2p_latency_ms}
-    return {**merged, "planner": planner}
+    rules: Rules = {Kind.TIMES: lambda found: merge_times(found, _slowest_samples, slowest)}
+    return states[0] if len(states) == 1 else combined(states, rules)
+
+
+def merge_times(
+    processes: Sequence[Mapping[str, Any]],
+    merge: Callable[[Sequence[Samples]], Samples],
+    join: Callable[[Sequence[Mapping[tuple[int, int], float]]], Mapping[tuple[int, int], float]],
+) -> dict[str, Any]:
+    """Return a planner's state: times of each phase merged, those of links joined."""
+    links = [{(a, b): ms for a, b, ms in each["p2p_latency_ms"]} for each in processes]
+    return {
+        **processes[0],
+        "samples": merge_each_phase(processes, merge),
+        "p2p_latency_ms": [[*link, ms] for link, ms in join(links).items()],
+    }
 
 
 def merge_each_phase(
-    states: Sequence[Mapping[str, Any]], merge: Callable[[Sequence[Samples]], Samples]
+    planners: Sequence[Mapping[str, Any]], merge: Callable[[Sequence[Samples]], Samples]
 ) -> dict[str, Any]:
     """Return the times of several processes, by phase, as ``merge`` makes those of one of them."""
     merged = {}
-    for phase in states[0]["planner"]["samples"]:
-        processes = [read_dataclass(Samples, s["planner"]["samples"][phase], phase) for s in states]
+    for phase in planners[0]["samples"]:
+        processes = [read_dataclass(Samples, each["samples"][phase], phase) for each in planners]
         for half in ("warm", "cold"):
             counts = [len(getattr(samples, half)) for samples in processes]
             if len(set(counts)) > 1:
@@ -188,60 +224,45 @@ class FreezingState:
     declared: ScheduleOrder  # order of the whole pipeline, as declared
     stages: tuple[int, ...]  # indexes of the stages that this process holds
     exchange: Exchange  # says which process this is
-    # times and plan; None if the method does not plan. Set another where it plans again
-    planner: Planner | None
-    checks: PolicyRunner | None  # the policy's decision; None if there is no policy
-    # counts of what was frozen, sums of the average freeze ratio, gradient energies
-    updates: UpdateMeter
-    subspaces: Subspaces  # of this process's weights; none where frozen means nothing
-    # states of all processes of another pipeline, whose times and plan are of no use here. They are
-    # saved as they are until the planner takes a step: the run may only have been resumed here, to
-    # go on there
-    elsewhere: Sequence[Mapping[str, Any]] | None = None
+    parts: Sequence[StepPart]  # of a step
+
+    def _part(self, kind: type[_Part]) -> _Part | None:
+        return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
 
-        The text is JSON with the planner's state, the policy's decision, sums of the average freeze
-        ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
-        since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
-        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"`` for
-        each subspace, with the rank that was chosen. ``kept`` is what the controller itself keeps.
+        The text is JSON with the plain data of all parts: under a key of this rank's own, since
+        samples differ from rank to rank. Besides, the parts' tensors, each under its prefix and
+        name. ``kept`` is what the controller itself keeps.
         """
-        state: dict[str, Any] = {
-            "applied": list(self.updates.total),
-            **self.updates.plain_state(),
-            **kept,
-        }
-        if self.planner is not None:
-            if self.elsewhere is None:
-                state["planner"] = self.planner.plain_state()
-            else:
-                state["elsewhere"] = self.elsewhere
-        if self.checks is not None:
-            state |= self.checks.plain_state()
-        if len(self.subspaces.ranks) > 1:
-            state["rank"] = self.subspaces.rank
-        parts = self.parts(state)
-        return {
-            **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
-            **_named(_SCORE, {} if self.checks is None else self.checks.tensor_state()),
-            **_named(_SUBSPACE, self.subspaces.tensors()),
-        }
+        state = dict(kept)
+        tensors: dict[str, Any] = {}
+        for part in self.parts:
+            state |= part.plain_state()
+            tensors |= _named(part.prefix, part.tensor_state())
+        own = self.of_processes(state).items()
+        return {**{f"{RANK_KEY}{number}": json.dumps(each) for number, each in own}, **tensors}
 
     def wanted(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a state with ``keys``: those of all processes, score vectors."""
         mine = [f"{RANK_KEY}{self.exchange.rank}"]
-        saved = [k.removeprefix(_SCORE) for k in keys if k.startswith(_SCORE)]
-        tensors = {} if self.checks is None else self.checks.tensors_to_load(saved)
-        inside = _named(_SUBSPACE, self.subspaces.tensors())
-        return {
-            **dict.fromkeys(rank_keys(keys) or mine, ""),
-            **_named(_SCORE, tensors),
-            **{key: tensor for key, tensor in inside.items() if key in keys},
-        }
+        room: dict[str, Any] = dict.fromkeys(rank_keys(keys) or mine, "")
+        for part in self.parts:
+            saved = [k.removeprefix(part.prefix) for k in keys if k.startswith(part.prefix)]
+            room |= _named(part.prefix, part.tensors_to_load(saved))
+        return room
 
-    def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
+    def load(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
+        """Go on from what :meth:`save` returned on all processes; return this one's part of it."""
+        state = self._read(state_dict, moves=moves)
+        for part in self.parts:
+            part.load_plain_state(state)
+            mine = {k: v for k, v in state_dict.items() if k.startswith(part.prefix)}
+            part.load_tensor_state({k.removeprefix(part.prefix): v for k, v in mine.items()})
+        return state
+
+    def _read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
 
         With ``moves`` a plan of another pipeline may be left behind; a policy without a plan goes
@@ -251,46 +272,30 @@ class FreezingState:
         found = {"policy"} & set(states[0])
         if "planner" in states[0] or (moves and "elsewhere" in states[0]):
             found.add("planner")
-        parts = {"planner": self.planner, "policy": self.checks}
-        if found != {part for part, wanted in parts.items() if wanted is not None}:
+        checks, plans = self._part(PolicyRunner), self._part(Planner) is not None
+        if found != {name for name, has in (("planner", plans), ("policy", checks)) if has}:
             raise ValueError(
                 f"the checkpoint was saved under another {key('method')} (it has the state of: "
                 f"{', '.join(sorted(found))}); resume with the same one, or, {begin_anew()}"
             )
-        if self.checks is None or not (moves or self.planner is None):
+        if checks is None or (plans and not moves):
             check_same_pipeline(states, self.declared)
             return self.own(states)
-        if self._is_of_here(states, self.checks):
+        if self._is_of_here(states, checks):
             state = self.own(states)
         else:
             logger.info(
                 "Freezing goes on with another pipeline: of each tensor what was known of it"
             )
             number, size = self.exchange.rank, self.exchange.size
-            state = recut(states, self.checks.layout, self.stages, number, size)
-        if self.planner is None:
+            state = recut(states, checks.layout, self.stages, number, size)
+        if not plans:
             return state
         planned = states[0].get("elsewhere", states)
-        state = {part: value for part, value in state.items() if part != "planner"}
-        if self._is_of_here(planned, self.checks):
+        state = {k: v for k, v in state.items() if k not in ("planner", "elsewhere")}
+        if self._is_of_here(planned, checks):
             return {**state, "planner": self.own(planned)["planner"]}
         return {**state, "elsewhere": planned}
-
-    def restore(self, state: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`read` returned for a ``state_dict``."""
-        frozen, elements = state["applied"]
-        self.updates.total = (frozen, elements)
-        self.updates.load_plain_state(state)
-        if "planner" in state and self.planner is not None:
-            self.planner.load_plain_state(state["planner"])
-        elif self.planner is not None:
-            self.elsewhere = state["elsewhere"]
-        if self.checks is not None:
-            self.checks.load_plain_state(state)
-            self.checks.load_tensor_state(_unnamed(_SCORE, state_dict))
-        if (rank := state.get("rank")) in self.subspaces.ranks:
-            self.subspaces.keep(rank)
-        self.subspaces.load(_unnamed(_SUBSPACE, state_dict))
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyRunner) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""
@@ -298,7 +303,7 @@ class FreezingState:
         is_as_long = saved_microbatches(states) in (None, self.declared.n_microbatches)
         return is_same and is_as_long and is_cut_alike(states, checks.layout)
 
-    def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+    def of_processes(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return {number of a process: its state} of what this process saves."""
         return {self.exchange.rank: state}
 
@@ -317,10 +322,6 @@ class FreezingState:
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors under their names in a checkpoint, which loads into them."""
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def _unnamed(prefix: str, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
 
 
 def is_cut_alike(states: Sequence[Mapping[str, Any]], layout: ModelLayout) -> bool:
@@ -352,21 +353,30 @@ def recut(
         )
     # Every stage runs every microbatch; a process that joined later has counted fewer.
     backwards = max(count for count, _ in tallies.values())
-    state = {key: value for key, value in states[0].items() if key != "energy"}
+    state = combined(states, {Kind.SUMMED: lambda found: _share(found, number, n_processes)})
+    state.pop("energy", None)
     state["tally"] = {str(s): [backwards, frozen[layout.of_stage(s)].tolist()] for s in stages}
     measured = [each.get("energy", {}) for each in states]
     energies = {int(s): found for of_stages in measured for s, found in of_stages.items()}
     if energies.keys() == tallies.keys():
         energy = np.array([each for s in tallies for each in energies[s]], dtype=object)
         state["energy"] = {str(s): energy[layout.of_stage(s)].tolist() for s in stages}
-    sums = [sum(of[i] for of in (each["applied"] for each in states)) for i in (0, 1)]
-    share, rest = divmod(sums[1], n_processes)
-    state["applied"] = [sums[0] / n_processes, share + (number < rest)]
     losses = [loss for each in states for loss in each.get("losses", {}).values()]
     if losses:
         # Only who has the last stage takes them.
         state["losses"] = {str(stage): losses[0] for stage in stages}
     return state
+
+
+def added(found: Sequence[Sequence[float]]) -> list[float]:
+    """Return the sums over processes."""
+    return [sum(each) for each in zip(*found, strict=True)]
+
+
+def _share(found: Sequence[Sequence[float]], number: int, n_processes: int) -> list[float]:
+    frozen, elements = added(found)
+    share, rest = divmod(elements, n_processes)
+    return [frozen / n_processes, share + (number < rest)]
 
 
 def _tallies(states: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, Sequence[int]]]:

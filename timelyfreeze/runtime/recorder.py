@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from timelyfreeze.runtime.parts import Masks, StepPart
 from timelyfreeze.schedule import Action
+from timelyfreeze.settings import Phase, Step
 from timelyfreeze.timing import BatchRecord
 
 
@@ -119,7 +121,8 @@ class ActionRecorder:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        # What runs in a batch and belongs to no action, the reduction of gradients, runs in this.
+        # A batch runs in this; and again, in a batch, the reduction of gradients, which belongs to
+        # no action.
         self.beside_actions: Callable[[], AbstractContextManager[None]] = nullcontext
         self._finished: list[list[tuple[Action, Any, Any]]] = []
         self._current: list[tuple[Action, Any, Any]] | None = None
@@ -129,7 +132,8 @@ class ActionRecorder:
         """Record the actions that run inside as one batch; a batch that raises is discarded."""
         self._current = []
         try:
-            yield
+            with self.beside_actions():  # which leaves out the batch but for the blocks in it
+                yield
             if self._current:
                 self._finished.append(self._current)
         finally:
@@ -175,22 +179,28 @@ class ActionRecorder:
         return BatchRecord(durations_ms, self.clock.elapsed_ms(first, last_end), intervals_ms)
 
 
-class OutsideClock:
+class OutsideClock(StepPart):
     """Adds up the time between the batches of a step, before the first and after the last.
 
-    Steps that nobody begins leave no marks. ``waited_ms`` returns how much of the time of the step
-    so far a rank of its own would not take, such as other ranks' optimizers where one process
-    emulates all.
+    Only steps are timed in which nothing is frozen: an optimizer has less to do than usual where
+    everything is. ``waited_ms`` returns how much of the time of the step so far a rank of its own
+    would not take, such as other ranks' optimizers where one process emulates all.
     """
+
+    name = "outside time"
 
     def __init__(self, clock: Clock, waited_ms: Callable[[], float] = lambda: 0.0) -> None:
         self._clock = clock
         self._waited_ms = waited_ms
         self._marks: list[Any] = []
+        self._n_batches = 0
+        # Takes the time that a step took for each of its batches, milliseconds.
+        self.keep: Callable[[float], None] = lambda ms: None
 
-    def begin_step(self) -> None:
-        """Enter a step that is to be timed."""
-        self._marks = [self._clock.mark()]
+    def begin_step(self, step: Step) -> None:
+        """Enter a step."""
+        is_timed = step.phase in (Phase.UPPER_BOUND, Phase.MIXED)
+        self._marks, self._n_batches = [self._clock.mark()] if is_timed else [], 0
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -204,12 +214,17 @@ class OutsideClock:
         finally:
             self._marks.append(self._clock.mark())
 
-    def end_step(self) -> float | None:
-        """Return the time, milliseconds; None if the step was not begun. Waits for the device."""
-        if not self._marks:
-            return None
-        marks, self._marks = [*self._marks, self._clock.mark()], []
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Count a batch that ran."""
+        self._n_batches += 1
+
+    def end_step(self, step: Step) -> None:
+        """Have the time of a timed step kept. Waits for the device."""
+        if not self._marks or not self._n_batches:
+            return
+        marks = [*self._marks, self._clock.mark()]
         self._clock.wait(marks[-1])
         gaps = zip(marks[::2], marks[1::2], strict=True)
         spent_ms = sum(self._clock.elapsed_ms(start, end) for start, end in gaps)
-        return max(0.0, spent_ms - self._waited_ms())
+        self._marks = []
+        self.keep(max(0.0, spent_ms - self._waited_ms()) / self._n_batches)

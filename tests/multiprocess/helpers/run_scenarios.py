@@ -117,9 +117,7 @@ def use_fake_clock(controller, machine):
         return records
 
     recorder.drain, controller.one_batch = drain, one_batch
-    controller._new_planner.keywords["measure_transfers"] = dict  # of later pipelines
-    if controller.planner is not None:
-        controller.planner.measure_transfers = dict
+    controller.planner.measure_transfers = dict
 
 
 class FewBatches:

@@ -1,6 +1,5 @@
 import statistics
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from tests.timelyfreeze.helpers.ranks import (
     linear_ms,
     warnings,
 )
-from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.runtime import ObservedBatch
 from timelyfreeze.runtime.linear import StageLinears
 from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.schedule.order import (
@@ -284,9 +283,7 @@ def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
 def test_replicas_that_freeze_different_tensors_are_found_out(is_tampered: bool) -> None:
     ranks = Ranks(ORDER, n_replicas=2, first_stage="per_tensor")
     if is_tampered:  # rank 3 holds stage 1 of the second replica
-        built = ranks.controllers[3]._masks
-        settings, *others = built.args
-        ranks.controllers[3]._masks = partial(built.func, replace(settings, seed=1), *others)
+        ranks.controllers[3].settings = replace(ranks.settings, seed=1)
     ranks.run(1, 12)
     if not is_tampered:
         assert len(ranks.collect()) == 4
@@ -355,11 +352,11 @@ def slow_subspaces(clock: HandClock) -> Subspaces:
 def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
     ranks, told = Ranks(ORDER), {}
     for controller, clock in zip(ranks.controllers, ranks.clocks, strict=True):
-        controller.subspaces = slow_subspaces(clock)
+        controller.turns.subspaces = slow_subspaces(clock)
     for step in range(1, 13):
         ranks.run(step, step)
         controller = ranks.controllers[0]
-        told.setdefault(controller.phase, set()).add(controller.turning_ms())
+        told.setdefault(controller.phase, set()).add(controller.turns.turning_ms())
     assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0}
     assert told[Phase.LOWER_BOUND] == told[Phase.STABLE] == {0.0}
 

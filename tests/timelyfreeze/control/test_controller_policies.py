@@ -19,9 +19,9 @@ from tests.timelyfreeze.helpers.ranks import (
     warnings,
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose_by_number
-from timelyfreeze.control.collected import ObservedBatch
+from timelyfreeze.control.parts import FrontAhead
 from timelyfreeze.policies.policy import Check
-from timelyfreeze.runtime import BatchEntry, BlockPlace
+from timelyfreeze.runtime import BatchEntry, BlockPlace, ObservedBatch, StepPart
 from timelyfreeze.schedule.order import Action, ActionKind, ScheduleOrder, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
@@ -111,7 +111,7 @@ def test_nothing_is_measured_planned_or_warned_about(caplog: pytest.LogCaptureFi
             None,
             None,
         )
-        assert not controller.plan_missing
+        assert not controller.planner.lacks_plan(controller.step)
         assert controller.expected_batch_ms() is None
         assert controller.order == ORDER
         assert list(controller.active_plan.dag.actions) == [a for row in ORDER.ranks for a in row]
@@ -165,13 +165,9 @@ def test_a_batch_tells_where_it_began_and_what_the_policy_had_decided() -> None:
     entries = {1: BatchEntry(BlockPlace(1, 0)), 2: BatchEntry()}
     entered: list[BatchEntry] = []
     for stages, controller in zip(ranks.stages, ranks.controllers, strict=True):
-        controller.cache = SimpleNamespace(  # type: ignore[assignment]
-            begin_step=lambda frozen: None,
-            entry=entries.get,
-            end_step=lambda drain: None,
-            add_times=lambda durations_ms: None,
-            use=lambda: None,
-        )
+        front = StepPart()
+        front.entry = entries.get  # type: ignore[method-assign, assignment]
+        controller.parts.insert(-1, front)
         for stage in stages.values():
             stage.enter = entered.append  # type: ignore[attr-defined]
     seen: list[ObservedBatch] = []
@@ -190,9 +186,8 @@ def test_a_front_that_works_ahead_is_told_how_many_stages_are_frozen_whole() -> 
     told: list[int] = []
     entries = BatchEntry(BlockPlace(1, 0))
     for stages, controller in zip(ranks.stages, ranks.controllers, strict=True):
-        controller.ahead = SimpleNamespace(  # type: ignore[assignment]
-            begin_step=told.append, entry=lambda number: entries
-        )
+        ahead: Any = SimpleNamespace(begin_step=told.append, entry=lambda number: entries)
+        controller.parts.insert(-1, FrontAhead(ahead, controller.checks))
         for stage in stages.values():
             stage.enter = lambda entry: None  # type: ignore[attr-defined]
     seen: list[ObservedBatch] = []

@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ class EmulatedRanks:
             self.settings,
             self.recorder,
             exchange,  # type: ignore[arg-type]
-            partial(Planner, order, exchange=exchange),
+            Planner(order, self.settings, self.settings.phases, exchange),  # type: ignore[arg-type]
             self.checks,
             state=EmulatedState,
         )

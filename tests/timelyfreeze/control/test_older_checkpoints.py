@@ -82,7 +82,7 @@ def to_file(state: dict[str, Any]) -> dict[str, Any]:
     return {
         key: [str(value.dtype).removeprefix("torch."), value.tolist()]
         if isinstance(value, Tensor)
-        else value
+        else json.dumps(json.loads(value), sort_keys=True)
         for key, value in state.items()
     }
 

@@ -12,6 +12,7 @@ import pytest
 import timelyfreeze.control.plans.planner as planner_module
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
+from timelyfreeze.control.plans.measurements import Measured
 from timelyfreeze.planning.lp import LpError
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.order import Action, gpipe_order, one_f_one_b_order, parse_order
@@ -27,7 +28,7 @@ LAST_MONITOR_STEP = PHASES.last_monitor_step
 
 def test_a_solver_need_not_import_torch_to_read_what_was_measured() -> None:
     """Its process would take seconds for that, and a tenth of one for the rest."""
-    measured = planner_module.Measured()
+    measured = Measured()
     measured.energies = Energies(whole=1.0)
     program = "import pickle, sys; pickle.load(sys.stdin.buffer); print('torch' in sys.modules)"
     question, command = pickle.dumps(measured.rank_times()), [sys.executable, "-c", program]
@@ -56,7 +57,7 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
     assert len({plan_to_json(plan) for plan in plans if plan is not None}) == 1
     for controller, calls in zip(ranks.controllers, ranks.solved, strict=True):
         assert calls == [(controller.plan, controller.bounds)]
-        assert not controller.plan_missing
+        assert not controller.planner.lacks_plan(controller.step)
 
 
 def test_bounds_are_what_the_actions_took_in_the_two_halves() -> None:
@@ -194,7 +195,7 @@ def assert_trains_on_unfrozen(ranks: Ranks, first_batch: int) -> None:
     for rank, stages in enumerate(ranks.stages):
         controller = ranks.controllers[rank]
         assert controller.plan is None
-        assert controller.plan_missing
+        assert controller.planner.lacks_plan(controller.step)
         assert set(controller.expected_stage_ratios().values()) == {0.0}
         for stage in stages:
             assert list(ranks.masks(rank, stage))[first_batch:] == [{}] * (12 * 3 - first_batch)

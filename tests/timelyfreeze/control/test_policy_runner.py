@@ -77,6 +77,7 @@ class Recorded:
             None if policy.measurement is None else self.meter,  # type: ignore[arg-type]
             self.clock,
             seed=7,
+            frequency=lambda: np.ones(N),
         )
 
     def _called(self, call: str) -> None:
@@ -85,9 +86,10 @@ class Recorded:
 
     def run(self, first: int, last: int) -> None:
         for self.step in range(first, last + 1):
-            self.checks.begin_step(self.phases.at(self.step))
+            step = self.phases.at(self.step)
+            self.checks.begin_step(step)
             self.clock.now_ms += 100.0  # the step itself
-            self.checks.end_step(np.ones(N))
+            self.checks.end_step(step)
 
 
 def by_counting(phases: PhaseSchedule, interval: int, last: int) -> list[tuple[int, str]]:
@@ -388,6 +390,6 @@ def test_a_step_tells_whether_a_decision_ends_it(phases: PhaseSchedule, interval
         recorded.checks.begin_step(phases.at(step))
         told.append(recorded.checks.decides)
         n_before = len(recorded.seen)
-        recorded.checks.end_step(np.ones(N))
+        recorded.checks.end_step(phases.at(step))
         assert told[-1] == (len(recorded.seen) > n_before)
     assert any(told)

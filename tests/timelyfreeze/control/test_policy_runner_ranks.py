@@ -63,7 +63,7 @@ def run_ranks(
         )
         for step in range(1, n_steps + 1):
             checks.begin_step(PhaseSchedule.unplanned(1).at(step))
-            checks.end_step(np.ones(len(names)))
+            checks.end_step(PhaseSchedule.unplanned(1).at(step))
         return Rank(checks, seen)
 
     with ThreadPoolExecutor(hub.size) as pool:
@@ -158,12 +158,14 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
     stages, checks, on_both = set_up(StubPolicy(choose, 2, measurement))
 
     def run(rank: int) -> None:
+        n_tensors = sum(len(STAGES[stage.stage_index]) for stage in stages[rank])
+        checks[rank].frequency = lambda: np.ones(n_tensors)
         for step in range(1, 4):
             checks[rank].begin_step(PhaseSchedule.unplanned(1).at(step))
             for stage in stages[rank]:
                 for _, parameter in stage.named_stage_parameters():
                     parameter.data += stage.stage_index + 1
-            checks[rank].end_step(np.ones(sum(len(STAGES[s.stage_index]) for s in stages[rank])))
+            checks[rank].end_step(PhaseSchedule.unplanned(1).at(step))
 
     on_both(run)
     assert [check.seed for check in seen] == [3] * 4

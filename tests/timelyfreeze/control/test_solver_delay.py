@@ -39,7 +39,7 @@ def test_the_plan_applies_after_the_delay_at_the_height_of_the_ramp(no_process: 
     delayed.run(1, LAST + 1)
     for controller in delayed.controllers:
         assert controller.plan is None
-        assert not controller.plan_missing, "it is on its way"
+        assert not controller.planner.lacks_plan(controller.step), "it is on its way"
     delayed.run(LAST + 2, LAST + 3)
     for rank in (0, 1):
         given = list(delayed.masks(rank, rank))

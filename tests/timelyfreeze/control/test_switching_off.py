@@ -45,7 +45,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
         assert controller.phase is Phase.OFF
         assert set(controller.expected_stage_ratios().values()) == {0.0}
         assert controller.expected_batch_ms() == controller.plan.unfrozen_batch_ms
-        assert not controller.plan_missing
+        assert not controller.planner.lacks_plan(controller.step)
     after = Ranks(ALONE, n_replicas=2, **settings)
     after.load(ranks.saved())
     after.run(41, 44)

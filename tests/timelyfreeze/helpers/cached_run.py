@@ -9,8 +9,10 @@ import torch
 from timelyfreeze.front.caching import ActivationStore, EntryFolder, FrontCache, Row
 from timelyfreeze.front.caching.verdict import N_ENTERED
 from timelyfreeze.policies import build_layout
-from timelyfreeze.runtime import BatchEntry
+from timelyfreeze.runtime import BatchEntry, ObservedBatch
 from timelyfreeze.schedule import ActionKind, build_dag, gpipe_order
+from timelyfreeze.settings import Phase, Step
+from timelyfreeze.timing import BatchRecord
 
 LAYOUT = build_layout(
     {0: [("embedding", 1), ("layers.0", 1)], 1: [("layers.1", 1), ("layers.2", 1), ("head", 1)]}
@@ -35,13 +37,29 @@ class Run:
         self.parameters = {name: torch.zeros(1) for name in LAYOUT.names}
         self.store = ActivationStore(0 if folder else 1 << 20, folder)
         exchange = SimpleNamespace(all_gather=lambda value: [value], rank=0, size=1)
-        self.cache = FrontCache(self.store, LAYOUT, self.parameters, [0, 1], DAG, exchange, "model")
+        self.cache = FrontCache(
+            self.store,
+            LAYOUT,
+            self.parameters,
+            [0, 1],
+            DAG,
+            exchange,
+            "model",
+            lambda: frozen(self.depth),
+        )
         self.front_ms = front_ms
         self.read_ms = read_ms
 
     def _drain(self) -> None:
         if self.read_ms is not None:
             self.cache._kept.times.read_ms = [self.read_ms] * N_ENTERED
+
+    def begin(self, depth: int | None) -> Step:
+        """Begin a step with so many frozen blocks; None for one that freezes nothing."""
+        self.depth = depth or 0
+        step = Step(1, Phase.WARMUP if depth is None else Phase.STABLE)
+        self.cache.begin_step(step)
+        return step
 
     def step(
         self,
@@ -50,12 +68,14 @@ class Run:
         upcoming: Sequence[Sequence[int]] = (),
     ) -> list[BatchEntry | None]:
         cache = self.cache
-        cache.begin_step(None if depth is None else frozen(depth))
+        step = self.begin(depth)
         cache.name_batches(batches)
         self.n_asked: int | None = None
         cache.read_ahead(lambda n: self._upcoming(n, upcoming))
         entries = [self.batch(number, batch) for number, batch in enumerate(batches)]
-        cache.end_step(self._drain)
+        if cache.needs_times(step):
+            self._drain()
+        cache.end_step(step)
         self.store.flush()
         return entries
 
@@ -71,9 +91,8 @@ class Run:
             for microbatch, part in enumerate(rows.reshape(2, -1, 1)):
                 entry.tap(microbatch, part)
         front_ms = {ActionKind.FORWARD: 0.0 if is_cut else self.front_ms}
-        self.cache.add_times(
-            {a: 10.0 if a.stage else front_ms.get(a.kind, 0.0) for a in DAG.actions}
-        )
+        times_ms = {a: 10.0 if a.stage else front_ms.get(a.kind, 0.0) for a in DAG.actions}
+        self.cache.read(ObservedBatch(1, Phase.STABLE, False, BatchRecord(times_ms, 0.0, {})))
         return entry
 
 

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,10 +203,11 @@ class Ranks:
                 self.settings,
                 recorder,
                 exchange,  # type: ignore[arg-type]
-                partial(
-                    Planner,
+                Planner(
                     declared,
-                    exchange=exchange,
+                    self.settings,
+                    self.settings.phases,
+                    exchange,  # type: ignore[arg-type]
                     n_processors=n_processors,
                     on_solved=lambda plan, bounds, calls=calls: calls.append((plan, bounds)),
                 ),

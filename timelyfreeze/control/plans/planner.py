@@ -1,11 +1,12 @@
 """Plans one run: when times are kept, when a plan is solved from them, and when again."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from timelyfreeze.control.plans.active_plan import ActivePlan
+from timelyfreeze.control.plans.measurements import Measured
 from timelyfreeze.control.plans.replanning import (
     DriftMonitor,
     Group,
@@ -18,23 +19,16 @@ from timelyfreeze.control.plans.solver_job import SolverJob, automatic_delay
 from timelyfreeze.files import read_dataclass, to_plain
 from timelyfreeze.planning import (
     FreezePlan,
-    RankTimes,
     Solution,
     SolverChoices,
     solve_from_bounds,
     solve_from_times,
 )
-from timelyfreeze.runtime import Exchange
+from timelyfreeze.runtime import Exchange, ObservedBatch, StepPart
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import AUTO, FreezeSettings, Phase, PhaseSchedule, Step, key
 from timelyfreeze.timing import (
-    UNFROZEN,
-    BatchRecord,
     DurationBounds,
-    Energies,
-    Monitoring,
-    Pattern,
-    PatternTimes,
     Samples,
     bounds_from_json,
     bounds_to_json,
@@ -51,7 +45,7 @@ TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
 
 
 @dataclass(eq=False)
-class Planner:
+class Planner(StepPart):
     """What is known about times, and the plan that follows; nothing where nothing is measured."""
 
     order: ScheduleOrder  # the declared one
@@ -61,6 +55,7 @@ class Planner:
     n_processors: float | None = None  # ranks that compute at once; None if each has its own device
     on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None
     measure_transfers: TransferMeter = dict
+    name = "plan"
 
     def __post_init__(self) -> None:
         """Begin without times."""
@@ -79,37 +74,59 @@ class Planner:
             skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.active_plan.dag.actions)
-        self._replanning = DriftMonitor(self.active_plan, self.exchange)
+        self.replanning = DriftMonitor(self.active_plan, self.exchange)
         self._call: SolverJob | None = None
         # Drift and due step of a plan that is being solved again.
         self._again: tuple[Mapping[Group, float], int] | None = None
+        self._has_warned = False
+        # States of all processes of another pipeline, whose times and plan are of no use here. They
+        # are saved as they are until a step is taken: the run may only have been resumed here, to
+        # go on there.
+        self.elsewhere: Sequence[Mapping[str, Any]] | None = None
+
+    def restart(self, phases: PhaseSchedule) -> None:
+        """Run in ``phases``, with nothing measured yet."""
+        self.phases = phases
+        self.__post_init__()
+
+    def leave_elsewhere(self, number: int) -> None:
+        """Before step ``number``, leave the plan of another pipeline behind, and plan again."""
+        if self.elsewhere is None:
+            return
+        self.elsewhere, phases = None, self.phases
+        if number - 1 > phases.last_warmup_step:
+            self.restart(phases.restarted(number - 1, phases.learning_steps(number - 1)))
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def add(
-        self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
-    ) -> None:
-        """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
-        if not self.phases.measures:
-            return
-        if pattern is not None and self.active_plan.plan is None:
-            self.measured.times.add(pattern, record, is_cold=cold)
+    def read(self, observed: ObservedBatch) -> None:
+        """Take note of a batch."""
+        phase, record, is_cold = observed.phase, observed.record, observed.is_cold
+        if observed.pattern is not None and self.active_plan.plan is None:
+            self.measured.times.add(observed.pattern, record, is_cold=is_cold)
         if phase is Phase.WARMUP:
-            self.measured.warmup.add(record, is_cold=cold)
-        if phase in (Phase.STABLE, Phase.CONTROL) and self.active_plan.plan is not None:
-            self._replanning.add(record, is_cold=cold, is_control=phase is Phase.CONTROL)
+            self.measured.warmup.add(record, is_cold=is_cold)
+        if phase is Phase.STABLE and self.active_plan.plan is not None:
+            self.replanning.add(record, is_cold=is_cold, is_control=False)
 
-    def begin_step(self, number: int) -> None:
-        """Begin again the solving that a checkpoint interrupted; every rank must call this."""
-        if self._call is not None:
-            return
-        last = self.phases.last_monitor_step
+    def begin_step(self, step: Step) -> None:
+        """Begin again the solving that a checkpoint interrupted; say why nothing is frozen."""
+        last, is_solving = self.phases.last_monitor_step, self._call is not None
         is_open = self.active_plan.plan is None and self.failure is None
-        if self._again is not None:
+        if not is_solving and self._again is not None:
             drift, due_step = self._again
-            self._solve_again(drift, max(due_step, number))
-        elif number > last and is_open and not self.measured.times.is_empty:
-            self._solve_first(max(last + self._delay, number))
+            self._solve_again(drift, max(due_step, step.number))
+        elif not is_solving and step.number > last and is_open and not self.measured.times.is_empty:
+            self._solve_first(max(last + self._delay, step.number))
+        if self.lacks_plan(step) and self.exchange.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
+                step.number,
+                key("last_monitor_step"),
+                last,
+                self.unplanned(step),
+            )
 
     def needs_times(self, step: Step) -> bool:
         """Return whether the end of ``step`` needs all batches that are recorded.
@@ -119,8 +136,9 @@ class Planner:
         is_last = self._call is not None and step.number >= self._call.due_step
         return is_last or step.phase.monitors or self._checks_drift(step.number)
 
-    def end_step(self, number: int) -> None:
+    def end_step(self, step: Step) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
+        number = step.number
         if number == self.phases.last_monitor_step:
             self.measured.transfers_ms = self.measure_transfers()
             self._solve_first(number + self._delay)
@@ -130,10 +148,22 @@ class Planner:
         elif self._checks_drift(number):
             self._check_drift(number)
 
-    @property
-    def is_solving(self) -> bool:
-        """Whether the first plan is in the making."""
-        return self._call is not None and self.active_plan.plan is None
+    def unplanned(self, step: Step) -> str | None:
+        """Return why no plan freezes anything up to ``step``; None where one does, or none may."""
+        if not self.phases.measures or self.active_plan.plan is not None:
+            return self.active_plan.switched_off
+        last = self.phases.last_monitor_step
+        if step.number < last:
+            name = key("last_monitor_step")
+            return f"a plan is made after step {last} ({name}), and this is {step.number}"
+        if self._call is not None:
+            return "it is still being solved"
+        return self.failure or "the run did not pass through the monitoring steps"
+
+    def lacks_plan(self, step: Step) -> bool:
+        """Return whether ``step`` should freeze by a plan but there is none, nor will be."""
+        is_due = self.phases.measures and step.phase in (Phase.RAMP, Phase.STABLE)
+        return is_due and self.active_plan.plan is None and self._call is None
 
     def close(self) -> None:
         """End what still runs in the background."""
@@ -210,7 +240,7 @@ class Planner:
                 self.active_plan.certainty,
                 "the former one stays" if stays else "the new one takes its place",
             )
-        self._replanning.recent = Samples()  # another plan is in force
+        self.replanning.recent = Samples()  # another plan is in force
         if plan.gain < self.settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"{key('min_gain')} ({self.settings.min_gain:g})"
@@ -243,7 +273,7 @@ class Planner:
     def follow(self, solution: Solution) -> None:
         """Put a plan in force that was made elsewhere; every rank must be given the same."""
         self.active_plan.adopt_saved(solution)
-        self._replanning.recent = Samples()  # another plan is in force
+        self.replanning.recent = Samples()  # another plan is in force
 
     # -- the stable phase --------------------------------------------------------------------------
 
@@ -258,10 +288,10 @@ class Planner:
         """Compare times with the plan's; solve again or switch off where they ask for it."""
         bounds = self._first_bounds or self.active_plan.bounds
         assert bounds is not None  # there is a plan, which was made from some
-        found = self._replanning.measure(bounds)
+        found = self.replanning.measure(bounds)
         if found is None:
             return  # too few times, or such as cannot be, say nothing of the plan
-        reason = self._replanning.why_not(found)
+        reason = self.replanning.why_not(found)
         if reason is not None:
             self.active_plan.switch_off(step, reason)
         elif largest_move(found.drift) > self.settings.replan_threshold:
@@ -272,14 +302,22 @@ class Planner:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return times, what became of solving and, once solved, order, bounds and plan."""
+        """Return where phases began again, and times, plan and what became of solving.
+
+        Those of another pipeline are returned as they are.
+        """
+        phases = self.phases
+        again = {"restarted": [phases.last_warmup_step, phases.n_learned]}
+        begun = again if phases.n_learned else {}
+        if self.elsewhere is not None:
+            return {**begun, "elsewhere": self.elsewhere}
         measured = self.measured.to_plain()
-        measured["samples"][Phase.STABLE.value] = to_plain(self._replanning.recent)
-        measured["samples"][Phase.CONTROL.value] = to_plain(self._replanning.controls)
+        measured["samples"][Phase.STABLE.value] = to_plain(self.replanning.recent)
+        measured["samples"][Phase.CONTROL.value] = to_plain(self.replanning.controls)
         state: dict[str, Any] = {
             **measured,
             "failure": self.failure,
-            "low_gains": self._replanning.n_low,
+            "low_gains": self.replanning.n_low,
             "again": None,
             **self.active_plan.plain_state(),
         }
@@ -289,19 +327,25 @@ class Planner:
             state["again"] = {"drift": plain, "due_step": due_step}
         if self._first_bounds is not None:
             state["measured"] = bounds_to_json(self.active_plan.dag, self._first_bounds)
-        return state
+        return {**begun, "planner": state}
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
+        if "restarted" in state:
+            self.restart(self.phases.restarted(*state["restarted"]))
+        self.elsewhere = state.get("elsewhere")
+        if self.elsewhere is not None:
+            return
+        state = state["planner"]
         self.close()
         self._call = None
         self.measured.load_plain(state)
         stable = state["samples"][Phase.STABLE.value]
-        self._replanning.recent = read_dataclass(Samples, stable, "samples")
+        self.replanning.recent = read_dataclass(Samples, stable, "samples")
         # Checkpoints of older versions have none.
         controls = state["samples"].get(Phase.CONTROL.value, to_plain(Samples()))
-        self._replanning.controls = read_dataclass(Samples, controls, "samples")
-        self._replanning.n_low = state["low_gains"]
+        self.replanning.controls = read_dataclass(Samples, controls, "samples")
+        self.replanning.n_low = state["low_gains"]
         self.failure = state["failure"]
         self._again = None
         if (again := state["again"]) is not None:
@@ -310,40 +354,3 @@ class Planner:
         self.active_plan.load_plain_state(state)
         if "measured" in state:
             self._first_bounds = bounds_from_json(self.active_plan.dag, state["measured"])
-
-
-class Measured:
-    """Times of actions, of messages, and beside batches."""
-
-    def __init__(self) -> None:
-        self.times = Monitoring()  # of the actions of monitoring, by what was frozen
-        # of the batches before it; a resumed run has those since, for they plan nothing
-        self.warmup = Samples()
-        # of messages, by sending and receiving rank, as far as this process knows
-        self.transfers_ms: Mapping[tuple[int, int], float] = {}
-        # what each timed step took besides its batches, for each of them
-        self.outside_ms: list[float] = []
-        self.energies = Energies()  # of the last exact gradients in subspaces
-
-    def rank_times(self) -> RankTimes:
-        """Return all of it, to be sent to whoever solves."""
-        warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
-        outside_ms = tuple(self.outside_ms)
-        times = self.times.times()
-        return RankTimes(times, self.transfers_ms, outside_ms, warmup, self.energies)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return all of it as plain data for a checkpoint."""
-        return {
-            "samples": self.times.to_plain(),
-            "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
-            "outside_ms": list(self.outside_ms),
-            "energies": list(astuple(self.energies)),
-        }
-
-    def load_plain(self, plain: Mapping[str, Any]) -> None:
-        """Restore what :meth:`to_plain` returned; samples of other phases are left to others."""
-        self.times.load_plain(plain["samples"])
-        self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
-        self.outside_ms = list(plain["outside_ms"])
-        self.energies = Energies(*plain["energies"])

@@ -40,8 +40,9 @@ from timelyfreeze.front.caching.verdict import (
     verdict,
 )
 from timelyfreeze.policies import ModelLayout
-from timelyfreeze.runtime import BatchEntry, Exchange
+from timelyfreeze.runtime import BatchEntry, Exchange, ObservedBatch, StepPart
 from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.settings import IDLE_PHASES, Step
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class _Kept:
 
 
 @dataclass(eq=False)
-class FrontCache:
+class FrontCache(StepPart):
     """Reads and keeps what the frozen front of a pipeline puts out.
 
     In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
@@ -85,6 +86,9 @@ class FrontCache:
     dag: PipelineDag  # graph of a batch
     exchange: Exchange  # talks to the other ranks
     identity: str  # what outputs depend on besides the front's weights and the tokens
+    # says which of the layout's tensors are frozen in all microbatches of steps that freeze
+    frozen: Callable[[], NDArray[np.bool_]]
+    name = "cache"
 
     def __post_init__(self) -> None:
         """Begin without a front."""
@@ -100,14 +104,11 @@ class FrontCache:
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def begin_step(self, frozen: NDArray[np.bool_] | None) -> None:
-        """Enter a step.
-
-        ``frozen`` says which of the layout's tensors are frozen in all of its microbatches; None if
-        nothing is.
-        """
+    def begin_step(self, step: Step) -> None:
+        """Enter a step."""
         self._entries, self._entered_in_step = [], 0
-        front = None if frozen is None else front_of(self.layout, frozen)
+        is_idle = step.phase in IDLE_PHASES
+        front = None if is_idle else front_of(self.layout, self.frozen())
         if front == (None if self._kept is None else self._kept.front):
             return
         with self._spending():
@@ -187,30 +188,38 @@ class FrontCache:
         self._unread.append(of_kind)
         return entry
 
-    def add_times(self, durations_ms: Mapping[Action, float]) -> None:
+    def read(self, observed: ObservedBatch) -> None:
         """Take note of the times of a batch, which come in the order of :meth:`entry`."""
         of_kind = self._unread.popleft()
         if of_kind is not None and len(of_kind) < N_TIMED:
-            of_kind.append(durations_ms)
+            of_kind.append(observed.record.durations_ms)
 
-    def end_step(self, drain: Callable[[], None]) -> None:
+    def needs_times(self, step: Step) -> bool:
+        """Return whether enough batches of both kinds were timed; the same on all ranks."""
+        kept = self._kept
+        if kept is None or kept.is_decided or not self._entered_in_step:
+            return False
+        return kept.n_computed >= N_COMPUTED and kept.n_entered >= N_ENTERED and kept.has_read
+
+    def end_step(self, step: Step) -> None:
         """Leave the step, and decide whether reading pays as soon as enough batches were timed.
 
-        Every rank must call this together. ``drain`` adds the times of all batches so far.
+        Every rank must call this together.
         """
         kept = self._kept
         if kept is None:
             return
-        # Enough batches of both kinds were timed; the same on all ranks.
-        is_known = kept.n_computed >= N_COMPUTED and kept.n_entered >= N_ENTERED and kept.has_read
-        if self._entered_in_step and is_known and not kept.is_decided:
-            drain()
+        if self.needs_times(step):
             self._decide(kept)
         kept.has_read = kept.has_read or self._entered_in_step > 0
         if kept.verdict is not None:
             # Those before the verdict count as soon as it is known what each of them saved.
             n_new, kept.n_counted = kept.n_entered - kept.n_counted, kept.n_entered
             self._saved_ms = (self._saved_ms or 0.0) + n_new * kept.verdict.saved_ms
+
+    def collect(self, gradient_scale: float | None) -> dict[str, CacheUse]:
+        """Return what this rank had of the cache so far."""
+        return {"cache": self.use()}
 
     def use(self) -> CacheUse:
         """Return what this rank had of the cache so far."""

@@ -45,7 +45,7 @@ class Subspaces:
     """
 
     def __init__(self, layers: Sequence[StageLinears], seed: int, ranks: Sequence[int]) -> None:
-        self.layers, self._seed, self._step = tuple(layers), seed, Step()
+        self.layers, self._seed, self.step = tuple(layers), seed, Step()
         self.ranks, self.rank = tuple(ranks), ranks[-1]
         # of each rank, by the last exact gradients
         self.measured = dict.fromkeys(self.ranks, Energies())
@@ -57,7 +57,7 @@ class Subspaces:
 
     def begin_step(self, step: Step) -> None:
         """Enter an optimizer step."""
-        self._step = step
+        self.step = step
         if not self._is_measured:
             self._former.clear()
         self._is_measured = False
@@ -65,7 +65,7 @@ class Subspaces:
     @property
     def prepares(self) -> bool:
         """Whether this step is one of the last of the warm-up."""
-        return -_PREPARING < self._step.after_warmup <= 0
+        return -_PREPARING < self.step.after_warmup <= 0
 
     @property
     def knows_energies(self) -> bool:
@@ -159,16 +159,16 @@ class Subspaces:
             with layers.timed_update():
                 for group in layers.groups:
                     name, gradients = group.name, _gradients(group)
-                    when = self._seed, self._step.number, name
+                    when = self._seed, self.step.number, name
                     for place in range(self._n_turns(name) if gradients else 0):
                         layers.bases[name] = next_basis(
                             layers.bases[name], gradients, *when, place, of_inputs=group.of_inputs
                         )
 
     def _n_turns(self, name: str) -> int:
-        if self._step.after_warmup <= 0:
+        if self.step.after_warmup <= 0:
             return _ITERATIONS if self.prepares else 0
-        return 1 if (self._step.number + zlib.crc32(name.encode())) % _EVERY == 0 else 0
+        return 1 if (self.step.number + zlib.crc32(name.encode())) % _EVERY == 0 else 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0.

@@ -14,8 +14,9 @@ from torch import Tensor
 from timelyfreeze.policies import ParameterTable
 from timelyfreeze.records.convergence import PassedEnergy, passed_energy
 from timelyfreeze.records.tables import FrozenCount
+from timelyfreeze.runtime.parts import Masks, StepPart
 from timelyfreeze.runtime.shards import local_gradient, sum_over_shards
-from timelyfreeze.settings import FREEZING_PHASES, Phase
+from timelyfreeze.settings import FREEZING_PHASES, Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +53,24 @@ class RankUpdates:
     energy: PassedEnergy | None
 
 
-class UpdateMeter:
-    """Follows the updates of a rank's tensors along the steps: counts and gradient energy."""
+class UpdateMeter(StepPart):
+    """Follows the updates of a rank's tensors along the steps: counts and gradient energy.
+
+    ``drawn_ratio`` gives the probability that the step's masks freeze a tensor of a stage, mean
+    over its backwards; None where masks are not drawn evenly.
+    """
+
+    name = "updates"
 
     def __init__(
         self,
         tables: Mapping[int, ParameterTable],
         n_microbatches: int,
         energy: GradientEnergy | None = None,
+        drawn_ratio: Callable[[int], float | None] = lambda stage: None,
     ) -> None:
         self._tables, self._n_microbatches, self._energy = tables, n_microbatches, energy
-        self._number = 0
-        self._phase: Phase | None = None
+        self.drawn_ratio, self._step = drawn_ratio, Step()
         self._steps: dict[int, Elements] = {}
         self.total: Elements = (0, 0)  # of all steps that have ended
         self.step = self._nothing()  # counts of the current step, by stage
@@ -72,16 +79,14 @@ class UpdateMeter:
         # counts since freezing began, in the phases ``FREEZING_PHASES``
         self.since_freezing = self._nothing()
 
-    def begin_step(self, step: int, phase: Phase) -> None:
+    def begin_step(self, step: Step) -> None:
         """Begin a step."""
-        self._number = step
-        self.step = self._nothing()
-        if phase is not self._phase:
+        self._step, self.step = step, self._nothing()
+        if step.is_first_of_phase:
             self.recent = self._nothing()
-        self._phase = phase
 
-    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of a batch's masks, by stage and microbatch; missing ones froze nothing."""
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Take note of a batch's masks."""
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
             for mask in of_stage.values():
@@ -89,12 +94,12 @@ class UpdateMeter:
             count = Count(self._n_microbatches, frozen)
             self.step[stage] += count
             self.recent[stage] += count
-            if self._phase in FREEZING_PHASES:
+            if self._step.lasting_phase in FREEZING_PHASES:
                 self.since_freezing[stage] += count
 
-    def end_step(self) -> None:
+    def end_step(self, step: Step) -> None:
         """Note what fraction of its elements the step froze."""
-        frozen, elements = self._steps[self._number] = self._summed()
+        frozen, elements = self._steps[step.number] = self._summed()
         self.total = (self.total[0] + frozen, self.total[1] + elements)
 
     @property
@@ -110,16 +115,11 @@ class UpdateMeter:
     def take_steps(self) -> dict[int, Elements]:
         """Return the steps since the last call, the current one as far as it has come."""
         steps, self._steps = self._steps, {}
-        return {**steps, self._number: steps.get(self._number) or self._summed()}
+        number = self._step.number
+        return {**steps, number: steps.get(number) or self._summed()}
 
-    def take(
-        self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
-    ) -> RankUpdates:
-        """Return what there is since the last call.
-
-        ``gradient_scale`` undoes the clipping of the current step's gradients; None to measure
-        none; the same on every rank. ``drawn_ratio`` gives the probability that the step's masks
-        freeze a tensor of a stage, mean over its backwards; None where masks are not drawn evenly.
+    def collect(self, gradient_scale: float | None) -> dict[str, RankUpdates]:
+        """Return the updates since the last call.
 
         Energies are those from before this step where there are any: what a step's masks have left
         of its gradients goes together with these masks.
@@ -127,19 +127,19 @@ class UpdateMeter:
         updates = RankUpdates(self.take_steps(), self.total, None)
         recent = self.take_recent()
         if self._energy is None:
-            return updates
+            return {"updates": updates}
         is_first = not self._energy.is_complete
         if gradient_scale is not None and is_first:
             self._energy.measure(self.step, gradient_scale)
         passed = PassedEnergy(0.0, 0.0)
         for stage, count in recent.items():
-            ratio = drawn_ratio(stage)
+            ratio = self.drawn_ratio(stage)
             drawn = np.full(len(count.frozen), 1.0 - (ratio or 0.0))
             frequency = count.update_frequency if ratio is None else drawn
             passed += passed_energy(frequency, self._energy.energy[stage])
         if gradient_scale is not None and not is_first:
             self._energy.measure(self.step, gradient_scale)
-        return replace(updates, energy=passed)
+        return {"updates": replace(updates, energy=passed)}
 
     def counts(self) -> dict[int, tuple[ParameterTable, Count]]:
         """Return how often each tensor was frozen since freezing began, by stage."""
@@ -162,20 +162,23 @@ class UpdateMeter:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
-        """Return ``{"tally": ..., "energy": ...}``, each with an entry for every stage."""
+        """Return ``applied``, the sums of all steps, and by stage ``tally`` and ``energy``."""
         since = self.since_freezing.items()
-        state = {"tally": {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}}
+        tally = {str(s): [count.backwards, count.frozen.tolist()] for s, count in since}
+        state: dict[str, Any] = {"applied": list(self.total), "tally": tally}
         if self._energy is not None:
             state["energy"] = self._energy.plain_state()
         return state
 
-    def load_plain_state(self, plain: Mapping[str, Any]) -> None:
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned; energies that were not saved begin again."""
+        frozen, elements = state["applied"]
+        self.total = (frozen, elements)
         for stage in self._tables:
-            backwards, frozen = plain["tally"][str(stage)]
-            self.since_freezing[stage] = Count(backwards, np.array(frozen, dtype=np.int64))
-        if self._energy is not None and "energy" in plain:
-            self._energy.load_plain_state(plain["energy"])
+            backwards, times_frozen = state["tally"][str(stage)]
+            self.since_freezing[stage] = Count(backwards, np.array(times_frozen, dtype=np.int64))
+        if self._energy is not None and "energy" in state:
+            self._energy.load_plain_state(state["energy"])
 
 
 def step_ratios(ranks: Sequence[Mapping[int, Elements]]) -> dict[int, float]:

@@ -36,7 +36,8 @@ class RunningAhead(Trainer):
         timeout = timedelta(seconds=job_config.comm.train_timeout_seconds)
         group = dist.new_group(ranks, timeout=timeout)
         n_microbatches = self.controller.order.n_microbatches
-        self._ahead = self.controller.ahead = FrontRunAhead(stage, n_microbatches, group)
+        self._ahead = FrontRunAhead(stage, n_microbatches, group)
+        self.controller.run_ahead(self._ahead)
         self._lookahead = Lookahead(self.dataloader)
         self.checkpointer.states[DATALOADER] = self._lookahead
         self._n_batches_left = self._n_told = 0

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.control import ObservedBatch
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.records.tables import RESPONSES, ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_to_json
+from timelyfreeze.runtime import ObservedBatch
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, RunPart

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.control import CollectedMetrics, FreezeController, ObservedBatch
+from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.files import Table, write_whole
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.records.convergence import StepLog
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.records.tables import FrozenCount, Move
-from timelyfreeze.runtime import Exchange
+from timelyfreeze.runtime import Exchange, ObservedBatch
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from torchtitan.freezing.emulation.record import EmulationRecord

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from timelyfreeze.control import CollectedMetrics, ObservedBatch
+from timelyfreeze.control import CollectedMetrics
 from timelyfreeze.policies import Decision
 from timelyfreeze.records import tables
 from timelyfreeze.records.convergence import kappa_over_p_eff, mean_p_eff
 from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.runtime import ObservedBatch
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 

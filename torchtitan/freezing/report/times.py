@@ -47,7 +47,7 @@ class StepTimes(RunPart):
 
     def end_step(self, ended: EndedStep) -> None:
         controller = self.run.controller
-        turning_ms = 0.0 if controller is None else controller.turning_ms()
+        turning_ms = 0.0 if controller is None else controller.turns.turning_ms()
         ms = 1e3 * ended.seconds
         self.run.steps.add(TimedStep(ended.phase, ms, ended.of_device, turning_ms))
         self._last_step = ended.step

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.timelyfreeze.helpers.cached_run import BATCHES, Run, cuts, frozen
+from tests.timelyfreeze.helpers.cached_run import BATCHES, Run, cuts
 from timelyfreeze.front.caching import ActivationStore, EntryFolder, Row
 from timelyfreeze.front.caching import folder as folder_module
 from timelyfreeze.front.caching.verdict import N_COMPUTED, N_ENTERED
@@ -109,7 +109,7 @@ def test_nothing_is_kept_while_nothing_is_frozen(run: Run) -> None:
 def test_a_step_that_nobody_names_is_computed(run: Run) -> None:
     for _ in range(3):
         run.step(1)
-    run.cache.begin_step(frozen(1))
+    run.begin(1)
     assert run.cache.entry(0) is None
 
 

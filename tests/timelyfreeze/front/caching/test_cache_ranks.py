@@ -8,6 +8,7 @@ import torch
 from tests.timelyfreeze.helpers.cached_run import BATCHES, DAG, LAYOUT, Run, cuts, frozen
 from timelyfreeze.front.caching import ActivationStore, FrontCache, Row
 from timelyfreeze.front.caching.verdict import N_COMPUTED
+from timelyfreeze.settings import Phase, Step
 
 
 class Talk:
@@ -31,8 +32,8 @@ def front_rank(*others: object) -> tuple[FrontCache, Talk]:
     talk = Talk(*others)
     parameters = {name: torch.zeros(1) for name in ("embedding", "layers.0")}
     store = ActivationStore(1 << 20, None)
-    cache = FrontCache(store, LAYOUT, parameters, [0], DAG, talk, "model")  # type: ignore[arg-type]
-    cache.begin_step(frozen(1))
+    cache = FrontCache(store, LAYOUT, parameters, [0], DAG, talk, "model", lambda: frozen(1))  # type: ignore[arg-type]
+    cache.begin_step(Step(1, Phase.STABLE))
     for number in range(N_COMPUTED):
         cache.entry(number)
     return cache, talk

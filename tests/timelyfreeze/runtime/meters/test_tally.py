@@ -4,7 +4,7 @@ import numpy as np
 
 from timelyfreeze.policies.selection import ParameterTable, build_parameter_table
 from timelyfreeze.runtime.meters.update_meter import UpdateMeter, step_ratios
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, Step
 
 TABLES: dict[int, ParameterTable] = {
     0: build_parameter_table([("a", 10), ("b", 30)]),
@@ -23,11 +23,13 @@ SECOND = masks({1: [False, True]}, {0: [True], 1: [True], 2: [True]})
 def tally_of(steps: list[tuple[int, Phase]]) -> UpdateMeter:
     """Each step has a pass of three microbatches with each of the two masks above."""
     tally = UpdateMeter(TABLES, n_microbatches=3)
+    entered = None
     for step, phase in steps:
-        tally.begin_step(step, phase)
-        tally.add_batch(FIRST)
-        tally.add_batch(SECOND)
-        tally.end_step()
+        tally.begin_step(Step(step, phase, phase is not entered))
+        tally.end_batch(0, FIRST)
+        tally.end_batch(0, SECOND)
+        tally.end_step(Step(step))
+        entered = phase
     return tally
 
 
@@ -47,7 +49,8 @@ def test_every_backward_counts_for_every_tensor() -> None:
 def test_only_phases_that_freeze_by_choice_count_since_freezing_began() -> None:
     steps = list(enumerate(Phase, start=1))
     tally = tally_of(steps)
-    assert plain(tally.since_freezing) == {0: (18, [6, 6]), 1: (18, [9])}, "ramp, stable, off"
+    assert plain(tally.since_freezing) == {0: (24, [8, 8]), 1: (24, [12])}
+    assert tally.since_freezing[0].backwards == 6 * 4, "ramp, stable, control, off"
 
 
 def test_recent_counts_begin_anew_with_a_phase() -> None:
@@ -57,7 +60,7 @@ def test_recent_counts_begin_anew_with_a_phase() -> None:
 
 def test_a_backward_that_did_not_run_froze_nothing() -> None:
     tally = UpdateMeter(TABLES, 3)
-    tally.begin_step(1, Phase.WARMUP)
+    tally.begin_step(Step(1, Phase.WARMUP))
     assert tally.step[0].update_frequency.tolist() == [1.0, 1.0]
     assert step_ratios([tally.take_steps()]) == {}
 
@@ -72,12 +75,12 @@ def test_the_ratio_of_a_step_is_by_elements_over_all_ranks() -> None:
 
 def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
     tally = UpdateMeter(TABLES, 3)
-    tally.begin_step(1, Phase.RAMP)
-    tally.add_batch(FIRST)
+    tally.begin_step(Step(1, Phase.RAMP))
+    tally.end_batch(0, FIRST)
     assert tally.take_steps() == {1: (50, 300)}
-    tally.end_step()
-    tally.begin_step(2, Phase.RAMP)
-    tally.add_batch(masks({}, {}))
+    tally.end_step(Step(1))
+    tally.begin_step(Step(2, Phase.RAMP))
+    tally.end_batch(0, masks({}, {}))
     assert list(tally.take_steps()) == [1, 2]
 
 
@@ -85,6 +88,6 @@ def test_counts_come_back_from_a_checkpoint() -> None:
     tally = tally_of([(1, Phase.STABLE)])
     other = UpdateMeter(TABLES, 3)
     other.load_plain_state(tally.plain_state())
-    other.begin_step(2, Phase.STABLE)
-    other.add_batch(FIRST)
+    other.begin_step(Step(2, Phase.STABLE))
+    other.end_batch(0, FIRST)
     assert plain(other.since_freezing) == {0: (9, [4, 3]), 1: (9, [3])}

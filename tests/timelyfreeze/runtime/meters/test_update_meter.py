@@ -9,13 +9,9 @@ from torch import Tensor
 
 from timelyfreeze.policies.selection import build_parameter_table
 from timelyfreeze.runtime.meters.update_meter import GradientEnergy, UpdateMeter, frozen_counts
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, Step
 
 TABLES = {1: build_parameter_table([("a", 2), ("b", 4)])}
-
-
-def by_frequency(stage: int) -> None:
-    """Tensors are not drawn evenly."""
 
 
 def meter() -> tuple[UpdateMeter, list[Tensor]]:
@@ -26,12 +22,14 @@ def meter() -> tuple[UpdateMeter, list[Tensor]]:
 
 
 def step(to: UpdateMeter, number: int, phase: Phase, *frozen: list[bool]) -> None:
-    to.begin_step(number, phase)
-    to.add_batch({1: {m: np.array(mask) for m, mask in enumerate(frozen)}})
+    is_first = phase is not to._step.phase
+    to.begin_step(Step(number, phase, is_first))
+    to.end_batch(0, {1: {m: np.array(mask) for m, mask in enumerate(frozen)}})
 
 
 def p_eff(to: UpdateMeter, scale: float | None = 1.0, ratio: float | None = None) -> float | None:
-    energy = to.take(scale, lambda stage: ratio).energy
+    to.drawn_ratio = lambda stage: ratio
+    energy = to.collect(scale)["updates"].energy
     assert energy is not None
     return energy.p_eff
 
@@ -41,7 +39,7 @@ def test_p_eff_of_masks_since_the_last_time() -> None:
     step(updates, 1, Phase.WARMUP)
     assert p_eff(updates) == 1.0
     step(updates, 2, Phase.STABLE, [True, False], [True, False])
-    updates.end_step()
+    updates.end_step(Step(2))
     step(updates, 3, Phase.STABLE, [True, False], [False, True])
     # a was updated in 1 of 4 backwards, b in 3 of 4.
     assert p_eff(updates) == pytest.approx((25 / 4 + 4 * 3 / 4) / 29)
@@ -81,7 +79,7 @@ def test_without_gradients_the_last_energies_count() -> None:
     tensors[0].grad = None
     step(updates, 2, Phase.STABLE, [True, False], [True, False])
     assert p_eff(updates, scale=None) == pytest.approx(4 / 29)
-    assert UpdateMeter(TABLES, 2, None).take(1.0, by_frequency).energy is None
+    assert UpdateMeter(TABLES, 2, None).collect(1.0)["updates"].energy is None
 
 
 def test_counts_of_all_ranks_are_put_together_by_stage() -> None:
@@ -89,8 +87,8 @@ def test_counts_of_all_ranks_are_put_together_by_stage() -> None:
     for updates in (first, again):  # replicas
         step(updates, 1, Phase.RAMP, [True, False])
     other = UpdateMeter({0: build_parameter_table([("c", 9)])}, 2, None)
-    other.begin_step(1, Phase.RAMP)
-    other.add_batch({0: {}})
+    other.begin_step(Step(1, Phase.RAMP))
+    other.end_batch(0, {0: {}})
     rows = frozen_counts([first.counts(), other.counts(), again.counts()], [1, 0])
     assert [(r.rank, r.stage, r.parameter, r.elements) for r in rows] == [
         (1, 0, "c", 9),
@@ -109,8 +107,8 @@ def test_the_state_comes_back_also_where_no_energy_was_measured() -> None:
         tensor.grad = None
     other.load_plain_state(updates.plain_state())
     assert other.counts()[1][1].frozen.tolist() == [2, 0]
-    energy = other.take(None, by_frequency).energy
+    energy = other.collect(None)["updates"].energy
     assert energy is not None
     assert (energy.total, energy.p_eff) == (4.0, None)
-    other.load_plain_state({"tally": updates.plain_state()["tally"]})
+    other.load_plain_state({k: v for k, v in updates.plain_state().items() if k != "energy"})
     assert math.isnan(other.plain_state()["energy"]["1"][0] or math.nan)

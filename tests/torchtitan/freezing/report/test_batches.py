@@ -12,9 +12,9 @@ import pytest
 from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
 from tests.torchtitan.helpers.report_runs import end_step, log_step, run_in
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.tables import ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_from_json
+from timelyfreeze.runtime import ObservedBatch
 from timelyfreeze.schedule.order import parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import BatchRecord

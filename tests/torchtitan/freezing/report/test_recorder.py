@@ -58,7 +58,7 @@ class Controller(SimpleNamespace):
             collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
             frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
             expected_batch_ms=lambda: None, expected_stage_ratios=dict, bounds=None,
-            turning_ms=lambda: 0.0, phases=PhaseSchedule(1, 3, 4),
+            turns=SimpleNamespace(turning_ms=lambda: 0.0), phases=PhaseSchedule(1, 3, 4),
         )  # fmt: skip
 
 
