@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read it, such as head, has enough; Python would tell at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt as interrupt:
+        print(f"\n{str(interrupt) or 'Interrupted'}", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _run(words: list[str]) -> int:

@@ -40,7 +40,7 @@ from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_
 from timelyfreeze.compare.runs.sweep import errors, plan_jobs
 from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
-from timelyfreeze.files import printable
+from timelyfreeze.files import printable, write_whole
 from timelyfreeze.files.options import parse_with_keys, status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records.tables import WINDOW
@@ -70,7 +70,7 @@ def keep(output: Path, files: Iterable[tuple[str, str]]) -> None:
     """Write ``files``, names and contents, to the folder ``output``."""
     output.mkdir(parents=True, exist_ok=True)
     for name, content in files:
-        (output / name).write_bytes(content.encode())
+        write_whole(output / name, content.encode())
 
 
 def _parser() -> argparse.ArgumentParser:

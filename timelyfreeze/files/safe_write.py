@@ -39,8 +39,9 @@ def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> P
     try:
         unfinished.write_bytes(content)
         return unfinished.replace(file)
-    except OSError as error:
-        error.filename = str(file)
+    except BaseException as error:  # Ctrl-C too
+        if isinstance(error, OSError):
+            error.filename = str(file)
         unfinished.unlink(missing_ok=True)
         raise
 

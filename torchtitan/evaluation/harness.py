@@ -32,11 +32,18 @@ def run_lm_eval(arguments: Sequence[str], environment: Mapping[str, str]) -> Non
     command = [sys.executable, "-m", "lm_eval", *arguments]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+        status = subprocess.run(
+            command, env={**os.environ, **environment}, check=False, preexec_fn=_ignore_interrupts
+        ).returncode
     finally:
         signal.signal(signal.SIGTERM, before)
     if status != 0:
         raise ValueError(f"{' '.join(command)} ended with status {status}")
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the process that started this one, which ends it without a stack trace."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def ask(

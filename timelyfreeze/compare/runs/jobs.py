@@ -27,7 +27,7 @@ from timelyfreeze.cli import run_environment, train_command
 from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.cli.hub import config_table, is_on, value_of
 from timelyfreeze.compare.runs.run import RECORD, SET_ASIDE, finished_run
-from timelyfreeze.files import listed, read_object
+from timelyfreeze.files import listed, read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -136,7 +136,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+        raise KeyboardInterrupt("Interrupted; the same command goes on from here") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -235,7 +235,7 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
 
     def keep(exit_status: int | None) -> None:
         record = {**job.record, "settings": _same(job, settings), "exit_status": exit_status}
-        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
     keep(None)
     environment = run_environment(os.environ, job.nproc)

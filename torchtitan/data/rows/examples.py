@@ -29,6 +29,7 @@ from torchtitan.data.rows.errors import (
 )
 from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
 from torchtitan.data.rows.messages import Conversation, chat_messages, parse_value, without_nulls
+from torchtitan.data.rows.parquet import MOST_BYTES, NumberedRow, read_parquet
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
@@ -221,13 +222,6 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
     return {name: row[column] for name, column in shape.columns.items() if column in row}
 
 
-# Of a row in a file of lines. A small file may unpack to a row that fills the memory.
-MOST_BYTES = 2**26
-
-# The number of a row in its file, and the row; of JSON on lines the number is that of the line.
-NumberedRow = tuple[int, Any]
-
-
 def data_files(path: Path, key: str) -> list[Path]:
     """Return a file, or those of a folder in the order of their names; errors name ``key``."""
     if path.is_file():
@@ -294,33 +288,11 @@ def _read_json(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRo
         ) from error
 
 
-def _read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        parquet = pyarrow.parquet.ParquetFile(file)
-        there = parquet.schema_arrow.names
-        wanted = there if columns is None else [name for name in columns if name in there]
-        if twice := [name for name in wanted if columns and there.count(name) > 1]:
-            raise ValueError(f"it has the column {twice[0]!r} twice")
-        size = 1 if columns is None else 65536  # all columns are read for a look at the first row
-        number = 0
-        for batch in parquet.iter_batches(size, columns=wanted):
-            for example in batch.to_pylist():
-                yield number, {name: without_nulls(value) for name, value in example.items()}
-                number += 1
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        # Errors of damaged files may be as long as the file.
-        problem = f"is not a readable parquet file ({str(error)[:200]})"
-        raise DataExampleError(str(file), None, problem) from error
-
-
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[NumberedRow]]] = {
     ".jsonl.gz": _read_json,
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": read_parquet,
 }
 SUFFIXES = tuple(_READERS)
 
