@@ -104,8 +104,8 @@ def test_ctrl_c_ends_a_process_that_reads(name: str, tmp_path: Path) -> None:
         subprocess.Popen(
             command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process,
-        pipe.open("w"),
-    ):  # waits until the command reads from it
+        pipe.open("w"),  # which waits until the command reads
+    ):
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=100)
     assert (process.returncode, said) == (130, (b"", b"\nInterrupted\n"))
