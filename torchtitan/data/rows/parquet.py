@@ -1,4 +1,4 @@
-"""Rows of parquet files, in batches that memory can hold."""
+"""Rows of parquet files, in batches of bounded memory."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[Numbered
 
 
 def _bounded_rows(parquet: Any, columns: list[str], most: int) -> Iterator[dict[str, Any]]:
-    """Yield rows from batches of ``most`` rows, or of fewer that surely fit into ``BATCH_BYTES``.
+    """Yield rows from batches of ``most`` rows, or of fewer to fit into ``BATCH_BYTES``.
 
     A file stores a value once however often a dictionary repeats it, so any row may unpack to all
     bytes of its row group. A DataError refuses a row above ``MOST_BYTES``; unread where the mean of

@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, and the sections that this fork adds.
+"""The configuration: TorchTitan's, and the sections of this fork.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -315,12 +315,12 @@ _KEYS = {
 
 
 def toml_key(argument: str) -> str:
-    """Return the key that stands for an argument of the library."""
+    """Return the key behind an argument of the library."""
     return _KEYS.get(argument, f"freezing.{argument}")
 
 
 def cache_folder(config: JobConfig) -> str:
-    """Return where a run keeps what its frozen front puts out."""
+    """Return the folder of a run's stored front outputs."""
     return os.path.join(config.job.dump_folder, config.freezing.cache.folder)
 
 
