@@ -212,7 +212,7 @@ class FreezingTrainer(Trainer):
                 raise SystemExit(128 + stopped_by)
 
     def _tell_where(self, error: Exception) -> None:
-        """Log the losses by a failure, above a stack trace somewhere in torch."""
+        """Log a failure's step and the kept checkpoint, above torch's stack trace."""
         phase = "" if self.controller is None else f" ({self.controller.phase.value})"
         kept = "no checkpoint is kept, since checkpoint.enable is false"
         if self.checkpointer.enable:

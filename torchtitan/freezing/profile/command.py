@@ -1,6 +1,6 @@
-"""``timelyfreeze profile``: each stage of a configuration, timed alone on this device.
+"""``timelyfreeze profile``: stages of a configuration, timed alone on this device.
 
-So a pipeline can be planned for devices that are not at hand; see docs/plan.md.
+So a pipeline can be planned for other devices; see docs/plan.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Profile what ``arguments`` ask for, save the files and return the exit status."""
+    """Profile the configuration in ``arguments``, save the files and return the exit status."""
     options, keys = parse_with_keys(_parser(), arguments)
     return status_of(lambda: _profile(options, keys))
 
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _about(job_config) -> dict[str, str]:
-    """Return what is said of a profile, above its table and in its file."""
+    """Return the facts on a profile, above its table and in its file."""
     from datetime import datetime
 
     import torch
