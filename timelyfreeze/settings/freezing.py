@@ -35,7 +35,7 @@ class FreezeSettings:
 
     last_warmup_step: AtLeast0 = 60
     """T_w: up to this step nothing is frozen or measured, whatever the method. Past the point where
-    the loss falls steeply; lr_scheduler.warmup_steps is a good measure."""
+    the loss falls steeply. lr_scheduler.warmup_steps is a good measure."""
 
     last_monitor_step: int = 100
     """T_m, for methods with a plan, at least T_w + 2 (mixed: 3): in the steps from T_w to here each
@@ -43,7 +43,7 @@ class FreezeSettings:
     solved. More steps give steadier times."""
 
     monitoring: Annotated[str, OneOf(*MONITORING_WAYS)] = HALVES
-    """How both are measured. "halves": first the one and then the other, as the paper does; steps
+    """How both are measured. "halves": first the one and then the other, as the paper does. Steps
     with everything frozen change no weights, or in their subspaces alone. "mixed": in every batch
     some backwards are frozen whole and the others not at all, in the next batch the other way
     round, so that every step learns."""
@@ -53,7 +53,7 @@ class FreezeSettings:
     to the solved values, which hold from then on."""
 
     max_freeze_ratio: float | list[float] | str = AUTO
-    """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
+    """r_max, in [0, 1]: one value, or one for each stage. It caps the mean freeze ratio of a
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md). The paper has 0.8."""
 
@@ -89,8 +89,8 @@ class FreezeSettings:
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background, fewer than the
-    ramp has. 0 waits for them. Unset: 0 up to 1,024 actions, which take a fraction of a second;
-    above, a tenth of the ramp."""
+    ramp has. 0 waits for them. Unset: 0 up to 1,024 actions, which take a fraction of a second,
+    above that a tenth of the ramp."""
 
     replan_every: AtLeast0 = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are

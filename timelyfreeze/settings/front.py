@@ -93,7 +93,7 @@ class PackingSettings:
 
     max_global_batch: AtLeast0 = 0
     """Once a step is down to one batch, training.global_batch_size may grow up to this, in whole
-    multiples; the run then takes fewer steps for the same rows. 0: it stays."""
+    multiples. The run then takes fewer steps for the same rows. 0: it stays."""
 
     learning_rate: Annotated[str, OneOf(NONE, LINEAR, "sqrt")] = NONE
     """How the learning rate grows with the global batch: "none" (not at all), "linear" (as the
@@ -157,7 +157,7 @@ class ElasticSettings:
 
     join_limit_s: float = 120.0
     """Seconds, above 0 and below comm.init_timeout_seconds, that ranks which are ready for a move
-    wait for the others; without them the run goes on as before."""
+    wait for the others. Without them the run goes on as before."""
 
     @property
     def is_by_time(self) -> bool:
