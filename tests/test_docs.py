@@ -111,12 +111,10 @@ def test_every_experiment_is_in_the_results() -> None:
     assert {f"results/{file.name}" for file in EXPERIMENTS} <= set(links)
 
 
-@pytest.mark.parametrize(
-    "page", ["README", "docs/results", "docs/low_rank", "docs/troubleshooting"]
-)
-def test_a_cell_of_a_table_has_one_fact(page: str) -> None:
-    rows = re.findall(r"^\|.*\|$", FENCE.sub("", (ROOT / f"{page}.md").read_text()), re.MULTILINE)
-    assert rows
+def test_a_cell_of_a_table_has_one_fact() -> None:
+    texts = [FENCE.sub("", page.read_text()) for page in PAGES]
+    rows = [row for text in texts for row in re.findall(r"^\|.*\|$", text, re.MULTILINE)]
+    assert len(rows) > 500
     assert not [row for row in rows if ";" in QUOTED.sub("", row)]
 
 

@@ -1,7 +1,6 @@
 """TimelyFreeze: freeze parameters where it shortens the pipeline's critical path.
 
-Implements arXiv:2602.05754. What this package exports is loaded when it is first asked for, so
-importing it needs no torch.
+Implements arXiv:2602.05754. Names load at first use, so importing the package needs no torch.
 """
 
 from importlib import import_module

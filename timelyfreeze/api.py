@@ -41,7 +41,7 @@ _COLLECT_EVERY = 50
 
 
 class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
-    """Measures a pipeline's batches, plans what to freeze, and freezes it.
+    """Measures a pipeline's batches, plans the freezing, and freezes.
 
     ::
 
@@ -52,7 +52,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             optimizer.step()
             optimizer.zero_grad()
 
-    Every rank builds one and uses it alike. ``docs/library.md`` tells more.
+    All ranks build and use the class alike. ``docs/library.md`` tells more.
 
     Args:
         schedule: A schedule of ``torch.distributed.pipelining`` with a loss function. Its stages,
@@ -60,21 +60,21 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
-        optimizer: What steps the weights of this rank, one or several. Policies that watch
-            gradients need it: they look at them right after its step.
+        optimizer: The optimizer or optimizers of this rank. Policies that watch gradients need
+            them: they look right after a step.
         pipeline_group: The processes of this pipeline; None for the group of the stages.
-        data_parallel_group: The processes that hold the same stages as this one: replicas, and
-            those that split tensors between them. Where neither group is named, all processes of
-            the default group take part.
-        device: Where the stages compute; None for what they say.
+        data_parallel_group: The processes with the same stages: replicas, and processes among which
+            tensors are split. Where neither group is named, all processes of the default group take
+            part.
+        device: Where the stages compute; None for the device of their weights.
         on_plan: Called on every rank with each new plan and its bounds.
-        cache: Reads what a frozen front put out for a row, for a policy that decides alone; None to
-            compute it always.
-        settings: Fields of :class:`timelyfreeze.FreezeSettings`, which says what they mean:
-            ``last_warmup_step``, ``max_freeze_ratio``, ``gradient_rank`` and others.
+        cache: Reads the stored outputs of a frozen front, for a policy without a plan; None to
+            compute them always.
+        settings: Fields of :class:`timelyfreeze.FreezeSettings`, such as ``last_warmup_step``,
+            ``max_freeze_ratio``, ``gradient_rank`` and others.
 
     Raises:
-        ValueError: If an argument breaks its rule, or the pipeline cannot be frozen.
+        ValueError: If an argument breaks a rule, or the pipeline cannot be frozen.
     """
 
     def __init__(
@@ -155,17 +155,17 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         rows: Sequence[Sequence[Row]] | None = None,
         upcoming: Sequence[Sequence[int]] = (),
     ) -> Iterator[None]:
-        """Run the batches of an optimizer step, one or several ``schedule.step(...)``, inside.
+        """Run the batches of an optimizer step, ``schedule.step(...)`` once or more, inside.
 
         The step ends, for policies and for the plan, after the optimizer's step if an optimizer was
-        handed over, otherwise where the next one begins. Then ranks may talk to each other.
+        handed over, otherwise at the beginning of the next. Then ranks may talk to each other.
 
         Args:
             t: Number of the step, from 1; after a resume where the run had stopped.
-            rows: With a cache, for each of the step's batches its rows in their order, the same on
-                all ranks of a pipeline.
-            upcoming: With a cache on a disk, for each of the next batches the numbers of its rows,
-                which are read ahead; none where they are not known.
+            rows: With a cache, the rows of the step's batches in order, the same on all ranks of a
+                pipeline.
+            upcoming: With a cache on a disk, the row numbers of the next batches, to be read ahead;
+                none where they are not known.
 
         Raises:
             RuntimeError: Inside another step, or if a batch begins while gradients are there.
@@ -215,7 +215,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             yield
 
     def _check_no_gradients(self) -> None:
-        """See that the optimizer will leave alone what the step is going to freeze."""
+        """Require no gradients on tensors about to be frozen."""
         name = next((name for name, p in self._parameters if p.grad is not None), None)
         if name is not None:
             raise RuntimeError(
@@ -233,7 +233,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
             self._reporter.collect()
 
     def _watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """End each step once all optimizers have made theirs."""
+        """End a step once all optimizers have made theirs."""
         done: set[int] = set()
 
         def after_step(stepped: torch.optim.Optimizer, *args: Any) -> None:
@@ -249,23 +249,23 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
 
     @property
     def plan(self) -> FreezePlan | None:
-        """The plan, once there is one."""
+        """The current plan, if any."""
         return self._controller.plan
 
     @property
     def bounds(self) -> DurationBounds | None:
-        """The measured times that it was made from."""
+        """The measured bounds of the plan."""
         return self._controller.bounds
 
     @property
     def phase(self) -> Phase:
-        """The phase of the current step; of the first one before any."""
+        """The phase of the current step; the first phase before any step."""
         return self._controller.phase if self._step else self._controller.phases.phase(1)
 
     def report(self) -> FreezeReport:
-        """Return what was measured and planned; every rank must call this together.
+        """Return measurements and plan; a collective call of all ranks.
 
-        Call it between two steps. It waits for the device.
+        For use between two steps. Waits for the device.
         """
         self._end_step()
         with together("report()"):
@@ -274,7 +274,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     # -- checkpoint --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint should hold; every rank must call this together.
+        """Return the state for a checkpoint; a collective call of all ranks.
 
         Returns:
             Texts, of all ranks on every rank, and this rank's vectors of policies, tensors.
@@ -288,17 +288,17 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         return mine
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned; call it before the first step.
+        """Restore the state of :meth:`state_dict`; to be called before the first step.
 
         Raises:
-            ValueError: If it is the state of another pipeline or of another method.
+            ValueError: If the state is of another pipeline or of another method.
         """
         self._controller.load_state_dict(state_dict)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what runs in the background, and let the schedule run as it did before."""
+        """End background work, and restore the schedule."""
         if self._undo:  # the first time
             self._controller.close()
             why = self._controller.unplanned if self._step else None

@@ -1,3 +1,3 @@
-"""The command ``timelyfreeze``: what it can do, and how a run is started."""
+"""The command ``timelyfreeze``: its parts, and the start of a run."""
 
 from timelyfreeze.cli.train import run_environment, train_command

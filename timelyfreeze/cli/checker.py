@@ -1,7 +1,6 @@
-"""Checks command lines before what they ask for is started: many in one process.
+"""Checks many command lines in a process, before any is started.
 
-The process gets the lines on standard input, and its last line of output says what is wrong with
-each, both as JSON.
+Lines come on standard input; the last line of output holds their errors. Both are JSON.
 """
 
 import contextlib
@@ -19,9 +18,9 @@ from timelyfreeze.cli import overlay
 def errors_of(
     module: str, lines: Sequence[Sequence[str]], variables: Mapping[str, str], folder: Path
 ) -> list[str | None]:
-    """Return what is wrong with each of some command lines; None where nothing is.
+    """Return the error of a list of command lines; None for a right line.
 
-    ``module`` has ``check(arguments)``, which raises a ValueError, or says why it exits.
+    ``module`` has ``check(arguments)``, and raises a ValueError, or exits with a message.
     """
     done = subprocess.run(
         [sys.executable, "-m", "timelyfreeze.cli.checker", module],

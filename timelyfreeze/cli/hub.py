@@ -1,4 +1,4 @@
-"""A model named by its id on the hub: fetched once for each host, a folder from then on."""
+"""A model named by its id on the hub: fetched once per host, a folder from then on."""
 
 import re
 import tomllib
@@ -22,9 +22,9 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_model(name: str, *, weights: bool) -> str:
-    """Return the folder of a model of the hub; what its cache has is not fetched again.
+    """Return the folder of a model of the hub; cached files are not fetched again.
 
-    A ValueError names key, id and reason where it cannot be had.
+    A ValueError names key, id and reason of a failure.
     """
     try:
         import huggingface_hub
@@ -46,9 +46,9 @@ def fetch_model(name: str, *, weights: bool) -> str:
 
 
 def with_fetched_model(arguments: Sequence[str]) -> list[str]:
-    """Return a run's arguments, with the folder of its model where they name an id of the hub.
+    """Return a run's arguments, with the folder of a model named by an id of the hub.
 
-    Called by the process that starts those of a host, so that these need not fetch it.
+    Called by the launcher of a host, so that its processes fetch nothing.
     """
     table = config_table(last_value(arguments, "job.config_file"))
     name = value_of(arguments, table, KEY)
@@ -62,7 +62,7 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
 
 
 def config_table(path: Path | str | None) -> dict[str, Any]:
-    """Return what a TOML file says; what is wrong with it is for the checks to tell."""
+    """Return the tables of a TOML file; errors are left to the checks."""
     try:
         return {} if path is None else tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError):
@@ -76,7 +76,7 @@ def _in_file(table: dict[str, Any], key: str) -> Any:
 
 
 def value_of(arguments: Sequence[str], table: dict[str, Any], key: str) -> Any:
-    """Return what a command line says of a key, or else a TOML file; None where neither does."""
+    """Return a key's value from the command line, or else a TOML file; None without."""
     return last_value(arguments, key) or _in_file(table, key)
 
 
@@ -90,7 +90,7 @@ def is_on(arguments: Sequence[str], table: dict[str, Any], key: str) -> bool:
 
 
 def last_value(arguments: Sequence[str], key: str) -> str | None:
-    """Return the value that is given to ``key`` last, as ``--key=value`` or in two words."""
+    """Return the last value of ``key``, given as ``--key=value`` or in two words."""
     found = None
     for i, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

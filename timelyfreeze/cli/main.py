@@ -1,4 +1,4 @@
-"""The map of the product: every command, and the module that it is in."""
+"""The map of the product: every command, and its module."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from timelyfreeze.cli.train import DEFAULTS
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its module, which has ``main(arguments)``, and what it does."""
+    """A command: its module, with ``main(arguments)``, and its summary."""
 
     module: str
     summary: str
@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that ``arguments`` name and return the exit status."""
+    """Run the command named by ``arguments`` and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status = _run(words)
@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read it, such as head, has enough; Python would tell at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt as interrupt:
+        print(f"\n{str(interrupt) or 'Interrupted'}", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _run(words: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Puts this project's part of ``torchtitan`` beside the installed release's.
 
-Both are one package: a module that the release does not have is ours. A wheel puts ours into the
-same folder. Where the project runs from its own folder (an editable install, a clone), the folder
+Both make a package: modules missing in the release are ours. A wheel puts ours into the same
+folder. Where the project runs from its own folder (an editable install, a clone), the folder
 ``torchtitan`` beside this package is added to the release's search path, whatever the current
 folder or ``PYTHONPATH`` is.
 """
@@ -35,7 +35,7 @@ _CHANGES = {RELEASE: _add_ours, torchvision_import.PACKAGE: torchvision_import.d
 
 
 class _Finder(MetaPathFinder):
-    """Finds packages as Python does, and changes what it found before they are imported."""
+    """Finds packages as Python does, and changes their spec before the import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,9 +50,9 @@ class _Finder(MetaPathFinder):
 
 @contextmanager
 def without_release() -> Iterator[None]:
-    """Have our modules found without what the release imports for itself, which takes seconds.
+    """Import our modules without the release's own imports, which take seconds.
 
-    For what needs nothing of it: the options of a command. Later imports find the whole again.
+    For the options of a command. Later imports find the release again.
     """
     if RELEASE in sys.modules:
         yield
@@ -69,7 +69,7 @@ def without_release() -> Iterator[None]:
 
 
 def install() -> None:
-    """Make ``torchtitan.freezing`` importable; calling it again does nothing."""
+    """Make ``torchtitan.freezing`` importable; idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     if RELEASE in sys.modules:

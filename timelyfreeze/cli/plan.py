@@ -1,4 +1,4 @@
-"""The command ``timelyfreeze plan``: what freezing would bring, told on a laptop."""
+"""The command ``timelyfreeze plan``: predicted gains of freezing, without a device."""
 
 import argparse
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ PAPERS = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Plan what the options ask for; return the exit status."""
+    """Plan the asked grid; return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     # Options that the question asked has no use for.
@@ -150,7 +150,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
-    """Return what is asked, with what the file says filled in."""
+    """Return the asked grid, completed from the file."""
     n_ranks = options.ranks or file.n_ranks
     if n_ranks is None or n_ranks < 2:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""torchrun, which adds no stack trace of its own where what is wrong can be told in a line.
+"""torchrun without a stack trace of its own beside a message.
 
-That is where a process has told of the user's error, and where nodes do not find each other. Before
-any process starts, the values of the configuration are checked, and a model that is named by its id
-on the hub is fetched. On one node, a run that asks for it goes on with another number of processes
-once all of its own have ended.
+Messages tell of user errors, and of nodes without a meeting. Before any process starts, the values
+of the configuration are checked, and a model named by its id on the hub is fetched. On one node, a
+run may go on with another number of processes, once all have ended.
 """
 
 import argparse
@@ -49,12 +48,12 @@ class Restart:
     left_at: float  # when these began to leave, in seconds since the epoch
 
     def leave(self) -> None:
-        """Write it down for whoever starts processes; one process of the former part does."""
+        """Write the restart for the launcher; a single process of the former part does."""
         write_whole(Path(os.environ[NEXT]), json.dumps(asdict(self)).encode())
 
 
 def present_restart() -> Restart | None:
-    """Return what this process goes on from; None in the first part of a run."""
+    """Return the restart of this part; None in the first part of a run."""
     text = os.environ.get(PRESENT)
     return None if text is None else Restart(**json.loads(text))
 
@@ -108,9 +107,9 @@ def main() -> None:
 
 
 def _check_values(arguments: Sequence[str]) -> None:
-    """Raise a ValueError with the errors of a run's configuration that need no model.
+    """Raise a ValueError with errors of a run's configuration, without a model.
 
-    A second in one process, where ranks would all import models and their kernels first.
+    A second in a single process; ranks would all import models and kernels first.
     """
     if WORKER not in arguments:
         return
@@ -132,7 +131,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _run_parts(torchrun: Callable[[], None]) -> None:
-    """Run torchrun, and again for as long as a run says with how many processes it goes on."""
+    """Run torchrun, and again for every further part of a run."""
     os.environ.pop(PRESENT, None)
     with tempfile.TemporaryDirectory(prefix="timelyfreeze_") as folder:
         said = Path(folder) / "next_part.json"
@@ -148,7 +147,7 @@ def _run_parts(torchrun: Callable[[], None]) -> None:
 
 
 def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
-    """Return which node of how many this is, and where and how long it waits; None if alone."""
+    """Return node and meeting place in words; None for a single node."""
     options = _options(arguments)
     if _is_one_node(options):
         return None

@@ -1,9 +1,9 @@
 """Lets torchvision be imported beside a torch without CUDA.
 
 The package index has torchvision for CUDA alone. Beside another build of torch its operators cannot
-be loaded, and its import fails, since it describes two of them all the same; with it fail those of
-all models of transformers, which look whether torchvision is installed. These two choose among
-boxes, which nothing here does. So they are declared, without anything behind.
+be loaded, and its import fails, since two of them are described all the same. All models of
+transformers then fail to import too. Both operators choose among boxes, unused here, so they are
+declared as stubs.
 """
 
 from contextlib import suppress
@@ -29,6 +29,6 @@ class _Loader(SourceFileLoader):
 
 
 def declare_first(spec: ModuleSpec) -> None:
-    """Have operators declared that torchvision lacks, when it is imported."""
+    """Declare operators missing in torchvision, before its import."""
     if isinstance(spec.loader, SourceFileLoader):
         spec.loader = _Loader(spec.loader.name, spec.loader.path)

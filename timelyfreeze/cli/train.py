@@ -1,4 +1,4 @@
-"""``timelyfreeze train``: starts a run with torchrun, in the environment that it needs."""
+"""``timelyfreeze train``: starts a run by torchrun, in its environment."""
 
 import argparse
 import os
@@ -29,10 +29,10 @@ def run_environment(
     n_gpus: int | None = None,
     n_cores: int | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a run's processes. The only place that has these rules.
+    """Return the environment of a run's processes; the only place with these rules.
 
-    A process gets a GPU of its own. With fewer GPUs than processes all of them use the CPU, whose
-    cores they divide among themselves. What ``base`` sets already stays, but for the GPUs then.
+    Every process gets a GPU. With fewer GPUs than processes all of them use the CPU, whose cores
+    they divide among themselves. Settings in ``base`` win, but for the GPUs then.
     """
     n_gpus = count_gpus(base) if n_gpus is None else n_gpus
     n_cores = len(os.sched_getaffinity(0)) if n_cores is None else n_cores
@@ -44,7 +44,7 @@ def run_environment(
 
 
 def count_gpus(base: Mapping[str, str]) -> int:
-    """Return how many GPUs a process with the environment ``base`` sees.
+    """Return the number of GPUs visible with the environment ``base``.
 
     The driver's tool is asked, since torch takes seconds to load, and torch where that fails.
     """
@@ -70,7 +70,7 @@ ALONE = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start the run that ``arguments`` ask for, in the place of this process."""
+    """Start the run of ``arguments``, in the place of this process."""
     options, keys = parse_with_keys(_parser(), arguments)
     keys += ["--quiet"] if options.quiet else []
     n_processes, n_gpus = options.nproc, count_gpus(os.environ)
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 def train_command(
     config: Path, n_processes: int, keys: Sequence[str] = (), *, torchrun: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that trains with ``config``."""
+    """Return the command to train with ``config``."""
     return [
         sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={n_processes}",
         *(torchrun or ALONE), "-m", WORKER,

@@ -1,4 +1,4 @@
-"""What torchrun starts in each process of a run."""
+"""Entry point of a run's processes under torchrun."""
 
 import runpy
 

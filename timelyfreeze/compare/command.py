@@ -1,4 +1,4 @@
-"""Compares runs: makes them over methods, schedules and seeds, and shows what many have to say.
+"""Makes runs over methods, schedules and seeds, and shows all of them side by side.
 
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
         [--schedules GPipe 1F1B] --seeds 42 22 11 [--nproc 4] [--vary KEY=A,B,C ...]
@@ -40,7 +40,7 @@ from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_
 from timelyfreeze.compare.runs.sweep import errors, plan_jobs
 from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
-from timelyfreeze.files import printable
+from timelyfreeze.files import printable, write_whole
 from timelyfreeze.files.options import parse_with_keys, status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records.tables import WINDOW
@@ -70,7 +70,7 @@ def keep(output: Path, files: Iterable[tuple[str, str]]) -> None:
     """Write ``files``, names and contents, to the folder ``output``."""
     output.mkdir(parents=True, exist_ok=True)
     for name, content in files:
-        (output / name).write_bytes(content.encode())
+        write_whole(output / name, content.encode())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,7 +170,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _reference(folder: Path) -> Run:
-    """Return the one run below ``folder``; it is an error if there is none, or more."""
+    """Return the only run below ``folder``; an error for none or several."""
     found = find_runs([folder])
     if found.unreadable:
         raise ValueError(f"--reference cannot be read: {'; '.join(found.unreadable)}")
@@ -180,7 +180,7 @@ def _reference(folder: Path) -> Run:
 
 
 def _table(found: FoundRuns, output: Path | None, criteria: Criteria) -> tuple[Table, list[Group]]:
-    """Print the table, and keep it with the single runs where there is an ``output``."""
+    """Print the table, and keep table and single runs in ``output``."""
     compared = compare(found.runs, criteria)
     table = tabulate(compared, found, criteria)
     text = render_markdown(table, criteria)
@@ -193,7 +193,7 @@ def _table(found: FoundRuns, output: Path | None, criteria: Criteria) -> tuple[T
 def _page(
     table: Table, groups: Sequence[Group], output: Path, criteria: Criteria, title: str
 ) -> None:
-    """Draw all plots, and write the page, and the Markdown once more with the plots in it."""
+    """Draw all plots, and write the page and the Markdown with them."""
     # Plots that an earlier comparison left, of other runs, would mislead.
     ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
     for path in output.glob("*"):

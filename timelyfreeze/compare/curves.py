@@ -1,4 +1,4 @@
-"""What repeats of a run have in common: curves over time, and points of speed against quality."""
+"""Curves over time, and points of speed against quality, of repeats of a run."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ SPEED = "device_tokens_per_second"
 
 @dataclass(frozen=True)
 class OfGroup:
-    """What is shown of a group of repeats."""
+    """A group of repeats, as shown."""
 
     group: Group
     words: str  # the same, for those who do not see it
@@ -45,11 +45,11 @@ class Curve(OfGroup):
 
 
 def curves(groups: Sequence[Group], points: Callable[[Run], Points], ends: str = "") -> list[Curve]:
-    """Return of each group one curve with its spread, or several that do not fit together.
+    """Return a mean curve with its spread per group, or several where repeats do not fit together.
 
-    In words they end as ``ends`` says. Repeats fit together if they have as many points; the first
-    points of all make one point, and so on, at the mean of their places: a step does not take
-    equally long in all of them. What is no number, as losses of a run that diverged, is left out.
+    Labels end in ``ends``. Repeats fit together if they have as many points; points of an index are
+    averaged in place and value, since a step's time varies. Values that are no number, such as
+    diverged losses, are left out.
     """
     found = []
     for group in groups:
@@ -66,7 +66,7 @@ def curves(groups: Sequence[Group], points: Callable[[Run], Points], ends: str =
 
 
 def training_losses(window: int) -> Callable[[Run], Points]:
-    """Return what gives running means over ``window`` logged losses, by seconds of training."""
+    """Return a function from a run to means over ``window`` logged losses, by training seconds."""
 
     def points(run: Run) -> Points:
         means = running_means([loss for _, loss in run.losses], window)
@@ -78,13 +78,13 @@ def training_losses(window: int) -> Callable[[Run], Points]:
 
 @dataclass(frozen=True)
 class StageRatios(OfGroup):
-    """The freeze ratio of each stage in the last step, mean over those that know it."""
+    """Freeze ratios by stage in the last step, averaged over the runs with data."""
 
     ratios: Mapping[int, float]
 
 
 def stage_ratios(groups: Sequence[Group]) -> list[StageRatios]:
-    """Return the ratios of those groups that have any."""
+    """Return the stage ratios of all groups with data."""
     found = []
     for group in groups:
         known = [run.summary.stage_ratios or {} for run in group.runs]
@@ -97,16 +97,16 @@ def stage_ratios(groups: Sequence[Group]) -> list[StageRatios]:
 
 @dataclass(frozen=True)
 class Point(OfGroup):
-    """Tokens per second of a device, and what is set against it."""
+    """Tokens per second of a device, and the metric beside them."""
 
     x: Spread
     y: Spread
 
 
 def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> list[Point]:
-    """Return the points of those ``groups`` that have a throughput and the metric called ``key``.
+    """Return the points of ``groups`` with a throughput and the metric ``key``.
 
-    The spread is no smaller than the standard error of single runs, the metric ``error_key``.
+    Spreads are no smaller than the standard error of single runs, the metric ``error_key``.
     """
     found = []
     for group in groups:
@@ -124,7 +124,7 @@ def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> l
 
 
 def front(points: Sequence[Point], *, low_is_good: bool) -> list[Point]:
-    """Return the points that no other beats in both metrics, by falling throughput."""
+    """Return the points beaten by no other in both metrics, by falling throughput."""
     sign = -1.0 if low_is_good else 1.0
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.x.mean, -sign * p.y.mean)):
@@ -138,7 +138,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Example(OfGroup, Generic[T]):
-    """What one run has, shown for its group; that of ``none`` is of a run that freezes."""
+    """An example from a run, shown for its group; for ``none`` from a freezing run."""
 
     run: Run
     value: T
@@ -148,11 +148,11 @@ Examples = tuple[list[Example[T]], list[str]]
 
 
 def batches(groups: Sequence[Group]) -> Examples[Timeline]:
-    """Return a batch of each group: a measured one if any of its runs has one, else a predicted.
+    """Return a batch per group, a measured before a predicted.
 
-    A run of ``none`` measures no batch. Its batch is one that a run which freezes measured before
-    it did, with the same seed where there is such a run, and of these the one whose batches
-    without freezing are nearest to those of none. Peers, which have none, are not among the groups.
+    Runs of ``none`` measure no batch. Theirs is taken from a freezing run before it froze, with the
+    same seed if possible, and the nearest batch time without freezing. Peers are not among the
+    groups.
     """
     freezing = [run for group in groups if freezes(group.method) for run in group.runs]
 
@@ -180,7 +180,7 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
 
 
 def last_ranks(groups: Sequence[Group]) -> Examples[Sequence[FrozenCount]]:
-    """Return what became of the tensors of each group's last rank, once freezing had begun."""
+    """Return frozen counts of tensors on each group's last rank, once freezing had begun."""
 
     def read(run_folder: Path) -> Sequence[FrozenCount] | None:
         if not (run_folder / COUNTS.name).exists():
@@ -199,7 +199,7 @@ def last_ranks(groups: Sequence[Group]) -> Examples[Sequence[FrozenCount]]:
 def _first(
     candidates: Sequence[tuple[Group, Run, Callable[[Path], T | None]]], tell: Callable[[T], str]
 ) -> Examples[T]:
-    """Return the first example of each group, after which none is read, and what cannot be."""
+    """Return each group's first readable example, and the unreadable."""
     known: dict[Group, Example[T]] = {}
     unread: dict[str, None] = {}
     for group, run, read in candidates:
@@ -216,7 +216,7 @@ def _first(
 
 
 def same_work(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return ``groups`` in parts whose steps have as much to do, as far as that is known."""
+    """Return ``groups`` in parts with equal work per step, as far as known."""
     parts: list[list[Group]] = []
     for group in groups:
         for part in parts:

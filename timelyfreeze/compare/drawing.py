@@ -1,6 +1,6 @@
-"""How points, curves, ratios of stages and examples are drawn: a panel for each schedule.
+"""Drawings of points, curves, stage ratios and examples: a panel per schedule.
 
-The same method has the same colour everywhere.
+A method's colour is the same everywhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ _NARROW = 7.0  # inches, of a plot with one panel
 
 
 def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
-    """Return what was ``found`` by schedule, in the order of the table."""
+    """Return ``found`` by schedule, in the order of the table."""
     panels: dict[str, list[T]] = {}
     for one in found:
         panels.setdefault(one.schedule, []).append(one)
@@ -49,7 +49,7 @@ def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
 
 
 def color(method: str) -> str:
-    """Return the colour of a method: of a plan that of its metric, of a peer its method's."""
+    """Return a method's colour: a plan's by its metric, a peer's by its method."""
     _, method = split_peer(method) or ("", method)
     metric = method.removeprefix(_PLAN)
     others = style.CYCLE[:-1]
@@ -67,9 +67,9 @@ def draw_points(
     points: Sequence[Point], title: str, place: str, *, y_label: str, low_is_good: bool,
     models: Mapping[str, Sequence[Point]] | None = None,
 ) -> Figure:  # fmt: skip
-    """Draw quality against speed, better towards the upper right, and what nothing beats.
+    """Draw quality against speed, better towards the upper right, and the unbeaten front.
 
-    All panels have the same limits; each of ``models`` has limits and rows of its own.
+    All panels of a model have the same limits; ``models`` have rows of their own.
     """
     panels = {model: by_schedule(own) for model, own in (models or {"": points}).items()}
     wide = any(len(own) > 1 for own in panels.values())
@@ -145,7 +145,7 @@ def draw_curves(
 
 
 def draw_stages(found: Sequence[StageRatios], title: str, place: str) -> Figure:
-    """Draw freeze ratios as a table of colours: a line for each method, a column for each stage."""
+    """Draw freeze ratios as a table of colours: a line per method, a column per stage."""
     panels = by_schedule(found)
     tallest = max(len(rows) for rows in panels.values())
     names = [wrap(one.group.short_name) for one in found]
@@ -173,7 +173,7 @@ def draw_stages(found: Sequence[StageRatios], title: str, place: str) -> Figure:
 
 
 def draw_batches(batches: Sequence[Example[Timeline]], title: str, place: str) -> Figure:
-    """Draw the batches of the methods of a schedule below each other, on one time axis."""
+    """Draw a schedule's batches by method below each other, on a common time axis."""
     names = [_batch_name(batch) for batch in batches]
     return timeline_figure([batch.value for batch in batches], f"{title}\n{place}", names)
 
@@ -188,7 +188,7 @@ def _batch_name(batch: Example[Timeline]) -> str:
 def draw_counts(
     examples: Sequence[Example[Sequence[FrozenCount]]], title: str, place: str
 ) -> Figure:
-    """Draw for the methods of a schedule how often tensors were frozen, a panel for each."""
+    """Draw freeze counts of tensors for a schedule's methods, a panel per method."""
     names = [f"{wrap(one.group.short_name)}\nseed {one.run.seed}, rank {one.value[0].rank}"
              for one in examples]  # fmt: skip
     return frequencies_figure(names, [one.value for one in examples], f"{title}\n{place}")
@@ -205,7 +205,7 @@ def _panels(
     titles: Sequence[str], title: str, place: str, *,
     inner_height: float = 2.6, left: float = 0.75, names: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """Return a figure with axes for each name, two in a row, "" for none; sizes are inches."""
+    """Return a figure with axes per name, two in a row, "" for an empty place; sizes are inches."""
     n_columns = min(2, len(titles))
     n_rows = -(-len(titles) // n_columns)
     width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
@@ -233,12 +233,12 @@ _WRAP_AT = 24
 
 
 def wrap(text: str) -> str:
-    """Return ``text`` with a line for each of its parts, if it is long."""
+    """Return ``text`` with a line per part, if long."""
     return text.replace(", ", ",\n") if len(text) > _WRAP_AT else text
 
 
 def _legend(axes: Axes) -> None:
-    """Name what is drawn right of ``axes``, each name once."""
+    """Add a legend right of ``axes``, without repeated names."""
     handles, names = axes.get_legend_handles_labels()
     known = dict(zip(map(wrap, names), handles, strict=True))
     axes.legend(known.values(), known, loc="center left", bbox_to_anchor=(1.0, 0.5),

@@ -1,11 +1,10 @@
-"""The runs of a comparison with their metrics, and which of them repeat each other.
+"""The runs of a comparison with their metrics, grouped by repeats.
 
-Repeats share schedule, method, settings and the place where they ran; seeds may differ. Means and
-spreads are over repeats, in tables and in plots alike.
+Repeats share schedule, method, settings and their place; seeds may differ. Means and spreads are
+over repeats, in tables and in plots alike.
 
-A run's baseline is the run of method ``none`` with the same schedule and seed, in the same place,
-and with as much work in a step. Of several, the one that was started closest in time counts,
-because a machine is not equally fast all day.
+A run's baseline is the run of method ``none`` with the same schedule, seed, place and work per
+step. Of several, the start closest in time counts, because a machine's speed varies over a day.
 """
 
 import re
@@ -40,7 +39,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that repeat each other, those that did not end among them."""
+    """Repeats of a run, unfinished runs among them."""
 
     schedule: str
     method: str
@@ -64,16 +63,16 @@ class Group:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs that did all their steps."""
+        """The finished runs."""
         return [run for run in self.members if run.is_finished]
 
     @property
     def unit(self) -> str:
-        """What the throughput of the runs counts, which is one thing in a place."""
+        """The unit of the runs' throughput, the same within a place."""
         return self.runs[0].summary.unit
 
     def spread(self, key: str) -> Spread | None:
-        """Return mean and spread of a metric; None if no run knows it as a number."""
+        """Return mean and spread of a metric; None without any number."""
         values = [run.metrics[key] for run in self.runs]
         numbers = [value for value in values if isinstance(value, int | float)]
         if not numbers:
@@ -82,7 +81,7 @@ class Group:
 
 
 def compare(runs: Sequence[Run], criteria: Criteria) -> list[Run]:
-    """Return the runs with what a comparison tells of them, by schedule, of each none first."""
+    """Return the runs with all metrics of a comparison, by schedule, ``none`` first."""
     told, compared = _variants(runs), []
     for run in runs:
         own = replace(run, apart=told[run.folder])
@@ -98,11 +97,11 @@ _Home = tuple[str, str, str, str]
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Return the groups of repeats among compared runs, in the order of the table.
+    """Return the groups of repeats, in the order of the table.
 
-    A run that did not end goes with the first group of its method and place that has its settings,
-    or any where they are not known. If it does not know its place, and such groups are in several,
-    or if there is no such group, it is in none of them.
+    An unfinished run joins the first group of its method and place with its settings, or any
+    settings where unknown. Without a known place among several, or without such a group, the run
+    has no group.
     """
     own = [(run.schedule, run.method, run.apart, run.place) for run in runs]
     settled = [home for run, home in zip(runs, own, strict=True) if run.is_finished]
@@ -116,7 +115,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
 
 def _home(own: _Home, settled: Sequence[_Home]) -> _Home:
-    """Return the group of a run that did not end, among those that are known."""
+    """Return the group of an unfinished run, if known."""
     alike = [home for home in settled if home[:2] == own[:2] and own[3] in (home[3], NO_PLACE)]
     same = [home for home in alike if home[2] == own[2]]
     fitting = same if own[2] or same else alike
@@ -125,7 +124,7 @@ def _home(own: _Home, settled: Sequence[_Home]) -> _Home:
 
 
 def schedule_rank(schedule: str) -> tuple[int, str]:
-    """Return what sorts schedules: the paper's order, then by name."""
+    """Return a sorting key of schedules: the paper's order, then by name."""
     known = schedule in SCHEDULES
     return SCHEDULES.index(schedule) if known else len(SCHEDULES), schedule
 
@@ -146,9 +145,9 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _is_same_work(none: Run, run: Run) -> bool:
-    """Tell whether a run of none did the work of another run, as far as both are known.
+    """Return whether a run of none did the work of another run, as far as known.
 
-    Beyond what a step has to do, that is what was varied, such as the steps or the learning rate.
+    Varied settings, such as the steps or the learning rate, count too.
     """
     asked = concerning("none", run.variant)
     if split_peer(run.method):
@@ -163,9 +162,9 @@ def _is_same_work(none: Run, run: Run) -> bool:
 
 
 def _variants(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return by folder the settings that set a run apart from its method's others in its place.
+    """Return by folder the settings unlike those of the method's other runs in its place.
 
-    One that did not end may not know its place, and is set apart from its method's runs anywhere.
+    An unfinished run without a known place is compared with the method's runs anywhere.
     """
     told: dict[Path, str] = {}
     for method in dict.fromkeys(run.method for run in runs):

@@ -1,6 +1,6 @@
-"""What is compared: each run's metrics, some of them relative to the run without freezing.
+"""Metrics of each run, some relative to the run without freezing.
 
-An emulated pipeline is as fast as its virtual clock says.
+Times of an emulated pipeline are virtual.
 """
 
 import math
@@ -29,7 +29,7 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of a run's row."""
+    """A metric of a run's row."""
 
     key: str  # its name in the CSV file
     title: str  # its name in the table of runs whose throughput counts tokens
@@ -62,7 +62,7 @@ def row_of(run: Run, none: Run | None, criteria: Criteria) -> dict[str, Metric]:
 
 
 def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
-    """Return the metrics that compare a run with its baseline."""
+    """Return the metrics of a run relative to its baseline."""
     told, nones = run.summary, none.summary
     is_as_long = told.steps == nones.steps
     saved = _percent_above(run.seconds, none.seconds) if is_as_long else None
@@ -118,10 +118,10 @@ def _over_none(run: Run, none: Run, window: int) -> dict[str, Metric]:
 
 
 def _reached(own: Points, others: Points, window: int) -> Metric:
-    """Return when the running mean of ``own`` is as low as that of ``others`` at its end.
+    """Return the time at which the running mean of ``own`` reaches the end of ``others``.
 
-    Means are over ``window`` losses. The time is that of the last loss of the first window whose
-    mean is not above the target: seconds of training, or ``never``; None if losses are too few.
+    Means are over ``window`` losses. The time is the last of the first window with a mean not above
+    the target: seconds of training, or ``never``; None if losses are too few.
     """
     target = last_running_mean(others, window)
     if target is None or len(own) < window:

@@ -1,8 +1,7 @@
-"""The plots of a comparison: what many runs show, as plots of matplotlib.
+"""The plots of a comparison, by matplotlib.
 
-A plot holds the runs of one place, that is devices and model, with a panel for each schedule, or
-those of one schedule: nothing shares axes that could not be compared. A plot whose data no run has
-says so, and has no figure.
+A plot holds the runs of a place (devices and model), with a panel per schedule, or a schedule's
+alone, so that axes hold comparable values. A plot without data has a sentence and no figure.
 """
 
 import math
@@ -45,7 +44,7 @@ _ACCURACIES = partial(drawing.draw_points, y_label="average accuracy, %", low_is
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot, or why there is none."""
+    """A plot, or the reason why there is none."""
 
     kind: str  # one of ``KINDS``
     title: str
@@ -64,7 +63,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Place:
-    """The runs of a place, that is devices and model, and what their plots have in common."""
+    """The runs of a place (devices and model), with the common part of their plots."""
 
     name: str
     groups: Sequence[Group]
@@ -91,9 +90,9 @@ class _Place:
         missing: tuple[str, ...] | None = None,
         schedule: str = "",
     ) -> Plot:
-        """Return a plot of what was ``found``, of one ``schedule`` if that is given.
+        """Return a plot of ``found``, of a single ``schedule`` if given.
 
-        What is ``missing``, if that is not told, are those of ``groups`` of which nothing was.
+        ``missing`` defaults to the ``groups`` without anything found.
         """
         often = {"better": _TOLD["better"], "seconds": _TOLD["seconds"]}
         told = {key: text.format(window=self.criteria.window, **often)
@@ -111,7 +110,7 @@ class _Place:
     def lacking(
         self, kind: str, found: Sequence[OfGroup], groups: Sequence[Group] | None = None
     ) -> tuple[str, ...]:
-        """Return a sentence that names what lacks data of ``groups``, of all if not told."""
+        """Return a sentence naming the groups without data; by default all of ``groups``."""
         data = _TOLD["kinds"][kind]["data"].format(window=self.criteria.window)
         if not found:
             return (f"no run has {data}",)
@@ -122,7 +121,7 @@ class _Place:
 
 
 def plots(groups: Sequence[Group], criteria: Criteria) -> Iterator[Plot]:
-    """Yield all plots, place by place; those that have no data as well."""
+    """Yield all plots, place by place, also without data."""
     names = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
     places = [_Place(name, [g for g in groups if g.place == name], criteria) for name in names]
     numbers: Counter[str] = Counter()
@@ -171,7 +170,7 @@ def _accuracies(place: _Place) -> tuple[list[Point], tuple[str, ...] | None]:
 
 
 def _models(places: Sequence[_Place]) -> Plot:
-    """Return the accuracies of several models, one place after the other."""
+    """Return the accuracies of several models, place after place."""
     known = [(place, found) for place in places if (found := _accuracies(place)[0])]
     models = Counter(place.model for place, _ in known)
     points = {
@@ -213,16 +212,16 @@ def _held_out(place: _Place) -> Plot:
 
 
 def _end(place: _Place, loss_of: Callable[[Run], float | None]) -> tuple[float, str] | None:
-    """Return the loss at the end of the run that others are held against, if it has one here."""
+    """Return the final loss of the baseline run, if any here."""
     run = place.criteria.reference
     loss = None if run is None or run.summary.model != place.model else loss_of(run)
     return None if run is None or loss is None else (loss, f"where {run.label} ends")
 
 
 def _validated(points_of: Callable[[Run], Points]) -> Callable[[Run], Points]:
-    """Return what gives what validations found; of peers the end alone.
+    """Return a function from a run to its validations; for peers the last alone.
 
-    A peer's learning rate is that of a shorter run, so what it has on the way says little.
+    A peer's learning rate follows a shorter run, so earlier values say little.
     """
     return lambda run: points_of(run)[-1:] if split_peer(run.method) else points_of(run)
 
@@ -231,9 +230,9 @@ def _of_schedules(
     place: _Place, kind: str, looked: Sequence[Examples[T]], draw: Draw[Example[T]],
     groups: Sequence[Group],
 ) -> Iterator[Plot]:  # fmt: skip
-    """Yield a plot of each of ``looked`` that has examples; if none has, one without a figure.
+    """Yield a plot per schedule with examples; if there are none, a plot without a figure.
 
-    What is missing of ``groups`` stands beside the first.
+    The missing ``groups`` stand beside the first.
     """
     missing = place.lacking(kind, [one for known, _ in looked for one in known], groups)
     missing += tuple(reason for _, unread in looked for reason in unread)
@@ -243,7 +242,7 @@ def _of_schedules(
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:
-    """Return limits of what lies in the last four fifths of each curve, where curves part."""
+    """Return limits around the last four fifths of all curves, where curves part."""
     late = [
         y
         for c in drawn

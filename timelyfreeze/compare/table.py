@@ -1,4 +1,4 @@
-"""The table of a comparison: means over seeds, what a reader must know, and single runs as CSV."""
+"""The table of a comparison: means over seeds, notes for the reader, and single runs as CSV."""
 
 import base64
 import csv
@@ -32,7 +32,7 @@ _MANY_NAMES = 6
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, what a reader has to know of it, and what is known before training."""
+    """A table of texts, its notes, and the values before training."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -41,7 +41,7 @@ class Table:
 
 
 def tabulate(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Table:
-    """Return the table of means over repeats, with its notes; ``runs`` are those compared."""
+    """Return the table of means over repeats, with its notes; ``runs`` are the compared runs."""
     groups = group(runs)
     finished = [run for run in runs if run.is_finished]
     known = {
@@ -73,7 +73,7 @@ def tabulate(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Table
 
 
 def render_csv(runs: Sequence[Run]) -> str:
-    """Return a row of plain values for each run; what is not known is empty."""
+    """Return a row of plain values per run; unknown values are empty."""
     own = ["schedule", "method", "seed", "status", "folder"]
     keys = [*own, "settings", *COLUMN_OF]
     told = [one.name for one in fields(RunSummary) if one.name not in keys]
@@ -89,14 +89,14 @@ def render_csv(runs: Sequence[Run]) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """Return a value as it stands in the CSV file; NaN is not left out as None is."""
+    """Return a value for the CSV file; NaN stays, None is left out."""
     if isinstance(value, dict):
         return json.dumps(value)
     return None if value is None else str(spreadsheet_cell(value))
 
 
 def cell(group: Group, column: Column) -> str:
-    """Return mean and spread of one metric over the runs of a line."""
+    """Return mean and spread of a metric over a line's runs."""
     finished = group.runs
     if column.over_none and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
@@ -119,7 +119,7 @@ def _counts(group: Group) -> str:
 
 
 def _notes(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Iterator[str]:
-    """Yield what a reader of the table has to know."""
+    """Yield notes for the reader of the table."""
     finished = [run for run in runs if run.is_finished]
     for key in SAME:
         yield from _difference(key, finished)
@@ -146,7 +146,7 @@ def _notes(runs: Sequence[Run], found: FoundRuns, criteria: Criteria) -> Iterato
 
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line that says which runs differ from most others in ``key``."""
+    """Yield a line naming the runs with an unusual ``key``."""
 
     def value(run: Run) -> str:
         known = getattr(run.summary, key)
@@ -162,7 +162,7 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _difference_in_questions(runs: Sequence[Run], base_models: Sequence[Scores]) -> Iterator[str]:
-    """Yield a line that says which runs were asked what, where not all were asked the same."""
+    """Yield a line on runs with different questions."""
     labels = _labels_by(lambda run: run.scores.asked if run.scores else "", runs)
     for scores in base_models:
         labels.setdefault(scores.asked, []).append("the model before training")
@@ -182,7 +182,7 @@ def _labels_by(value: Callable[[Run], str], runs: Sequence[Run]) -> dict[str, li
 
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
-    """Yield lines that say what the reference is, and which runs cannot be compared with it."""
+    """Yield lines on the reference, and on runs not comparable with it."""
     yield f"the reference: {reference.label}, on {reference.place}, in {reference.folder}"
     model = reference.summary.model
     if others := [run.label for run in runs if run.summary.model != model]:
@@ -228,7 +228,7 @@ def render_html(
 
 
 def render_markdown(table: Table, criteria: Criteria, plots: Sequence[Plot] = ()) -> str:
-    """Return the table with its notes, and the plots with what is not in them, as Markdown."""
+    """Return the table with its notes, and the plots with their missing groups, as Markdown."""
     return _TEMPLATES.get_template("page.md.j2").render(
         table=table,
         rows=markdown_table(table.titles, table.rows),

@@ -1,4 +1,4 @@
-"""Files: JSON that anyone may have written, CSV tables, safe replacement, locks."""
+"""Files: untrusted JSON, CSV tables, safe replacement, locks."""
 
 from timelyfreeze.files.lock import FileLock, is_held
 from timelyfreeze.files.safe_write import make_new, write_obstacle, write_whole

@@ -1,4 +1,4 @@
-"""A file that one process holds until it ends, however it ends; on shared file systems too."""
+"""A file held by a process until its end, of any kind; on shared file systems too."""
 
 import fcntl
 import os
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class FileLock:
-    """Holds a file, which is made and stays; what the process forks does not hold it.
+    """Holds a file, made if missing and never removed; forks do not inherit the lock.
 
     Raises:
-        BlockingIOError: If another process holds it.
-        OSError: If it cannot be made, or its file system knows no locks.
+        BlockingIOError: If another process holds the file.
+        OSError: If the file cannot be made, or its file system knows no locks.
     """
 
     def __init__(self, file: Path) -> None:
@@ -19,7 +19,7 @@ class FileLock:
         os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Options of commands: an error is told with option, value and rule, before anything starts.
+"""Options of commands: errors name option, value and rule, before anything starts.
 
-``type=`` of an argparse option takes what ``number``, ``word`` and the functions below return;
-argparse puts the option's name in front of what they say.
+``type=`` of an argparse option takes the values of ``number``, ``word`` and the functions below;
+argparse puts the option's name in front of their message.
 """
 
 import argparse
@@ -43,12 +43,12 @@ def parse_with_keys(
 
 
 def whole(low: int, high: int = 10**9) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number from ``low`` to ``high``."""
+    """Return the option type of whole numbers from ``low`` to ``high``."""
     return _within(int, "whole number", low, high)
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """Return the type of an option that takes a number; ``above`` leaves out ``low`` itself."""
+    """Return the option type of numbers; ``above`` excludes ``low``."""
     return _within(float, "number", low, high, above=above)
 
 
@@ -68,14 +68,14 @@ def _within(
 
 
 def existing_file(text: str) -> Path:
-    """Return the path of a file that is there; the type of an option."""
+    """Return the path of an existing file; an option type."""
     if not os.path.isfile(text):
         raise wrong(text, "must be a file")
     return Path(text)
 
 
 def run_folder(path: Path) -> Path:
-    """Return the folder of a run: ``path``, or the only one that lies below; ValueError if more."""
+    """Return a run's folder: ``path``, or the only run below; ValueError for several."""
     depths = () if (path / "settings.json").exists() else ("*", "*/*")
     runs = [file.parent for depth in depths for file in path.glob(f"{depth}/settings.json")]
     if len(runs) > 1:
@@ -92,7 +92,7 @@ def words(text: str) -> list[str]:
 
 
 def new_folder(text: str) -> Path:
-    """Return the path of a folder that is there or can be made, and written to."""
+    """Return the path of a writable folder, there or to be made."""
     obstacle = write_obstacle(Path(text))
     if obstacle is not None:
         raise argparse.ArgumentTypeError(f"{shown(text)}: {obstacle}")
@@ -100,5 +100,5 @@ def new_folder(text: str) -> Path:
 
 
 def wrong(text: str, rule: str) -> argparse.ArgumentTypeError:
-    """Return the error of a type: what was given, and the rule."""
+    """Return the error of a type: the value, and the rule."""
     return argparse.ArgumentTypeError(f"{shown(text)} is given; it {rule}")

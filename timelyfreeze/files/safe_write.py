@@ -1,4 +1,4 @@
-"""Files that others may read while they are written again, and folders that can take none."""
+"""Files read by others during their replacement, and folders without room for files."""
 
 import os
 import tempfile
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def make_new(place: Path, name: str, make: Callable[[Path], None] = Path.mkdir) -> Path:
-    """Make a folder, or a file, that no other process has or gets; and its folder ``place``.
+    """Make a folder, or a file, exclusively for this process; and its folder ``place``.
 
-    Where there is something of that name, a number stands behind it.
+    A number follows a name in use.
     """
     place.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -24,14 +24,13 @@ def make_new(place: Path, name: str, make: Callable[[Path], None] = Path.mkdir) 
 
 
 def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> Path:
-    """Write a file so that readers see the old content or the new, and make its folder.
+    """Replace a file atomically, and make its folder.
 
     Args:
         file: The file.
         content: All of it.
-        unfinished: What it is called until then, on the same disk; of a file that several
-            processes may write at once, each has its own. None for a name beside the file, which
-            is not there if writing fails.
+        unfinished: The name until then, on the same disk; processes writing a file at once need
+            different names. None for a name beside the file, removed if writing fails.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     if unfinished is None:
@@ -39,8 +38,9 @@ def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> P
     try:
         unfinished.write_bytes(content)
         return unfinished.replace(file)
-    except OSError as error:
-        error.filename = str(file)
+    except BaseException as error:  # Ctrl-C too
+        if isinstance(error, OSError):
+            error.filename = str(file)
         unfinished.unlink(missing_ok=True)
         raise
 
@@ -67,7 +67,7 @@ def append_whole(file: Path, text: str) -> None:
 
 
 def write_obstacle(folder: Path) -> str | None:
-    """Return why no file can be written to a folder that may have to be made yet; None if one can.
+    """Return why a folder, there or to be made, can take no file; None if it can.
 
     Nothing is left there.
     """

@@ -1,11 +1,11 @@
-"""Values in and out of JSON by type hints; every way in which a file is broken is a ValueError.
+"""Values in and out of JSON by type hints; broken files are a ValueError.
 
-A type hint says what a value may be: a dataclass or NamedTuple (an object), a mapping, tuples and
-lists, an enum (its value), a class with ``parse`` (its text), numbers, truth, text of one line,
-each with None where the hint has it. ``Annotated`` adds a rule: ``Within(0, 1)``,
-``OneOf("B", "W")``. Files may come from anywhere: key, value and rule are named.
+A type hint allows values: a dataclass or NamedTuple (an object), a mapping, tuples and lists, an
+enum (its value), a class with ``parse`` (its text), numbers, truth, text of one line, each with
+None where the hint has it. ``Annotated`` adds a rule: ``Within(0, 1)``, ``OneOf("B", "W")``. Files
+may come from anywhere: key, value and rule are named.
 
-pydantic can do this too; with it each command starts 0.14 s later, and 10 MB more are installed.
+pydantic can do this too, but delays commands by 0.14 s and takes 10 MB.
 """
 
 import json
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` as a message shows it: as Python writes it, long ones in part."""
+    """Return ``value`` for a message: as Python writes it, shortened."""
     return _SHORT.repr(value)
 
 
@@ -46,10 +46,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what the JSON ``text`` holds.
+    """Return the value of the JSON ``text``.
 
     Raises:
-        ValueError: If it is no JSON, no UTF-8, or nested deeper than can be read.
+        ValueError: If the text is no JSON, no UTF-8, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -58,11 +58,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read an object from a JSON file.
 
     Raises:
         OSError: If there is no such file.
-        ValueError: If it holds anything else, or texts that no table can hold; names the file.
+        ValueError: For anything else, or texts impossible in a table; names the file.
     """
     try:
         value = parse_json(path.read_bytes())
@@ -91,7 +91,7 @@ class Within:
     below: bool = False  # whether ``high`` itself is too large
 
     def error(self, value: float) -> str | None:
-        """Return what is wrong with a value."""
+        """Return a value's error."""
         is_low = value <= self.low if self.above else value < self.low
         is_high = value >= self.high if self.below else value > self.high
         if not (is_low or is_high) and abs(value) <= _LARGEST:
@@ -114,13 +114,13 @@ class Within:
 
 
 class OneOf:
-    """A rule: one of some words."""
+    """A rule: a choice of words."""
 
     def __init__(self, *words: str) -> None:
         self._words = words
 
     def error(self, value: str) -> str | None:
-        """Return what is wrong with a value."""
+        """Return a value's error."""
         return None if value in self._words else f"known: {', '.join(self._words)}"
 
 
@@ -141,7 +141,7 @@ _WORDS = {
 
 
 def broken_rule(hint: Any, value: Any) -> str | None:
-    """Return which rule of its type a value breaks, None if it breaks none."""
+    """Return the broken rule of a value's type, None if there is none."""
     if get_origin(hint) is Annotated:
         rule: Within | OneOf = get_args(hint)[1]
         return rule.error(value)
@@ -164,7 +164,7 @@ def to_plain(value: Any) -> Any:
 
 
 def json_lines(plain: Any, depth: int, indent: str = "") -> str:
-    """Return plain data as JSON whose objects have a line for each key, down to a depth."""
+    """Return plain data as JSON with a line per key, down to a depth."""
     if not (depth and plain and isinstance(plain, dict)):
         return json.dumps(plain)
     deeper = indent + "  "
@@ -176,11 +176,11 @@ def json_lines(plain: Any, depth: int, indent: str = "") -> str:
 
 
 def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool = False) -> T:
-    """Build a dataclass from an object that was read from JSON and may lack fields with a default.
+    """Build a dataclass from a JSON object; fields with a default may be missing.
 
-    ``where`` is its key, for messages. Read ``partly``, fields that the dataclass does not have are
-    left out, here and deeper; otherwise they are a ValueError, as missing ones are, and what
-    :func:`read_as` refuses.
+    ``where`` is its key, for messages. Read ``partly``, unknown fields are left out, here and
+    deeper; otherwise unknown and missing fields are a ValueError, and so are values refused by
+    :func:`read_as`.
     """
     name, prefix = where or "the whole", f"{where}." if where else ""
     hints, required = _fields(kind)
@@ -198,7 +198,7 @@ def read_dataclass(kind: type[T], value: Any, where: str = "", *, partly: bool =
 
 
 def _find_fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the hints of a dataclass and the names of those that a file must have."""
+    """Return the hints of a dataclass and the names of required fields."""
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, tuple):
         defaults = set(kind._field_defaults)
@@ -217,10 +217,10 @@ def _has_fields(kind: Any) -> bool:
 
 
 def read_as(hint: Any, value: Any, where: str, *, partly: bool = False, more: str = "") -> Any:
-    """Return a value that was read from JSON at ``where`` as what its type hint says.
+    """Return a JSON value, read at ``where``, as its type hint.
 
-    A number whose hint has no rule may be NaN or infinite, as a loss may be. ``more`` is what else
-    the value may be, for messages. ValueError if it is of another type, or breaks a rule.
+    A number whose hint has no rule may be NaN or infinite, as a loss may be. ``more`` names further
+    allowed values, for messages. ValueError for another type or a broken rule.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -297,7 +297,7 @@ def _object(where: str, value: Any, more: str = "") -> dict[str, Any]:
 
 
 def table_values(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a configuration's table, each with those of its sections, and values."""
+    """Yield dotted keys and values of a configuration's table."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from table_values(value, f"{prefix}{key}.")

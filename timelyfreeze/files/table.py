@@ -1,8 +1,8 @@
-"""Rows of plain values as CSV files, each a dataclass whose fields are the columns.
+"""Rows of plain values as CSV files: a dataclass with a field per column.
 
-An empty cell stands for None: what was not measured or does not exist. Files may come from
-anywhere: a value that no run can have is told by line and column. What a column may have stands in
-its type: ``Fraction``, or ``Annotated[str, OneOf("B", "W")]``.
+An empty cell stands for None: not measured, or not existing. Files may come from anywhere: errors
+name line and column. A column's type holds its rule: ``Fraction``, or ``Annotated[str, OneOf("B",
+"W")]``.
 """
 
 import csv
@@ -28,7 +28,7 @@ AnyFloat = Annotated[float, Within(-MOST, MOST, or_odd=True)]
 
 
 class Table(Generic[Row]):
-    """A CSV file that folders may have, with a row for each ``kind``, a dataclass."""
+    """A CSV file of a folder, with rows of the dataclass ``kind``."""
 
     def __init__(self, name: str, kind: type[Row]) -> None:
         self.name = name
@@ -37,16 +37,16 @@ class Table(Generic[Row]):
         self.header = [*self._hints]  # the names of the columns
 
     def write(self, folder: Path, rows: Iterable[Row] = ()) -> None:
-        """Write the file with a header and a line for each row."""
+        """Write the file: a header and all rows."""
         (folder / self.name).unlink(missing_ok=True)
         self.append(folder, rows)
 
     def append(self, folder: Path, rows: Iterable[Row]) -> None:
-        """Add lines to a file, which begins with its header; they are on disk when this returns."""
+        """Append lines to a file, with its header if new; on disk when this returns."""
         self.append_cells(folder, ([_cell(getattr(row, n)) for n in self.header] for row in rows))
 
     def append_cells(self, folder: Path, lines: Iterable[Sequence[str]]) -> None:
-        """Add lines as :meth:`append` does, all or none, of cells that are texts already."""
+        """Append lines as :meth:`append`, all or none, from texts of cells."""
         path, text = folder / self.name, io.StringIO()
         is_begun = path.exists() and path.stat().st_size > 0
         writer = csv.writer(text, lineterminator="\n")
@@ -54,10 +54,10 @@ class Table(Generic[Row]):
         append_whole(path, text.getvalue())
 
     def read(self, folder: Path) -> list[Row]:
-        """Read what :meth:`write` and :meth:`append` wrote.
+        """Read a file of :meth:`write` and :meth:`append`.
 
-        A last line that was cut off while it was written is left out. So is a line in the middle
-        that was cut, or glued to another one, and has too few cells or too many; this is told.
+        A last line cut off during writing is left out. A line in the middle with too few or too
+        many cells, cut or glued to another, is left out with a warning.
 
         Raises:
             ValueError: If the columns are others, or a cell cannot be read; names file and line.
@@ -108,7 +108,7 @@ def _cell(value: Any) -> str:
 
 
 def _value(hint: Any, cell: str) -> Any:
-    """Return what a cell holds, by the type of its column, whose rules are not looked at."""
+    """Return a cell's value by its column's type, without its rules."""
     if cell == "" and NoneType in get_args(hint):
         return None
     for number in () if _is_text(hint) else (int, float):
@@ -127,7 +127,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, each as soon as its row is there; as ``markdown_table``."""
+    """Yield the lines of ``markdown_table``, row by row as they come."""
     yield _line(header)
     yield _line(["---"] * len(header))
     yield from map(_line, rows)
@@ -144,7 +144,7 @@ def markdown_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in which a terminal finds nothing but characters and line breaks."""
+    """Return a text of printable characters and line breaks alone."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "replace").decode()
         for c in text

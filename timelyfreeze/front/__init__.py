@@ -1,1 +1,1 @@
-"""What follows from a frozen front: what is kept of its outputs, and the ranks that it frees."""
+"""Consequences of a frozen front: stored outputs, and freed ranks."""

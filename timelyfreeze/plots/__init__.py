@@ -1,1 +1,1 @@
-"""Plots of a run. Needs matplotlib, which the rest of the library does not, and no torch."""
+"""Plots of a run. Needs matplotlib, unlike the rest of the library, and no torch."""

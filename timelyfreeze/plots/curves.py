@@ -1,4 +1,4 @@
-"""What is drawn over the steps of a run: freeze ratio, throughput, losses and the frozen front.
+"""Plots over the steps of a run: freeze ratio, throughput, losses and the frozen front.
 
 Fig. 4 of arXiv:2602.05754, and Figs. 1 and 2 of Egeria.
 """
@@ -30,9 +30,9 @@ AnyRow = TypeVar("AnyRow", tables.StepRow, tables.FrontRow)
 def steps_figure(
     rows: Sequence[StepOfPhase], title: str, height: float, n_panels: int = 1, ncols: int = 3
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Give a figure with panels over the steps of a run, of ``height`` inches together.
+    """Give a figure with panels over a run's steps, of ``height`` inches together.
 
-    Phases are shaded in each; the legend tells what was drawn inside.
+    All panels shade the phases and have a legend.
     """
     with style.house_style():
         figure = Figure(figsize=(style.WIDTH_INCHES, height), layout="constrained")
@@ -48,7 +48,7 @@ def steps_figure(
 def curves_figure(
     rows: Sequence[tables.StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
 ) -> Figure:
-    """Draw how much each step froze and how fast it was, by the virtual clock of an emulation.
+    """Draw freeze ratio and speed of all steps, by an emulation's virtual clock.
 
     Throughput is pale step by step, and the median of ``_WINDOW`` steps, to show its course.
     """
@@ -75,7 +75,7 @@ def curves_figure(
 
 
 def speeds(rows: Sequence[tables.StepRow], n_emulated: int = 1) -> list[float]:
-    """Return throughput per device of each step, by the virtual clock where there is one."""
+    """Return throughput per device of each step, by the virtual clock if any."""
     return [
         row.tokens_per_second * row.step_ms / row.virtual_step_ms / n_emulated
         if row.virtual_step_ms
@@ -85,7 +85,7 @@ def speeds(rows: Sequence[tables.StepRow], n_emulated: int = 1) -> list[float]:
 
 
 def running_medians(rows: Sequence[tables.StepRow], values: Sequence[float]) -> list[float]:
-    """Return for each step the median of the steps around it that are of its phase."""
+    """Return by step the median of nearby steps of the same phase."""
     half, pairs = _WINDOW // 2, list(zip(rows, values, strict=True))
     return [
         statistics.median(v for r, v in pairs[max(0, i - half) : i + half + 1] if r.phase == phase)
@@ -97,7 +97,7 @@ _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 
 def convergence_figure(rows: Sequence[tables.StepRow], title: str = "") -> Figure:
-    """Draw what a step of a run costs, what it updates, and the paper's ratio of the two."""
+    """Draw cost and updates of a step, and the paper's ratio of the two."""
     rows = without_control(rows)
     kappa, p_eff = [row.kappa for row in rows], [row.p_eff for row in rows]
     # Before freezing begins, and while everything is frozen to measure, the two say nothing.
@@ -127,8 +127,8 @@ def convergence_figure(rows: Sequence[tables.StepRow], title: str = "") -> Figur
 def loss_figure(rows: Sequence[tables.LossRow], title: str = "") -> Figure:
     """Draw the losses of a run against steps and against seconds.
 
-    Training losses are pale as they were logged, and their running mean, from which times to a loss
-    are taken. Validation losses are points.
+    Logged training losses are pale beside their running mean, the source of times to a loss.
+    Validation losses are points.
     """
     trained = [(row, row.train_loss) for row in rows if row.train_loss is not None]
     validated = [(row, row.validation_loss) for row in rows if row.validation_loss is not None]
@@ -174,7 +174,7 @@ _LOOKS = {
 
 
 def without_control(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Return the rows without control steps, each of which would be a spike in a curve."""
+    """Return the rows without control steps, spikes in any curve."""
     return [row for row in rows if row.phase != Phase.CONTROL.value]
 
 
@@ -199,7 +199,7 @@ def bands(rows: Sequence[StepOfPhase]) -> list[Band]:
 def draw_by_phase(
     axes: Axes, rows: Sequence[StepOfPhase], values: Sequence[float | None], **look: Any
 ) -> None:
-    """Draw a curve over steps that breaks where a phase ends: what follows is another regime."""
+    """Draw a curve over steps with a gap at the end of a phase, before another regime."""
     pairs = zip(rows, values, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0].phase):
         known = [(row.step, value) for row, value in group if value is not None]
@@ -210,7 +210,7 @@ def draw_by_phase(
 
 
 def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True) -> None:
-    """Shade the phases of a run behind what is drawn over its steps."""
+    """Shade the phases of a run in the background."""
     free = -math.inf  # where the next name may begin: phases may be narrower than their names
     for band in bands(rows):
         begin, end = band.first - 0.5, band.last + 0.5
@@ -239,9 +239,9 @@ def front_figure(
     title: str = "",
     moves: Sequence[tables.Move] = (),
 ) -> Figure:
-    """Draw how many blocks were frozen in each step, and below it the plasticity that decided.
+    """Draw the number of frozen blocks by step, and below the plasticity behind it.
 
-    With an activation cache, what was read from it is darker, its share written above.
+    With an activation cache, rows read from the cache are darker, with their share above.
     """
     rows, n_panels = without_control(rows), 2 if evaluations else 1
     with steps_figure(rows, title, 1.4 + 2.2 * n_panels, n_panels, ncols=4) as (figure, panels):
@@ -279,7 +279,7 @@ def _draw_front(axes: Axes, rows: Sequence[tables.FrontRow]) -> None:
 
 
 def stretches(rows: Sequence[tables.FrontRow]) -> Iterator[list[tables.FrontRow]]:
-    """Yield steps in a row with the same front, where there is one."""
+    """Yield stretches of steps with the same front."""
     for n_layers, group in groupby(rows, key=lambda row: row.frozen_layers):
         if n_layers:
             yield list(group)
@@ -293,7 +293,7 @@ _LEAST_DISTANCE = 0.03
 
 @dataclass(frozen=True)
 class Decisions:
-    """The steps since which something holds."""
+    """The steps since a decision holds."""
 
     guided: int | None  # bootstrapping is over; None if it never was, or before the first row
     frozen: tuple[tuple[int, str], ...]  # and the numbers of modules frozen together, as in "2-4"
@@ -301,7 +301,7 @@ class Decisions:
 
 
 def decisions(rows: Sequence[tables.FrontRow]) -> Decisions:
-    """Return what a policy has decided in the course of some steps."""
+    """Return a policy's decisions over some steps."""
     guided = [b.step for a, b in pairwise(rows) if (a.bootstrapping, b.bootstrapping) == (1, 0)]
     changes = [(b.step, a.frozen_modules or 0, b.frozen_modules or 0) for a, b in pairwise(rows)]
     return Decisions(
@@ -314,7 +314,7 @@ def decisions(rows: Sequence[tables.FrontRow]) -> Decisions:
 def draw_plasticity(
     axes: Axes, rows: Sequence[tables.FrontRow], evaluations: Sequence[tables.PlasticityRow]
 ) -> None:
-    """Draw a curve for each module while it was looked at, and mark decisions."""
+    """Draw a module's curve while observed, and mark decisions."""
     labels = ["plasticity, each evaluation", "plasticity, smoothed"]
     for module, group in groupby(evaluations, key=lambda found: found.module):
         found = list(group)
@@ -347,7 +347,7 @@ def draw_plasticity(
 def frozen_labels(
     frozen: Sequence[tuple[int, str]], least_distance: float
 ) -> Iterator[tuple[float, str]]:
-    """Yield where to write which modules' numbers; those too close to each other are one text."""
+    """Yield places and texts of modules' numbers; close numbers share a text."""
     together: list[list[tuple[int, str]]] = []
     for step, modules in frozen:
         if together and step - together[-1][0][0] < least_distance:

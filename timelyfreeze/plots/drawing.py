@@ -1,4 +1,4 @@
-"""Draws what a run folder has, and tells what it has not. Imports matplotlib only when it draws."""
+"""Draws the plots of a run folder, and names the missing. Imports matplotlib late."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ PLOTS_FOLDER = "plots"
 
 @dataclass(frozen=True)
 class Drawn:
-    """What became of the plots and traces of a run."""
+    """Results of drawing: plots, traces, and reasons."""
 
     files: tuple[Path, ...]
     missing: Mapping[str, str]  # reason by name, for what the run has no data of

@@ -1,7 +1,7 @@
-"""Every plot and trace that a run folder can give. A new one is a line here.
+"""Every plot and trace of a run folder. A new plot is a line here.
 
-A run leaves what it measured as ``timelines/measured_<phase>.json``; what its plan predicts follows
-from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
+Measured batches are in ``timelines/measured_<phase>.json``; predictions follow from
+``bounds.json``, ``plan.json`` and ``schedule.csv``.
 """
 
 import math
@@ -40,7 +40,7 @@ _SCHEDULE = "pipeline_parallel_schedule"
 
 @dataclass(frozen=True)
 class RunNames:
-    """What the settings of a run call its parts."""
+    """Names of a run's parts in its settings."""
 
     method: str  # its freezing method
     schedule: str  # its schedule; of one from a CSV file the file's name
@@ -51,7 +51,7 @@ class RunNames:
 
 
 def read_names(run_folder: Path) -> RunNames | None:
-    """Return what a run's settings say; None where there are none, as beside a bare plan."""
+    """Return the names in a run's settings; None without settings, as beside a bare plan."""
     path = run_folder / _SETTINGS
     if not path.exists():
         return None
@@ -87,7 +87,7 @@ def _names(run_folder: Path) -> RunNames | None:
 
 
 def run_title(run_folder: Path, subject: str) -> str:
-    """Return what stands above a plot: its subject, and the run, or its folder without settings."""
+    """Return a plot's title: its subject, and the run, or its folder without settings."""
     if (names := _names(run_folder)) is None:
         return as_drawn(f"{subject}\n{run_folder.resolve().name}")
     words = ["without freezing" if names.method == "none" else names.method]
@@ -99,12 +99,12 @@ def run_title(run_folder: Path, subject: str) -> str:
 
 
 def as_drawn(text: str) -> str:
-    """Return a text of which plots draw every character; between two $ they would see maths."""
+    """Return a text drawn literally: two $ would be read as maths."""
     return text.replace("$", r"\$")
 
 
 def draw_measured(run_folder: Path) -> Figure | str:
-    """Draw a measured batch without freezing above those with; or say why there is none."""
+    """Draw a measured batch without freezing above those with; or give the reason."""
     unfrozen, frozen = (
         measured_batch(run_folder, phases) for phases in (timelines.UNFROZEN, timelines.FROZEN)
     )
@@ -123,7 +123,7 @@ def draw_measured(run_folder: Path) -> Figure | str:
 
 
 def draw_predicted(run_folder: Path) -> Figure | str:
-    """Draw the batch that the plan predicts, without freezing above with; or say why not."""
+    """Draw the predicted batch, without freezing above with; or give the reason."""
     if shown := predicted(run_folder):
         return timeline_figure(shown, batches_title(run_folder, shown[0]))
     missing = " and ".join(_missing_plan_files(run_folder))
@@ -131,10 +131,10 @@ def draw_predicted(run_folder: Path) -> Figure | str:
 
 
 def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
-    """Return {what it is called: a frozen batch} of the pipelines that an elastic run had.
+    """Return a frozen batch by name for each pipeline of an elastic run.
 
-    Of several pipelines side by side it is a batch of one of them. Empty for a run without moves,
-    and of a pipeline that it soon left nothing may have been measured.
+    Of pipelines side by side a single one counts. Empty for a run without moves; a pipeline soon
+    left may lack measurements.
     """
     if not (run_folder / tables.MOVES.name).exists():
         return {}
@@ -154,19 +154,19 @@ def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
 
 
 def measured_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
-    """Return the batch measured in the first of ``phases`` that a run has one of."""
+    """Return the measured batch of the first of ``phases`` with data."""
     files = (timelines.timeline_file(run_folder, phase) for phase in phases)
     file = next((file for file in files if file.exists()), None)
     return None if file is None else _of(file, timelines.timeline_from_json)
 
 
 def predicted_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
-    """Return the batch that a run's plan predicts for one of ``phases``; None without a plan."""
+    """Return the batch predicted by a run's plan in ``phases``; None without a plan."""
     return next((one for one in predicted(run_folder) if one.phase in phases), None)
 
 
 def batches_title(run_folder: Path, timeline: Timeline) -> str:
-    """Return what a run is called above its plots: schedule, size and model, if it says so."""
+    """Return a run's title above plots: schedule, size and model, if known."""
     order = timeline.order
     size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
     names = _names(run_folder)
@@ -176,7 +176,7 @@ def batches_title(run_folder: Path, timeline: Timeline) -> str:
 
 
 def measured(run_folder: Path) -> Sequence[Timeline]:
-    """Return every batch that was measured, in the order of phases."""
+    """Return all measured batches, in the order of phases."""
     files = (timelines.timeline_file(run_folder, phase) for phase in Phase)
     return [_of(file, timelines.timeline_from_json) for file in files if file.exists()]
 
@@ -186,7 +186,7 @@ def _missing_plan_files(run_folder: Path) -> list[str]:
 
 
 def predicted(run_folder: Path) -> Sequence[Timeline]:
-    """Return the batch without freezing and that under the plan; empty where there is no plan."""
+    """Return the batch without freezing and the planned; empty without a plan."""
     if _missing_plan_files(run_folder):
         return ()
     files = {name: run_folder / name for name in _PLAN_FILES}
@@ -205,7 +205,7 @@ def predicted(run_folder: Path) -> Sequence[Timeline]:
 
 
 def _of(file: Path, read: Callable[[str], Value]) -> Value:
-    """Return what ``read`` makes of a file; a ValueError names it."""
+    """Return the result of ``read`` on a file; a ValueError names the file."""
     try:
         return read(file.read_text())
     except ValueError as error:
@@ -223,7 +223,7 @@ def _draws(
     reason: str,
     is_known: Callable[[Row], Any] = lambda row: True,
 ) -> Draw:
-    """Return what draws the rows of one file, or gives the reason if none of them is known."""
+    """Return a drawer of a file's rows, or the reason if there are no known rows."""
 
     def draw(run_folder: Path) -> Figure | str:
         if not any(map(is_known, rows := _rows(table, run_folder))):

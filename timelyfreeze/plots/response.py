@@ -26,10 +26,10 @@ AssumedLine = tuple[float, float]
 
 
 def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
-    """Return the lines through what was measured with nothing and with everything frozen.
+    """Return the lines between nothing and everything frozen.
 
-    They are by the way that the stage was frozen, which a profile names for the first stage and is
-    "" elsewhere. A way of which one end was not measured is left out.
+    Keys are ways of freezing: named in a profile for the first stage, "" elsewhere. A way with an
+    unmeasured end is left out.
     """
     ways: dict[str, list[ResponseRow]] = {}
     for row in rows:
@@ -49,7 +49,7 @@ def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
 
 
 def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
-    """Draw each backward's time against its frozen fraction, and what a plan assumes of it."""
+    """Draw the times of backwards against their frozen fraction, and the plan's assumption."""
     stages = sorted({row.stage for row in rows})
     with style.house_style():
         figure, drawn = style.panels(
@@ -100,7 +100,7 @@ def _points(rows: Sequence[ResponseRow]) -> tuple[list[float], list[float]]:
 
 
 def _tint(microbatch: int, last: int) -> float:
-    """Return how dark a microbatch is drawn; one of unknown number like one in the middle."""
+    """Return a microbatch's shade; unknown numbers get the middle."""
     if microbatch < 0 or last < 1:
         return 0.6
     return _EARLY_TINT + (_LATE_TINT - _EARLY_TINT) * microbatch / last
@@ -122,7 +122,7 @@ _BINS = 25
 
 
 def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
-    """Draw for each rank how many of the model's tensors were frozen how often."""
+    """Draw by rank a histogram of tensors by how often frozen."""
     counts = [count for count in counts if count.backwards]
     ranks = sorted({count.rank for count in counts})
     of_ranks = [[count for count in counts if count.rank == rank] for rank in ranks]
@@ -132,7 +132,7 @@ def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
 def frequencies_figure(
     names: Sequence[str], parts: Sequence[Sequence[FrozenCount]], title: str = ""
 ) -> Figure:
-    """Draw how many tensors were frozen how often, with a panel for each part."""
+    """Draw a histogram of tensors by how often frozen, a panel per part."""
     names = [f"{name}: {len(part)} tensors" for name, part in zip(names, parts, strict=True)]
     with style.house_style():
         figure, drawn = style.panels(
@@ -157,6 +157,6 @@ def frequencies_figure(
 
 
 def mean_frequency(counts: Sequence[FrozenCount]) -> float:
-    """Return which fraction of the backwards left an element out, mean over all elements."""
+    """Return the fraction of backwards without an element, mean over elements."""
     sizes = np.array([count.elements for count in counts], dtype=float)
     return float(np.average([count.frequency for count in counts], weights=sizes))

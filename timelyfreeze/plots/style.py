@@ -1,7 +1,6 @@
-"""How all plots look, and how they are saved.
+"""Look of all plots, and their saving.
 
-One palette (Okabe and Ito's, which colour-blind readers can tell apart), one set of sizes, and
-files that are the same whenever the same data is drawn.
+A palette for colour-blind readers (Okabe and Ito's), common sizes, and equal files for equal data.
 """
 
 import io
@@ -74,7 +73,7 @@ _SETTINGS: Any = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw what is drawn inside as the house draws; settings of others come back afterwards."""
+    """Draw with the house's settings; other settings come back afterwards."""
     with matplotlib.rc_context(_SETTINGS):
         yield
 
@@ -82,7 +81,7 @@ def house_style() -> Iterator[None]:
 def panels(
     names: Sequence[str], height: float, title: str, *, x_label: str, y_label: str, sharey: bool
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes for each of ``names``, in even rows of ``height`` inches."""
+    """Return a figure with axes for ``names``, in even rows of ``height`` inches."""
     n_rows = math.ceil(len(names) / _MOST_COLUMNS)
     n_columns = math.ceil(len(names) / n_rows)
     figure = Figure(figsize=(WIDTH_INCHES, 0.7 + height * n_rows), layout="constrained")
@@ -113,7 +112,7 @@ def annotate(
 ) -> None:
     """Write small text beside the place ``at`` of a plot, ``shift`` points away from it.
 
-    ``within`` is what the place is measured in, as matplotlib's ``xycoords``.
+    ``within`` is the unit of the place, as matplotlib's ``xycoords``.
     """
     look |= {"fontsize": SMALL_POINTS, "color": color, "annotation_clip": False}
     axes.annotate(text, at, shift, xycoords=within, textcoords="offset points", **look)
@@ -132,7 +131,7 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _png(figure: Figure) -> bytes:
-    """Return the plot in the highest resolution that keeps it under ``MOST_PNG_BYTES``."""
+    """Return the plot in the highest resolution below ``MOST_PNG_BYTES``."""
     small = io.BytesIO()
     for dpi in _DPI:
         large, small = io.BytesIO(), io.BytesIO()

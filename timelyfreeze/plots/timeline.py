@@ -1,4 +1,4 @@
-"""The plot of batches: a lane for each rank, a block for each action (Figs. 7 to 13)."""
+"""The plot of batches: a lane per rank, a block per action (Figs. 7 to 13)."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -32,11 +32,11 @@ _HANDLE = 7  # letters that are as wide as a legend's handle and the space aroun
 def timeline_figure(
     timelines: Sequence[Timeline], title: str = "", names: Sequence[str] = ()
 ) -> Figure:
-    """Draw batches one below the other on one time axis.
+    """Draw batches one below the other on a common time axis.
 
-    Blocks carry the number of their microbatch where they are wide enough. The paler a backward,
-    the more of it is frozen. Where ranks hold several stages, a bar at the foot of a block says
-    which of them, the first having none. The critical path is outlined.
+    Blocks carry the number of their microbatch where they are wide enough. Frozen parts make a
+    backward paler. With several stages per rank, a bar at the foot of a block gives the stage,
+    without a bar for the first. The critical path is outlined.
     """
     names = names or [""] * len(timelines)
     ranks = [timeline.n_ranks for timeline in timelines]
@@ -71,7 +71,7 @@ _END_STYLE: Any = {"color": style.INK, "linewidth": 1.0, "linestyle": (0, (4, 3)
 
 
 def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") -> str:
-    """Return what stands above a batch: name, time, bubbles, and the gain over a reference."""
+    """Return a batch's title: name, time, bubbles, and the gain over a reference."""
     text = name or f"{timeline.origin.capitalize()}, {timeline.words}"
     if name and timeline.entry_stage is not None:
         text += f", {FRONT_READ}"
@@ -122,7 +122,7 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
 
 
 def _columns(texts: Sequence[str], room: float) -> int:
-    """Return the most columns of a legend that have room, which counts letters."""
+    """Return the largest number of legend columns with room, by counted letters."""
     for n in range(len(texts), 1, -1):
         widths = [max(map(len, column)) for column in np.array_split(np.array(texts), n)]
         if sum(widths) + _HANDLE * n <= room:
@@ -183,7 +183,7 @@ def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[
 
 
 def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **look: Any) -> None:
-    """Draw boxes of one look as one path: much smaller files than a path for each."""
+    """Draw boxes of a look as a single path, for much smaller files."""
     if not boxes:
         return
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
@@ -203,7 +203,7 @@ def tint(kind: ActionKind, freeze_ratio: float) -> tuple[float, float, float]:
 
 
 def stage_places(timeline: Timeline) -> dict[int, int]:
-    """Return of each stage the how-manieth of its rank it is, from 0."""
+    """Return each stage's position on its rank, from 0."""
     stages: dict[int, list[int]] = {}
     for stage, rank in enumerate(timeline.order.stage_to_rank):
         stages.setdefault(rank, []).append(stage)
@@ -211,7 +211,7 @@ def stage_places(timeline: Timeline) -> dict[int, int]:
 
 
 def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
-    """Return a bar at the foot of each block whose stage is not its rank's first."""
+    """Return a bar at the foot of all blocks of later stages of a rank."""
     places = stage_places(timeline)
     most = max(places.values())
     bars = []
@@ -225,7 +225,7 @@ def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
 
 
 def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
-    """Outline each stretch of the path on a rank, and join the stretches."""
+    """Outline the path's stretches on ranks, and join the stretches."""
     path = [block for block in timeline.ran if block.is_critical]
     path.sort(key=lambda block: (block.end_ms, block.start_ms))
     stretches = [list(stretch) for _, stretch in groupby(path, key=lambda block: block.rank)]

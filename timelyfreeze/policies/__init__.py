@@ -1,4 +1,4 @@
-"""Which tensors to freeze, by rules that watch the training: a file for each method.
+"""Rules by which tensors are frozen in the course of training: a file for each method.
 
 Importing this package registers all methods below.
 """

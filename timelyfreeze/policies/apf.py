@@ -1,9 +1,9 @@
-"""APF: freeze what moves to and fro without getting anywhere.
+"""APF: freeze tensors moving to and fro without progress.
 
 Chen et al., "Communication-Efficient Federated Learning with Adaptive Parameter Freezing", 2021, as
 arXiv:2602.05754 takes it up (Sec. 2.3, Eq. 2).
 
-The effective perturbation of an element compares how far it got with how far it went:
+The effective perturbation of an element compares its distance with its path:
 
     score_K = |E_K| / E_K^abs,  E_K = alpha E_{K-1} + (1 - alpha) Delta_K,
                                 E_K^abs = alpha E_{K-1}^abs + (1 - alpha) |Delta_K|
@@ -11,27 +11,27 @@ The effective perturbation of an element compares how far it got with how far it
 with Delta_K its update since the check before. 1 is a steady drift, 0 an oscillation.
 
 **From elements to a tensor.** Here a tensor is frozen or not, because a backward without some
-elements of a tensor takes as long as one with all of them. ``reduction`` chooses what becomes of
-the elements' scores:
+elements of a tensor takes as long as one with all of them. ``reduction`` combines the elements'
+    scores:
 
-- "elements": the sum of |E_K| over the elements divided by the sum of E_K^abs, which is the mean of
-  their scores, weighted with E^abs. Elements that move a lot count more, those that hardly move
-  cannot outvote them. The sum of E^abs obeys the recursion of its elements, so one number per
-  tensor takes the place of a second vector as large as the model.
-- "share": the share of the elements whose own score has come down to the threshold, which would be
-  frozen one by one in the original, is the probability that the tensor is frozen until the next
-  check. So in the mean just as many elements are frozen. It needs that second vector. A frozen
-  element gets no updates, so its score stays and it is frozen for good: here too, an element that
-  has settled stays so, and the share only grows.
+- "elements": the sum of |E_K| over the elements divided by the sum of E_K^abs, the mean of their
+    scores, weighted with E^abs. Busy elements count more, and cannot be outvoted by idle elements.
+    The sum of E^abs obeys the recursion of its elements, so a number per tensor takes the place of
+    a second vector as large as the model.
+- "share": the share of elements with a score at or below the threshold, frozen one by one in the
+    original, is the tensor's probability to be frozen until the next check. So in the mean just as
+    many elements are frozen. The second vector is needed. A frozen element gets no updates, keeps
+    its score and is frozen for good: here too, settled elements stay settled, and the share only
+    grows.
 - "sums": Eq. 2 with Delta_K summed over the tensor first, |E_K| of the sum over E_K^abs. Elements
-  that drift in opposite directions cancel, so a tensor may count as stable although each
-  of its elements drifts; in return no running mean of elements is needed, and scores are small.
+  that drift in opposite directions cancel, so a tensor may count as stable although all its
+  elements drift; in return no running mean of elements is needed, and scores are small.
 
 **Thresholds do not carry over**, but from element by element to "share". Under updates of pure
 noise a single element's score scatters, so some are always below a small threshold; "elements" is
-their *mean*. It falls with the number of checks to sqrt((1 - alpha) / (1 + alpha)): 0.23 for
-alpha = 0.9, 0.071 for 0.99. A threshold below that asks for updates that undo each other, which is
-more than having no direction; the default is just above.
+    their *mean*, and falls with the number of checks to sqrt((1 - alpha) / (1 + alpha)): 0.23 for
+alpha = 0.9, 0.071 for 0.99. A lower threshold asks for updates undoing each other, more than no
+    direction; the default is just above.
 """
 
 from collections.abc import Iterator
@@ -63,11 +63,11 @@ SUMS = "sums"
 @register_policy("apf")
 @dataclass(frozen=True)
 class Apf(FreezePolicy):
-    """Freeze tensors with a small effective perturbation, wherever in the model they are.
+    """Freeze tensors with a small effective perturbation, anywhere in the model.
 
     The original decides element by element, with alpha = 0.99 and a threshold of 0.05. Table 3 of
-    arXiv:2602.05754 has thresholds of 0.01 (1B), 0.0001 (8B and 13B) and 0.005 (vision models),
-    which are those of single elements: ``reduction = "share"``.
+    arXiv:2602.05754 has thresholds of 0.01 (1B), 0.0001 (8B and 13B) and 0.005 (vision models), as
+    for single elements: ``reduction = "share"``.
     """
 
     check_interval: AtLeast1 = 10
@@ -95,7 +95,7 @@ class Apf(FreezePolicy):
 
     @property
     def measurement(self) -> Measurement:
-        """Sums over Delta_K, the weights' updates, and over its running mean where that is used."""
+        """Sums over Delta_K, the weights' updates, and over its running mean if used."""
         if self.reduction == SUMS:
             return Measurement(Source.UPDATES, (Metric.ABS_SUM, Metric.SUM))
         if self.reduction == SHARE:
@@ -104,7 +104,7 @@ class Apf(FreezePolicy):
         return Measurement(Source.UPDATES, metrics, decay=self.alpha)
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
+        """Yield errors of the settings."""
         yield from super().errors()
         if self.reduction == SHARE and self.freezing_period == GROW_AND_HALVE:
             yield (
@@ -119,7 +119,7 @@ class Apf(FreezePolicy):
         return Decision(nothing, metrics={"frozen_tensors": 0})
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Freeze tensors that count as stable, for as long as the period says."""
+        """Freeze stable tensors, for the length of their period."""
         memory: dict[str, list[float] | list[int]] = {}
         if self.reduction == SHARE:
             settled, sizes = check.metrics[Metric.SETTLED], check.layout.sizes
@@ -148,7 +148,7 @@ class Apf(FreezePolicy):
     def _scores(
         self, before: Decision, check: Check
     ) -> tuple[NDArray[np.float64], dict[str, list[float] | list[int]]]:
-        """Return the score of each tensor, and the running means to remember."""
+        """Return the scores of tensors, and the running means to remember."""
         abs_means = self._mean(before.memory.get("abs_means", 0.0), check.metrics[Metric.ABS_SUM])
         if self.reduction == ELEMENTS:
             scores = _ratios(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
@@ -162,19 +162,19 @@ class Apf(FreezePolicy):
 
 
 def _ratios(way: NDArray[np.float64], path: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide how far tensors got by how far they went; what has never moved stands still: 0."""
+    """Divide the tensors' distance by their path; 0 for tensors at rest."""
     return np.divide(way, path, out=np.zeros_like(path), where=path != 0.0)
 
 
 def _next_periods(
     stable: NDArray[np.bool_], periods: NDArray[np.int64], left: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lengthen or halve the periods of live tensors; let those of frozen ones run on.
+    """Lengthen or halve the periods of live tensors; let the periods of frozen ones run on.
 
-    As in the original, a tensor found unstable is frozen too, for the halved period: it takes as
-    many unstable checks as its period has binary digits until it is trained at every check again.
-    ``periods`` says for how many checks a tensor was last frozen, ``left`` for how many more it
-    stays so, 0 for live ones; shape [n] all.
+    As in the original, a tensor found unstable is frozen too, for the halved period: after as many
+    unstable checks as its period has binary digits, the tensor is trained at every check again.
+    ``periods``: checks of the last freezing; ``left``: checks still to come, 0 for live tensors;
+    shape [n] all.
     """
     judged = left == 0
     periods = np.where(judged, np.where(stable, periods + 1, periods // 2), periods)

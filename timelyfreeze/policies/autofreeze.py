@@ -1,16 +1,16 @@
-"""AutoFreeze: freeze the front while its gradient norms change least (arXiv:2102.01386).
+"""AutoFreeze: freeze the front with the least change of gradient norms (arXiv:2102.01386).
 
 At check K every live block l has a change of its gradient norm (Sec. 3.1, Eq. 1)
 
     eta_l = | ||Delta_{K-1}|| - ||Delta_K|| | / ||Delta_{K-1}||
 
 Going from the front to the back, live blocks with eta_l below the N-th percentile of all live
-blocks' eta are frozen, up to the first that is not (Algorithm 1). What is frozen stays frozen.
+blocks' eta are frozen, up to the first other block (Algorithm 1), for good.
 
 **Two definitions are in use.** AutoFreeze accumulates *gradients* over an interval and takes the
-absolute value; that is the default. TimelyFreeze (arXiv:2602.05754, Sec. 2.3, Eq. 1) describes it
-with *updates* and with the sign, so that a block whose norm grew counts as more stable than one
-whose norm did not change. ``delta`` and ``change`` choose.
+absolute value; the default here. TimelyFreeze (arXiv:2602.05754, Sec. 2.3, Eq. 1) uses *updates*
+    and the sign, so that a block with a growing norm counts as more stable than a block with a
+    constant norm. ``delta`` and ``change`` choose.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIGNED = "signed"
 class AutoFreeze(FreezePolicy):
     """Freeze front blocks, the embedding with them, while their gradient norms change little.
 
-    The largest eta is not below any percentile, so one block at least always stays live. AutoFreeze
+    The largest eta is not below any percentile, so at least one block always stays live. AutoFreeze
     sets the 50th percentile and checks five times an epoch (two to five did well, ten did not);
     TimelyFreeze sets the 80th for its comparison (Table 3).
     """
@@ -72,7 +72,7 @@ class AutoFreeze(FreezePolicy):
         return Measurement(Source(self.delta), (Metric.SQUARE_SUM,))
 
     def in_epochs_of(self, n_steps: float) -> AutoFreeze:
-        """Return the rule with the interval that ``checks_per_epoch`` gives for such epochs."""
+        """Return the rule with the interval of ``checks_per_epoch`` for such epochs."""
         if self.checks_per_epoch == 0:
             return self
         return replace(self, check_interval=max(1, round(n_steps / self.checks_per_epoch)))

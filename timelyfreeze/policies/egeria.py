@@ -1,20 +1,19 @@
-"""Egeria: freeze front blocks whose output keeps its distance from that of an older copy.
+"""Egeria: freeze front blocks with a stable distance of outputs from an older copy.
 
 Wang et al., "Egeria: Efficient DNN Training with Knowledge-Guided Layer Freezing" (KGT), 2023.
 Every n steps the frontmost live module l is compared with its *reference*, an 8-bit copy of a
 snapshot (``timelyfreeze.policies.plasticity``). Where the plasticity has stood still for S
-evaluations, l is frozen and l + 1 is watched (Algorithm 1). What is frozen is live again once the
-learning rate has fallen to a tenth of what it was when module 0 was frozen, and at steps that the
-user names, as Sec. 4 asks for where a learning rate rises again. Where the paper leaves a choice:
+evaluations, l is frozen and l + 1 is watched (Algorithm 1). All modules are live again once the
+learning rate has fallen to a tenth of its value at the freezing of module 0, and at steps named by
+the user, as Sec. 4 asks for rising learning rates. Where the paper leaves a choice:
 
 - A slope counts by its absolute value, and T is a fraction of the range of the module's plasticity.
-- l is frozen in the evaluation in which the counter reaches S, and the next module has a history of
-  its own. The last module is never frozen.
+- l is frozen when the counter reaches S, and the next module has a history of its own. The last
+  module is never frozen.
 - Bootstrapping ends at the first check whose loss, a mean over the interval, differs by less than a
-  tenth from that of the check before.
+    tenth from the check before.
 - Blocks in front of l are frozen, hence equal in both models. So the reference is a copy of l
-  alone and gets the input that l had in training. The embedding freezes with module 0 and is not
-  compared.
+  alone, with l's input in training. The embedding freezes with module 0 and is not compared.
 - Halving stops at S = 1 and W = 2, below which there is no line to fit.
 """
 
@@ -126,7 +125,7 @@ class Egeria(FreezePolicy):
         )
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
+        """Yield errors of the settings."""
         yield from super().errors()
         if not self.max_cpu_load > 0.0:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
@@ -149,7 +148,7 @@ class Egeria(FreezePolicy):
         return self._decision(EgeriaState(self.window, self.stale), check.layout)
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Take what comparisons have found, one by one, then see whether to unfreeze."""
+        """Apply comparisons in order, then decide on unfreezing."""
         assert check.observed is not None  # it compares outputs
         last, seen = read_dataclass(EgeriaState, before.memory), check.observed
         state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
@@ -171,7 +170,7 @@ class Egeria(FreezePolicy):
         return self._decision(state, check.layout, evaluations)
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
-        """Return the frontmost live module; None while bootstrapping, and where it is the last."""
+        """Return the frontmost live module; None in bootstrapping, and for the last module."""
         state = read_dataclass(EgeriaState, decision.memory)
         groups = block_groups(layout, self.modules)
         if not state.is_guided or state.front == len(groups) - 1:
@@ -181,7 +180,7 @@ class Egeria(FreezePolicy):
     def _evaluate(
         self, state: EgeriaState, seen: Observed, groups: list[range]
     ) -> tuple[EgeriaState, tuple[Evaluation, ...]]:
-        """Run Algorithm 1 for each comparison of the module that is the frontmost live one then."""
+        """Run Algorithm 1 for all comparisons of the frontmost live module of their time."""
         evaluations = []
         for found in seen.differences:
             if state.front == len(groups) - 1 or found.first != groups[state.front].start:
@@ -270,7 +269,7 @@ def block_groups(layout: ModelLayout, patterns: Sequence[str]) -> list[range]:
 
 
 def _by_size(sizes: Sequence[float], stages: Sequence[int]) -> list[int]:
-    """Return the group of each block, of blocks that are put together by their sizes."""
+    """Return each block's group, of blocks joined by size."""
     largest = max(sizes)
     numbers: list[int] = []
     filled = 0.0

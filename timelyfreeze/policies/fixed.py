@@ -1,4 +1,4 @@
-"""The first k layers stay frozen (SmartPipe, Sec. V, and AutoFreeze), or what the user names."""
+"""Constant freezing: the first k layers (SmartPipe, Sec. V, and AutoFreeze), or named tensors."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ class Fixed(FreezePolicy):
     check_interval = sys.maxsize  # never: there is nothing to decide again
 
     def start(self, check: Check) -> Decision:
-        """Freeze the prefix and what is named."""
+        """Freeze the prefix and the named tensors."""
         layout = check.layout
         n_layers = int(not self.names) if self.layers is None else self.layers
         layout.require_layers("fixed.layers", n_layers)
@@ -46,12 +46,12 @@ class Fixed(FreezePolicy):
         return Decision(frozen, metrics={"frozen_layers": min(n_frozen, layout.n_layers)})
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Leave everything as it is."""
+        """Keep the decision."""
         return before
 
 
 def _named(pattern: str, layout: ModelLayout) -> NDArray[np.bool_]:
-    """Mark the tensors that a pattern names; ValueError if there are none."""
+    """Mark the tensors named by a pattern; ValueError for none."""
     numbers = {int(word) for name in layout.names for word in name.split(".") if word.isdecimal()}
     globs = set(_without_ranges(pattern, sorted(numbers)))
     # So that *.norm finds the norm that lies in no block too.
@@ -72,7 +72,7 @@ def _named(pattern: str, layout: ModelLayout) -> NDArray[np.bool_]:
 
 
 def _without_ranges(pattern: str, numbers: Sequence[int]) -> Iterator[str]:
-    """Yield a pattern once for each number of the model that lies in its ranges."""
+    """Yield a pattern once per number of the model within its ranges."""
     if (found := _RANGE.search(pattern)) is None:
         yield pattern
         return

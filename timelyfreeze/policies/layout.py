@@ -1,4 +1,4 @@
-"""Which layer of the model each tensor of a pipeline belongs to."""
+"""Layers of the model, for the tensors of a pipeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from timelyfreeze.settings import key
 
 @dataclass(frozen=True, eq=False)
 class ModelLayout:
-    """Tensors of all stages, stage after stage, in each stage in the order of its parameters."""
+    """Tensors of all stages, stage after stage, in the order of parameters."""
 
     names: tuple[str, ...]  # the n parameter names, each once
     sizes: NDArray[np.int64]  # number of elements of each, shape [n]
@@ -38,12 +38,12 @@ class ModelLayout:
         return (self.layers < n_layers) & (n_layers > 0)
 
     def require_layers(self, setting: str, n_layers: int) -> None:
-        """Raise ValueError for a setting that asks for more transformer blocks than there are."""
+        """Raise ValueError for a setting with more transformer blocks than there are."""
         if n_layers > self.n_layers:
             raise ValueError(f"{key(setting)} is {n_layers}; the model has {self.n_layers}")
 
     def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
+        """Add up numbers of tensors, shape [n], by transformer block, shape [L]."""
         in_blocks = (self.layers >= 0) & (self.layers < self.n_layers)
         sums = np.zeros(self.n_layers, dtype=np.float64)
         np.add.at(sums, self.layers[in_blocks], np.asarray(values, dtype=np.float64)[in_blocks])
@@ -51,11 +51,11 @@ class ModelLayout:
 
 
 def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout:
-    """Put the stages of a pipeline together.
+    """Join the stages of a pipeline.
 
     A tensor's layer is read from the first number in its name (``layers.7.attention.wq.weight``),
-    as every model of the kind has it. Layers are counted in the order in which they come, so their
-    numbers need not start at 0.
+    as every model of the kind has it. Layers are counted in order, so their numbers need not start
+    at 0.
     """
     tensors = [(stage, name, size) for stage in sorted(stages) for name, size in stages[stage]]
     names = [name for _, name, _ in tensors]

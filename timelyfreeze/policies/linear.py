@@ -1,6 +1,6 @@
-"""A frozen prefix that grows by the same number of layers at every check.
+"""A frozen prefix growing by the same number of layers at every check.
 
-A baseline of SmartPipe (Sec. V), which freezes one more layer with each epoch.
+A baseline of SmartPipe (Sec. V), with another frozen layer per epoch.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Linear(FreezePolicy):
         return self.decide(Decision(check.layout.prefix(0)), check)
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Freeze what the number of the check says."""
+        """Freeze by the number of the check."""
         most = check.layout.n_layers - 1 if self.max_layers is None else self.max_layers
         n_frozen = min(check.number * self.layers_per_check, most)
         return Decision(check.layout.prefix(n_frozen), metrics={"frozen_layers": n_frozen})

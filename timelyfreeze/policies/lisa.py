@@ -1,8 +1,8 @@
-"""LISA: train the two ends and a few random blocks, new ones in every interval (arXiv:2403.17919).
+"""LISA: train both ends and a few random blocks, new in every interval (arXiv:2403.17919).
 
 Embedding, final norm and head are always trained, and of the blocks between them a number drawn
-uniformly. As the embedding is live, the chain of input gradients runs through the whole model: what
-is saved is the weight gradients of the frozen blocks.
+uniformly. As the embedding is live, the chain of input gradients runs through the whole model: only
+weight gradients of the frozen blocks are saved.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Methods: what ``method`` can say.
+"""Methods: the values of ``method``.
 
-A method answers two questions. *How much* is frozen in each backward: as a plan from measured times
-says, or as it comes. *Which* tensors: drawn at random, or as a policy says. Every policy can
-answer the second alone, or have the first answered by the plan (arXiv:2602.05754, App. C.2).
+A method answers two questions. *How much* is frozen in a backward: by a plan from measured times,
+or as a policy decides. *Which* tensors: drawn at random, or by a policy. Every policy can answer
+the second alone, or have the first answered by the plan (arXiv:2602.05754, App. C.2).
 """
 
 import difflib
@@ -16,14 +16,14 @@ from timelyfreeze.settings import key
 
 @dataclass(frozen=True)
 class Method:
-    """What a method is made of."""
+    """Parts of a method."""
 
     plans: bool  # whether times are measured and a plan says how much to freeze
     policy: str | None  # name of the policy that says which tensors, or None
 
 
 def known_methods() -> list[str]:
-    """Return every value that ``method`` may have."""
+    """Return all values of ``method``."""
     policies = sorted(registered_policies())
     return [NONE, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies), LORA]
 
@@ -31,7 +31,7 @@ def known_methods() -> list[str]:
 def parse_method(text: str) -> Method | None:
     """Read a method: ``timelyfreeze``, a policy, or ``timelyfreeze+<policy>``.
 
-    None for ``none`` and ``lora``, which never freeze one thing now and another later.
+    None for ``none`` and ``lora``, without any change of frozen tensors.
     """
     if text not in known_methods():
         near = difflib.get_close_matches(text, known_methods(), n=1)
@@ -50,17 +50,17 @@ def freezes_by_turns(text: str) -> bool:
 
 
 def makes_plan(text: str) -> bool:
-    """Return whether a method freezes by a plan; an unknown one does not."""
+    """Return whether a method freezes by a plan; False for unknown methods."""
     return text.partition("+")[0] == PLANNED and text in known_methods()
 
 
 def chosen_policy(
     method: str | FreezePolicy, policy: FreezePolicy | Mapping[str, Any] | None
 ) -> tuple[bool, FreezePolicy | None]:
-    """Return whether a plan is made, and the policy that says which tensors to freeze.
+    """Return whether a plan is made, and the policy choosing tensors.
 
-    ``policy`` has the settings of the policy that ``method`` names, or is one of its own for
-    ``method = "timelyfreeze"``.
+    ``policy`` has the settings of ``method``'s policy, or is a policy of one's own for ``method =
+    "timelyfreeze"``.
     """
     if not isinstance(method, str):
         if policy is not None:

@@ -7,9 +7,9 @@ Models", 2021. At check T the prefix has the length (Sec. 3.1, Eq. 1)
 
 with g_l the gradient of block l in the step of the check. Where the equation leaves a choice:
 
-- It is kept as a real number and its whole part is frozen; see :func:`grow` (``prefix``).
-- The argmin counts layers up to and with the block of the smallest norm. Counting those in front of
-  it only, the first block could never be frozen as long as its own norm is the smallest.
+- The length is a real number and its whole part is frozen; see :func:`grow` (``prefix``).
+- The argmin counts layers up to and with the block of the smallest norm. Counting only the blocks
+    in front, the first block could never be frozen while its own norm is the smallest.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from timelyfreeze.settings import AtLeast1
 @register_policy("pipetransformer", whole_layers=True)
 @dataclass(frozen=True)
 class PipeTransformer(FreezePolicy):
-    """Freeze a fraction of the live blocks at each check, no further than the smallest gradient.
+    """Freeze a fraction of the live blocks at checks, no further than the smallest gradient.
 
     The last block always stays live. The paper calls alpha = 1/3 conservative, with accuracy as
     without freezing or better; 2/5 and 1/2 were faster and lost a little.
@@ -53,7 +53,7 @@ class PipeTransformer(FreezePolicy):
         return Decision(check.layout.prefix(0), {"length": 0.0}, {"frozen_layers": 0})
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Extend the prefix; a check with norms that are not finite changes nothing."""
+        """Extend the prefix; without finite norms nothing changes."""
         n_layers = check.layout.n_layers
         length = before.memory["length"]
         n_frozen = whole_layers(length, n_layers)

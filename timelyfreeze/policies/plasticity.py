@@ -1,14 +1,14 @@
-"""Plasticity: how far a module's output lies from that of an older copy of it, and how it moves.
+"""Plasticity: distance of a module's output from an older copy's, and its course.
 
 Egeria (KGT), Sec. 4.2 and App. B. On one batch, the module and its reference have the outputs A_T
-and A_R. With Q = A as b rows, G = Q Q^T and each row of G divided by its norm, the plasticity is
-the similarity-preserving loss (Eq. 1)
+and A_R. With Q = A as b rows, G = Q Q^T and rows of G divided by their norm, the plasticity is the
+similarity-preserving loss (Eq. 1)
 
     P = || G_T - G_R ||_F^2 / b^2
 
-It compares which rows are alike, not the rows themselves, so outputs that are turned or scaled as
-a whole count as equal. The paper prints rows divided by their *squared* norm, under which outputs
-twice as large count as different; ``squared`` does that.
+Likeness of rows is compared, not the rows, so outputs turned or scaled as a whole count as equal.
+The paper prints rows divided by their *squared* norm (``squared``), by which outputs twice as large
+differ.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 def similarity_loss(trained: ArrayLike, reference: ArrayLike, *, squared: bool = False) -> float:
     """Return P of two outputs.
 
-    A row of zeros is like no other; its row of G stays zeros. Outputs A_T and A_R have one shape
-    [b, ...]; ``squared`` divides rows by their squared norm.
+    A row of zeros is like no other; its row of G stays zeros. Outputs A_T and A_R have the same
+    shape [b, ...]; ``squared`` divides rows by their squared norm.
     """
     ours, theirs = np.asarray(trained), np.asarray(reference)
     difference = _similarities(ours, squared) - _similarities(theirs, squared)
@@ -50,7 +50,7 @@ def spread_evenly(n: int, limit: int) -> NDArray[np.int64]:
 
 
 def slope(values: ArrayLike) -> float:
-    """Return the slope of the least-squares line through values at 0, 1, 2, ...; 0 of one value."""
+    """Return the slope of the least-squares line through values at 0, 1, 2, ..."""
     heights = np.asarray(values, dtype=np.float64)
     places = np.arange(len(heights)) - (len(heights) - 1) / 2
     spread = float(places @ places)
@@ -59,7 +59,7 @@ def slope(values: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class History:
-    """What is remembered of the plasticity of one module (Algorithm 1)."""
+    """Remembered plasticity of a module (Algorithm 1)."""
 
     values: tuple[float, ...] = ()  # P of the last evaluations, W at most, oldest first
     smoothed: tuple[float, ...] = ()  # their moving means (Eq. 2), W at most, oldest first
@@ -73,10 +73,10 @@ class History:
         return slope(self.smoothed)
 
     def after(self, value: float, window: int, tolerance: float) -> History:
-        """Return the history with one more evaluation.
+        """Return the history with another evaluation.
 
         A slope is small if its absolute value is at most ``tolerance`` times the range of P since
-        the history began: plasticities of different models differ by orders of magnitude. One
+        the history began: plasticities of different models differ by orders of magnitude. A single
         evaluation has no slope. ``value`` is P, ``window`` W and ``tolerance`` T.
         """
         values = (*self.values, value)[-window:]

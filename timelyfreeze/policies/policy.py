@@ -1,14 +1,14 @@
-"""Policies: rules that say, from time to time, which tensors of the whole model to freeze.
+"""Policies: rules for the frozen tensors of the whole model, decided from time to time.
 
 A policy sees numbers and answers with a decision; both are plain frozen values, so every rule can
-be checked by hand. It knows neither stages nor processes: what to measure it states as data, and
-someone else measures (``timelyfreeze.runtime``), exchanges and applies
+be checked by hand. Policies know neither stages nor processes: measurements are asked for as data,
+and made elsewhere (``timelyfreeze.runtime``), exchanges and applies
 (``timelyfreeze.control.policy_runner``). Notation: n tensors.
 
-To add a method, write a frozen dataclass that has the members of :class:`FreezePolicy`, and
-register it: in a file of ``timelyfreeze/policies/``, in the program that uses it, or in a
-distribution with an entry point of the group ``timelyfreeze.policies``. Its fields become the
-section ``[freezing.<name>]`` of the configuration, the strings under them the help texts.
+To add a method, write a frozen dataclass with the members of :class:`FreezePolicy`, registered in a
+file of ``timelyfreeze/policies/``, in a user's program, or in a distribution with an entry point of
+the group ``timelyfreeze.policies``. Its fields become the section ``[freezing.<name>]`` of the
+configuration, the strings under them the help texts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReferenceSettings:
 
 @dataclass(frozen=True)
 class Compared:
-    """Blocks that are to be compared until the next check."""
+    """Blocks to be compared until the next check."""
 
     first: int  # their first layer
     end: int  # the layer behind their last
@@ -57,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True, order=True)
 class Difference:
-    """What one comparison has found."""
+    """Finding of a comparison."""
 
     step: int  # step whose batch went through both
     first: int  # first layer of the blocks
@@ -66,7 +66,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a decision has made of one comparison."""
+    """Result of a comparison in a decision."""
 
     step: int  # step whose batch went through both
     module: int  # number of the part of the model, from the front
@@ -76,7 +76,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a rank, or all of them together, have seen since the check before."""
+    """Observations of a rank, or of all together, since the check before."""
 
     loss: float | None  # mean over the steps that count; None if nobody has seen one
     learning_rate: float | None  # of the step of the check; None if nobody knows it
@@ -86,7 +86,7 @@ class Observed:
 
 
 def together(ranks: Sequence[Observed]) -> Observed:
-    """Put together what the ranks have seen: the mean loss of all that have one."""
+    """Join the ranks' observations: the mean of all losses."""
     losses = [rank.loss for rank in ranks if rank.loss is not None]
     rates = [rank.learning_rate for rank in ranks if rank.learning_rate is not None]
     return Observed(
@@ -99,14 +99,14 @@ def together(ranks: Sequence[Observed]) -> Observed:
 
 @runtime_checkable
 class ComparesOutputs(Protocol):
-    """A policy that wants comparisons: its checks have ``Check.observed``."""
+    """A policy with comparisons: its checks have ``Check.observed``."""
 
     @property
     def reference_settings(self) -> ReferenceSettings:
         """How the reference is made and run."""
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
-        """Return what to compare until the next check, or None."""
+        """Return the blocks to compare until the next check, or None."""
 
 
 NONE = "none"
@@ -118,7 +118,7 @@ _PolicyClass = TypeVar("_PolicyClass", bound=type)
 
 
 class Source(Enum):
-    """What is watched from one check to the next: the change, Delta."""
+    """Source of Delta, the change from check to check."""
 
     UPDATES = "updates"  # how far the weights have moved
     GRADIENTS = "gradients"  # the sum of the steps' gradients
@@ -126,7 +126,7 @@ class Source(Enum):
 
 
 class Metric(Enum):
-    """A number that is taken of a tensor's change Delta_K at check K."""
+    """A number taken from a tensor's change Delta_K at check K."""
 
     SQUARE_SUM = "square_sum"  # sum of Delta_K^2, so its root is the norm
     SUM = "sum"  # sum of Delta_K, so that opposite moves cancel
@@ -140,7 +140,7 @@ class Metric(Enum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a policy wants to know at each check."""
+    """Measurements of a policy at checks."""
 
     source: Source  # which change is watched
     metrics: tuple[Metric, ...]  # which numbers are taken of it
@@ -150,7 +150,7 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What a policy sees at a check."""
+    """Input of a policy at a check."""
 
     number: int  # K: 0 for the start, before the first step that may freeze; then 1, 2, ...
     layout: ModelLayout  # the n tensors of the model
@@ -166,7 +166,7 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a policy answers."""
+    """Answer of a policy."""
 
     frozen: NDArray[np.bool_]  # tensors to freeze until the next check, bool, shape [n]
     # what the rule wants to see again at the next check; numbers and lists of numbers only, because
@@ -182,29 +182,29 @@ class Decision:
 class FreezePolicy(Protocol):
     """A freezing method: a frozen dataclass of its settings, with a rule.
 
-    Every rank calls the rule with the same values and must get the same answer, so it may depend on
-    nothing but its arguments and its settings.
+    Every rank calls the rule with the same values and must get the same answer, so only arguments
+    and settings may count.
     """
 
     @property
     def check_interval(self) -> int:
-        """Steps from one check to the next; steps that change no weights are not counted."""
+        """Steps between checks; steps without changes of weights are not counted."""
 
     @property
     def measurement(self) -> Measurement | None:
-        """What to measure, or None for a rule that needs no numbers."""
+        """The measurement, or None for a rule without numbers."""
         return None
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule; here by their types."""
+        """Yield errors of the settings: key, value and rule; here by their types."""
         name = next((name for name, kind in _POLICIES.items() if kind is type(self)), "")
         yield from rule_errors(self, name)
 
     def start(self, check: Check) -> Decision:
-        """Decide before the first step that may freeze; raise ValueError if the model is unfit."""
+        """Decide before the first step with freezing; raise ValueError for an unfit model."""
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Decide at a check, given the decision of the one before."""
+        """Decide at a check, given the decision before."""
 
 
 _POLICIES: dict[str, type] = {}
@@ -216,9 +216,9 @@ def register_policy(
 ) -> Callable[[_PolicyClass], _PolicyClass]:
     """Make a policy class selectable as ``method = "<name>"``.
 
-    The name becomes that of a section of the configuration. ``whole_layers`` says that each
-    decision freezes all tensors of a transformer block or none; only then may blocks be compiled.
-    ValueError if the name is taken or unfit, or the class is not a dataclass.
+    The name becomes a section of the configuration. ``whole_layers``: decisions freeze all tensors
+    of a transformer block or none; only then may blocks be compiled. ValueError if the name is
+    taken or unfit, or the class is not a dataclass.
     """
 
     def register(policy_class: _PolicyClass) -> _PolicyClass:
@@ -249,7 +249,7 @@ def registered_policies() -> dict[str, type]:
 
 @cache
 def _load_entry_points() -> None:
-    """Load what other distributions have in the group ``timelyfreeze.policies``, once."""
+    """Load other distributions' policies of the group ``timelyfreeze.policies``, once."""
     for point in entry_points(group=ENTRY_POINTS):
         before = len(_POLICIES)
         named = f"the entry point {point.name!r} ({point.value}) of {ENTRY_POINTS!r}"

@@ -1,7 +1,7 @@
-"""Frozen prefixes: what methods that freeze a model from the front have in common.
+"""Frozen prefixes: common parts of methods freezing from the front.
 
-Notation: L layers (transformer blocks). Arrays have one number for each, from front to back, or
-for each that is still live.
+Notation: L layers (transformer blocks). Arrays have a number per layer, from front to back, or per
+live layer.
 """
 
 import math
@@ -20,40 +20,40 @@ _ROUNDING = 1e-9
 
 
 def layer_norms(layout: ModelLayout, square_sums: ArrayLike) -> NDArray[np.float64]:
-    """Norm of each of the L blocks as one vector, from its tensors' sums of squares, shape [n]."""
+    """Norms of the L blocks, from their tensors' sums of squares, shape [n]."""
     return np.sqrt(layout.layer_sums(square_sums))
 
 
 def relative_change(
     change: NDArray[np.float64], before: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Divide a change, shape [m], by what was there before, which is not negative.
+    """Divide a change, shape [m], by the former values, not negative.
 
-    Where there was nothing before, it is 0 if there is no change, else ``LARGEST_CHANGE``, whatever
-    the sign: what has only begun to move is not stable.
+    For a former value of 0: 0 without a change, else ``LARGEST_CHANGE`` of any sign, since a tensor
+    that only begins to move is not stable.
     """
     ratios = np.where(change == 0.0, 0.0, LARGEST_CHANGE)
     return np.divide(change, before, out=ratios, where=before != 0.0)
 
 
 def leading_run(flags: NDArray[np.bool_]) -> int:
-    """Count the flags that are set before the first that is not."""
+    """Count the flags set before the first unset."""
     unset = np.flatnonzero(~flags)
     return int(unset[0]) if unset.size else len(flags)
 
 
 def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
-    """Let a prefix grow to what is wanted, but by no more than a fraction of the live layers.
+    """Let a prefix grow to ``wanted``, but by no more than a fraction of the live layers.
 
-    The bound that Eq. 1 of PipeTransformer and Eq. 4 of SmartPipe have in common. The length is
-    kept as a real number: if it were cut to whole layers at every check, the prefix would stop for
-    good once ``rate`` times the live layers is below 1. Lengths are in layers, in [0, L], and never
-    become less; ``rate`` is in (0, 1], and ``wanted`` what the measure of the method would freeze.
+    The common bound of Eq. 1 of PipeTransformer and Eq. 4 of SmartPipe. The length is a real
+    number: cut to whole layers at every check, the prefix would stop for good once ``rate`` times
+    the live layers is below 1. Lengths are in layers, in [0, L], and never become less; ``rate`` is
+    in (0, 1], and ``wanted`` comes from the method's measure.
     """
     bound = length + rate * (n_layers - length)
     return min(bound, max(float(wanted), length))
 
 
 def whole_layers(length: float, n_layers: int) -> int:
-    """Return how many layers a length from :func:`grow` freezes: L - 1 at most, one stays live."""
+    """Return the number of frozen layers for a length of :func:`grow`: L - 1 at most."""
     return min(math.floor(length + _ROUNDING), n_layers - 1)

@@ -1,8 +1,8 @@
-"""Selection: which parameter tensors of a stage are frozen in one microbatch.
+"""Selection: the parameter tensors of a stage frozen in a microbatch.
 
 The uniform random selection of arXiv:2602.05754, Sec. 3.3: under an actual freeze ratio every
-tensor has that probability of being frozen. A draw here also keeps the frozen fraction of elements
-near the ratio, because the fraction is what shortens the backward. Notation: n tensors.
+tensor is frozen with this probability. A draw here also keeps the frozen fraction of elements near
+the ratio, because the fraction shortens the backward. Notation: n tensors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 def mask_rng(
     seed: int, step: int, batch_index: int, microbatch: int, stage: int
 ) -> np.random.Generator:
-    """Generator for the mask of one backward; a pure function of its arguments.
+    """Generator for the mask of a backward; a pure function of its arguments.
 
-    Every data-parallel replica, and a run resumed from a checkpoint, therefore draws the same
-    masks without exchanging or storing any state. Philox is a counter-based generator: the
-    arguments fill its key and the upper words of its counter, so two backwards never share a
-    stream, and there is no mixing of seeds that could collide. Several batches in a step come from
-    gradient accumulation.
+    Every data-parallel replica, and a run resumed from a checkpoint, therefore draws the same masks
+    without exchanging or storing any state. Philox is a counter-based generator: the arguments fill
+    its key and the upper words of its counter, so two backwards never share a stream, and mixed
+    seeds cannot collide. Several batches in a step come from gradient accumulation.
     """
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.
@@ -47,8 +46,8 @@ class ParameterTable:
         """Tensors by size, largest first, and within a size by role.
 
         A role is a name without its numbers: ``layers.3.attention.wq.weight`` and
-        ``layers.4.attention.wq.weight`` play the same one. Each entry is the size in elements and
-        one tuple of tensor indices per role.
+        ``layers.4.attention.wq.weight`` share a role. An entry is the size in elements and a tuple
+        of tensor indices per role.
         """
         grouped: dict[int, dict[str, list[int]]] = {}
         for i, (name, size) in enumerate(zip(self.names, self.sizes.tolist(), strict=True)):
@@ -68,7 +67,7 @@ class ParameterTable:
 
 
 def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTable:
-    """Collect the tensors a stage can freeze. Sizes are those of whole tensors, not of shards."""
+    """Collect a stage's freezable tensors. Sizes are those of whole tensors, not of shards."""
     pairs = list(named_sizes)
     seen: set[str] = set()
     for name, size in pairs:
@@ -85,23 +84,23 @@ def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTa
 def draw_uniform(
     table: ParameterTable, ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw which tensors to freeze: each with probability ``ratio``, and about that ratio in all.
+    """Draw frozen tensors: with probability ``ratio`` each, and about the ratio in all.
 
-    Pivotal sampling, balanced on the number of elements. Each tensor starts with the probability
-    ``ratio``; tensors meet in pairs, and probability moves from one to the other until one of the
-    two is decided, in an order (largest first, one role after the other, shuffled within a role)
-    that leaves at most one tensor of each size undecided. That one then meets all smaller tensors
-    at once: it is rounded, and they take up, evenly, the elements by which it was. Where they are
-    too few to do so, it is rounded alone.
+    Pivotal sampling, balanced on the number of elements. Tensors start with the probability
+    ``ratio`` and meet in pairs; probability moves from one to the other until one of the two is
+    decided, in an order (largest first, one role after the other, shuffled within a role) with at
+    most one undecided tensor per size. The undecided tensor then meets all smaller tensors at once:
+    rounded, with its lost or gained elements taken up evenly by them. With too few smaller tensors
+    the rounding stands alone.
 
-    Why each probability is exactly ``ratio``: every move goes one of two opposite ways, chosen
-    with the odds that make its mean zero, so a tensor's probability is a bounded martingale. It
-    starts at ``ratio`` and ends at 1 (frozen) or 0, hence ends at 1 with probability ``ratio``.
+    Why probabilities are exactly ``ratio``: every move goes in one of two opposite directions, with
+    odds for a mean of zero, so a tensor's probability is a bounded martingale from ``ratio`` to 1
+    (frozen) or 0, hence ends at 1 with probability ``ratio``.
 
     Why the fraction is kept: a move preserves the expected number of frozen elements of its
     participants; only a tensor rounded alone changes it. The frozen fraction thus differs from
-    ``ratio`` by less than the fraction of one tensor of each size, and as a rule, when the smaller
-    tensors can absorb the rounding, by less than that of the smallest.
+    ``ratio`` by less than the fraction of a tensor of each size, and as a rule, when the smaller
+    tensors can absorb the rounding, by less than the smallest tensor's.
 
     The mask has the shape [n]. Ratios of 0 and 1 are exact and use no random numbers; others use a
     generator from ``mask_rng``.
@@ -147,7 +146,7 @@ def draw_uniform(
 def _settle_equals(
     members: list[int], base: float, die: Iterator[float], frozen: list[bool]
 ) -> tuple[int | None, float]:
-    """Let tensors of one size, each with probability ``base``, meet until one is undecided.
+    """Let tensors of a size and probability ``base`` meet until one is undecided.
 
     Members join in their order; ``frozen`` receives the decisions. Returns the undecided tensor and
     its probability, or None if all are decided.
@@ -183,13 +182,13 @@ def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
 
 
 def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
-    """Fraction of a stage's elements that a mask, shape [n], freezes; 0 where it has none."""
+    """Frozen fraction of a stage's elements under a mask, shape [n]; 0 without elements."""
     return float(table.sizes[mask].sum()) / table.total if table.total else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class FreezeUnits:
-    """The tensors of a stage, and the units that they are frozen in."""
+    """The tensors of a stage, and the units frozen together."""
 
     tensors: ParameterTable  # the n tensors
     # the u units, each with the name of its first tensor, and in the order of those
@@ -199,13 +198,13 @@ class FreezeUnits:
     of_tensor: NDArray[np.int64]
 
     def spread(self, units: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the mask over tensors, shape [n], of one over units, shape [u]."""
+        """Return the mask over tensors, shape [n], of a mask over units, shape [u]."""
         return np.append(units, False)[self.of_tensor]
 
     def gather(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the mask over units, shape [u], of one over tensors, shape [n].
+        """Return the mask over units, shape [u], of a mask over tensors, shape [n].
 
-        What it says of tensors that are never frozen does not count.
+        Tensors never frozen do not count.
         """
         n_units = len(self.table.names)
         units = np.zeros(n_units + 1, dtype=np.bool_)
@@ -226,8 +225,7 @@ def build_units(
 ) -> FreezeUnits:
     """Group the tensors of a stage.
 
-    Tensors of a block are frozen together, every other one is alone; ``exact`` ones are never
-    frozen.
+    Tensors of a block are frozen together, all others alone, ``exact`` ones never.
     """
     block_of: dict[int, tuple[int, ...]] = {}
     for block in map(tuple, blocks):
@@ -256,12 +254,11 @@ def fit_to_ratio(
 ) -> NDArray[np.bool_]:
     """Bring a policy's choice to a freeze ratio: Algorithm 2 of arXiv:2602.05754, App. C.2.
 
-    If the choice has just the ratio's part of the elements, it stands. If it has less, live tensors
-    are frozen besides, drawn uniformly; if more, frozen ones are drawn to stay live. The paper
-    counts single elements and rounds down; here whole tensors are drawn, each of those in question
-    with the same probability, such that the expected number of frozen elements is the ratio's
-    exactly and a draw stays near it (see :func:`draw_uniform`). What is returned contains
-    ``chosen``, bool, shape [n], or is part of it.
+    A choice of the ratio's elements stands. With fewer, further live tensors are frozen, drawn
+    uniformly; with more, frozen tensors are drawn to stay live. The paper counts single elements
+    and rounds down; here whole tensors are drawn with equal probability, such that the expected
+    number of frozen elements is the ratio's exactly and a draw stays near (see
+    :func:`draw_uniform`). The result contains ``chosen``, bool, shape [n], or is part of it.
     """
     fraction = frozen_ratio(table, chosen)
     if not chosen.any():
@@ -277,14 +274,14 @@ def fit_to_ratio(
 def fit_whole_stage(
     table: ParameterTable, front: NDArray[np.bool_], ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Freeze all of a first stage, the front that a policy chose, or nothing.
+    """Freeze all of a first stage, the front of a policy, or nothing.
 
-    The backward of a first stage ends at its lowest live tensor, so it becomes shorter by a front
-    that is frozen, and not by tensors here and there. A draw between the front and all, or between
-    the front and nothing, freezes the ratio's part of the elements in the mean.
+    The backward of a first stage ends at its lowest live tensor, and so is shortened by a frozen
+    front, and not by scattered tensors. A draw between the front and all, or between the front and
+    nothing, freezes the ratio's part of the elements in the mean.
 
-    ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
-    without any the stage is frozen all or nothing. Arguments as for ``fit_to_ratio``.
+    ``front`` marks the policy's tensors of the stage, from its input on, bool, shape [n]; without
+    any the stage is frozen all or nothing. Arguments as for ``fit_to_ratio``.
     """
     fraction = frozen_ratio(table, front)
     if fraction >= ratio:

@@ -1,18 +1,18 @@
-"""SmartPipe: freeze front blocks whose gradient stays what it was.
+"""SmartPipe: freeze front blocks with a constant gradient.
 
 "SmartPipe: Intelligently Freezing Layers in Pipeline Parallelism for Distributed DNN Training",
 Sec. III. At check K a live block l has the gradient norm difference (Definition 2, Eq. 3)
 
     eta_l = ||g_{K-1} - g_K|| / ||g_{K-1}||
 
-with g_K the sum of its gradients since the check before. The live blocks from the front with
-eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
-more than a fraction lambda is frozen at a check (Definition 4, Eq. 4, whose length is a real
-number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen. Algorithm 1 of
-the paper has tau alone; lambda = 1 does without the bound of Eq. 4.
+with g_K the sum of its gradients since the check before. The live blocks from the front with eta_l
+below tau, up to the first other block, are candidates (Definition 3); of the live blocks, no more
+than a fraction lambda is frozen at a check (Definition 4, Eq. 4, with a real length; see
+:func:`timelyfreeze.policies.prefix.grow`). Frozen blocks stay frozen. Algorithm 1 of the paper has
+tau alone; lambda = 1 does without the bound of Eq. 4.
 
-The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for
-a gradient that has not changed, and about sqrt(2) for two that have nothing to do with each other.
+In the paper a small eta means a learned block. Two values help to choose tau: eta is 0 for a
+constant gradient, and about sqrt(2) for two independent gradients.
 
 The e_1 epochs without freezing of Algorithm 1 are the warm-up, ``freezing.last_warmup_step``, as
 for every method.

@@ -1,1 +1,1 @@
-"""What a run leaves behind, as values and files: timelines, traces, losses, steps, summary."""
+"""Remains of a run, as values and files: timelines, traces, losses, steps, summary."""

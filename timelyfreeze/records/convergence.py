@@ -1,7 +1,7 @@
 """Whether freezing gets to a loss sooner: kappa and p_eff of arXiv:2602.05754, Sec. 3.4, App. D.
 
-A run with freezing needs about 1 / p_eff times the steps (Eq. 11), each of which takes kappa times
-as long (Eq. 12). So it gets to a loss sooner where kappa / p_eff is below 1 (Eq. 13).
+A run with freezing needs about 1 / p_eff times the steps (Eq. 11) of kappa times the length (Eq.
+12), and gets to a loss sooner where kappa / p_eff is below 1 (Eq. 13).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNFROZEN_PHASES = (Phase.WARMUP, Phase.UPPER_BOUND)
 
 @dataclass(frozen=True)
 class PassedEnergy:
-    """Gradient energy of some tensors, and how much of it is let through."""
+    """Gradient energy of some tensors, and the passed part."""
 
     passed: float  # sum of update probability times squared gradient, the numerator of Eq. 27
     total: float  # sum of squared gradients, its denominator
@@ -53,10 +53,11 @@ class PassedEnergy:
 
 
 def passed_energy(update_frequency: ArrayLike, energy: ArrayLike) -> PassedEnergy:
-    """Return what of the gradient energy of n tensors is let through.
+    """Return the passed part of the gradient energy of n tensors.
 
-    A mask covers whole tensors, so the sum over elements of Eq. 27 is one over tensors. Both are of
-    shape [n]: mean update probabilities over microbatches, and squared norms, NaN where unknown.
+    A mask covers whole tensors, so the sum over elements of Eq. 27 becomes a sum over tensors. Both
+    are of shape [n]: mean update probabilities over microbatches, and squared norms, NaN where
+    unknown.
     """
     frequency, energies = np.asarray(update_frequency, float), np.asarray(energy, float)
     known = np.isfinite(energies)
@@ -73,10 +74,10 @@ def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
 
 
 def kappa_of_cap(max_freeze_ratio: float, frozen_ms: float, unfrozen_ms: float) -> float:
-    """Return kappa as Eq. 50 estimates it from the cap r_max alone, and two times of a batch.
+    """Return kappa by Eq. 50, from the cap r_max and two times of a batch.
 
-    It takes the batch to shrink in proportion to the cap, so it is no bound on what is planned: a
-    plan freezes where the schedule waits, and may do better or worse.
+    The batch is taken to shrink in proportion to the cap. A plan freezes where the schedule waits,
+    and may do better or worse.
     """
     return 1.0 - max_freeze_ratio + max_freeze_ratio * frozen_ms / unfrozen_ms
 
@@ -99,10 +100,10 @@ def kappa_error(before_ms: Sequence[float], after_ms: Sequence[float]) -> float 
 
 
 def error_of_median(values: Sequence[float]) -> float:
-    """Return the standard error of a median, from how far values lie from it.
+    """Return the standard error of a median, from the values' distances to the median.
 
     For normal noise the standard deviation is 1.4826 times the median of these distances, and the
-    variance of a median pi / 2 times that of a mean.
+    variance of a median pi / 2 times a mean's.
     """
     median = statistics.median(values)
     deviation = 1.4826 * statistics.median(abs(value - median) for value in values)
@@ -120,16 +121,16 @@ class TimedStep:
 
     @property
     def plain_ms(self) -> float:
-        """What the step would have taken without freezing, if it froze nothing."""
+        """Time of the step without freezing, if nothing was frozen."""
         return self.ms - self.turning_ms if self.phase in UNFROZEN_PHASES else self.ms
 
 
 class StepLog:
-    """How long steps took, by pipeline; the first ones of a phase run cold.
+    """Durations of steps, by pipeline; the first steps of a phase run cold.
 
-    A run's control steps, compared with the frozen ones beside each, tell kappa whatever becomes of
-    the machine's speed. Without them, unfrozen steps are those of the first pipeline that had any,
-    others those of the last.
+    A run's control steps, compared with nearby frozen steps, give kappa at any speed of the
+    machine. Without them, unfrozen steps come from the first pipeline with any, others from the
+    last.
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,7 @@ class StepLog:
         self._n_steps, self._n_tokens = 0, 0.0
 
     def begin_pipeline(self) -> None:
-        """Begin another pipeline than the one so far."""
+        """Begin another pipeline."""
         self._pipelines.append([])
         self._controls = []
 
@@ -154,7 +155,7 @@ class StepLog:
     def unfrozen(self, *phases: Phase) -> list[TimedStep]:
         """Return the warm steps with nothing frozen: control steps, or those of some phases.
 
-        Without ``phases``, of all that freeze nothing.
+        Without ``phases``, of all phases without freezing.
         """
         if self.is_paired:
             return self._of(self._pipelines[-1], Phase.CONTROL)
@@ -167,14 +168,14 @@ class StepLog:
 
     @property
     def is_paired(self) -> bool:
-        """Whether there are control steps that a gain is measured by."""
+        """Whether there are control steps for a measured gain."""
         return bool(self.paired_kappas(1))
 
     def paired_kappas(self, latest: int = 0) -> list[float]:
-        """Return kappa at each control step: the median of frozen steps around it, over its time.
+        """Return kappa at each control step: the nearby frozen steps' median over its time.
 
-        Of the ``latest`` control steps of the last pipeline, of all if 0. The steps around are at
-        most 5 on each side.
+        Of the ``latest`` control steps of the last pipeline, of all if 0. Nearby are at most 5
+        steps on either side.
         """
         steps, found = self._pipelines[-1], []
         for i in self._controls[-latest:]:
@@ -185,9 +186,9 @@ class StepLog:
         return found
 
     def kappa_since(self, phase: Phase) -> float | None:
-        """Return kappa of ``phase`` by the last control steps, if there are any.
+        """Return kappa of ``phase`` by the last control steps, if any.
 
-        Else over its warm steps since the last call, if it is known.
+        Else over its warm steps since the last call, if known.
         """
         if phase is Phase.STABLE and (paired := self.paired_kappas(_RECENT)):
             return statistics.median(paired)
@@ -201,7 +202,7 @@ class StepLog:
     def summed_up(self, *, freezes: bool, n_devices: int = 1) -> dict[str, float | None]:
         """Return a summary's fields on steps; uneven padding is no speed, so mean tokens count.
 
-        By control steps, an unfrozen step is what a frozen one would have taken at its time.
+        By control steps, an unfrozen step is a frozen step's time without freezing.
         """
         before_ms, after_ms = median_ms(self.unfrozen()), median_ms(self.frozen(freezes=freezes))
         if self.is_paired and after_ms is not None:
@@ -232,12 +233,12 @@ class StepLog:
         return kappa_error([step.plain_ms for step in before], [step.ms for step in after])
 
     def medians_ms(self) -> list[float | None]:
-        """Return the median step of each pipeline, without its first ones."""
+        """Return the median step of each pipeline, without first steps."""
         return [median_ms(steps[SKIPPED_STEPS:]) for steps in self._pipelines]
 
     @property
     def _with_unfrozen(self) -> list[TimedStep]:
-        """The first pipeline that had unfrozen steps."""
+        """The first pipeline with unfrozen steps."""
         return next((p for p in self._pipelines if any(map(_is_unfrozen, p))), [])
 
     @staticmethod

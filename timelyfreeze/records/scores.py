@@ -1,4 +1,4 @@
-"""The scores of one model as one value: what ``scores.json`` holds. Needs no lm-eval."""
+"""The scores of a model, as in ``scores.json``. Needs no lm-eval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUB = "hub"
 
 @dataclass(frozen=True)
 class Score:
-    """How one benchmark went."""
+    """Result of a benchmark."""
 
     accuracy: Fraction
     stderr: float | None  # standard error over the questions, None if lm-eval gives none
@@ -47,14 +47,14 @@ class Scores:
 
     @property
     def average(self) -> float | None:
-        """Mean of the accuracies of the paper's four benchmarks; None if one was not run."""
+        """Mean accuracy of the paper's four benchmarks; None if any was not run."""
         if any(key not in self.benchmarks for key in AVERAGED):
             return None
         return sum(self.benchmarks[key].accuracy for key in AVERAGED) / len(AVERAGED)
 
     @property
     def asked(self) -> str:
-        """What was asked; only scores with the same can be compared."""
+        """The questions asked; only scores of the same questions compare."""
         names = ", ".join(
             f"{BY_KEY[key].title} {score.questions} {score.n_questions:,}"
             for key, score in self.benchmarks.items()
@@ -64,12 +64,12 @@ class Scores:
 
 
 def scores_to_json(scores: Scores) -> str:
-    """Return the scores as a JSON object; ``average`` stands in it for readers of the file."""
+    """Return the scores as a JSON object, with ``average`` for readers of the file."""
     return json.dumps({"average": scores.average, **asdict(scores)}, indent=2) + "\n"
 
 
 def scores_from_json(text: str) -> Scores:
-    """Read what :func:`scores_to_json` wrote; whatever else is a ValueError."""
+    """Read the scores of :func:`scores_to_json`; anything else is a ValueError."""
     values = parse_json(text)
     if isinstance(values, dict):
         values.pop("average", None)
@@ -79,7 +79,7 @@ def scores_from_json(text: str) -> Scores:
 
 
 def read_scores(folder: Path) -> Scores | None:
-    """Return the scores in ``folder``, None if there are none; a ValueError if it holds others."""
+    """Return the scores in ``folder``, None without; a ValueError for other content."""
     path = folder / SCORES
     try:
         text = path.read_text()
@@ -119,7 +119,7 @@ def render_scores(scores: Scores) -> str:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark as lm-eval runs it."""
+    """A benchmark of lm-eval."""
 
     key: str  # its name here and in files
     title: str  # its name in tables, as the paper has it
@@ -131,7 +131,7 @@ class Benchmark:
     counts: bool = True  # whether it is one of the four that the average is over
 
     def limit_of_task(self, limit: int | None) -> int | None:
-        """Return how many questions each task asks for ``limit`` or a few more; None for all."""
+        """Return the questions per task for about ``limit`` in total; None for all."""
         return None if limit is None else -(-limit // self.n_tasks)
 
 

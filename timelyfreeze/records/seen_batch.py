@@ -1,4 +1,4 @@
-"""The timeline of a batch as its ranks measured it."""
+"""The timeline of a batch, from its ranks' measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from timelyfreeze.timing import Intervals, clock_offsets, min_distances
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """One pass as one process saw it."""
+    """Measured intervals of a pass on a process."""
 
     intervals_ms: Intervals  # when each of its actions began and ended, by its own clock
     fractions: Mapping[Action, float]  # frozen ones of elements, where weight gradients are due
@@ -36,19 +36,16 @@ def measured_timeline(
     p2p_latency_ms: Mapping[tuple[int, int], float] | None = None,
     entry_stage: int | None = None,
 ) -> Timeline:
-    """Put together one batch from what each process saw of it; a ValueError if that is no batch.
+    """Build a batch's timeline from the measurements of all processes.
 
-    Processes share no clock. Their clocks are set so that nothing begins before what it waits for
-    has ended and arrived; messages in both directions leave a range of such settings, of which the
-    middle is taken (``clock_offsets``). What the plot shows as idle is each rank's own; how lanes
-    lie to each other is right to half of what messages there and back take beyond
-    ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an emulation, there is
-    one clock and nothing to set.
+    A ValueError says if the measurements make no batch. Processes share no clock. Clocks are
+    shifted so that no action begins before its inputs arrive; messages in both directions leave a
+    range of shifts, and the middle is taken (``clock_offsets``). Idle times are measured by rank;
+    lanes are placed to within half the round trip beyond ``p2p_latency_ms``. An emulation's single
+    process has a single clock.
 
-    ``declared`` tells which rank holds each stage; the order that ran takes its place. Of
-    data-parallel replicas the first to hold a stage counts, one and the same where processes of a
-    stage are numbered one after the other. Actions in front of ``entry_stage`` take no time, where
-    their rank is when it comes to them.
+    ``declared`` maps stages to ranks; the executed order replaces its order. Of data-parallel
+    replicas the first with a stage counts. Actions in front of ``entry_stage`` take no time.
     """
     seen = _first_to_see(processes)
     sent = _without_messages_before(build_dag(_order_that_ran(declared, seen)), entry_stage or 0)
@@ -76,7 +73,7 @@ def measured_timeline(
 
 
 def _first_to_see(processes: Sequence[SeenBatch]) -> list[SeenBatch]:
-    """Return the processes without those that saw nothing that others had not seen."""
+    """Return the processes with measurements of their own."""
     seen: list[SeenBatch] = []
     known: set[Action] = set()
     for process in processes:
@@ -100,7 +97,7 @@ def _order_that_ran(declared: ScheduleOrder, seen: Sequence[SeenBatch]) -> Sched
 
 
 def _without_messages_before(dag: PipelineDag, stage: int) -> PipelineDag:
-    """Return the graph without edges between ranks that begin or end in front of ``stage``."""
+    """Return the graph without edges between ranks in front of ``stage``."""
     is_between = dag.ranks[dag.edges[:, 0]] != dag.ranks[dag.edges[:, 1]]
     return replace(
         dag, edges=dag.edges[~(is_between & (dag.stages[dag.edges] < stage).any(axis=1))]
@@ -108,7 +105,7 @@ def _without_messages_before(dag: PipelineDag, stage: int) -> PipelineDag:
 
 
 def _pass_by(dag: PipelineDag, intervals: NDArray[np.float64], stage: int) -> None:
-    """Let actions in front of ``stage`` begin and end where the one before ends on their rank."""
+    """Give actions in front of ``stage`` no time, at their predecessor's end on the rank."""
     now, rank = 0.0, -1
     for i, (at_stage, at_rank) in enumerate(zip(dag.stages, dag.ranks, strict=True)):
         now, rank = (now if at_rank == rank else 0.0), at_rank

@@ -1,4 +1,4 @@
-"""The metrics of one run as one value: what ``summary.json`` holds and the report is made of."""
+"""The metrics of a run, as in ``summary.json`` and the report."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OTHER_SPEED = 1.1  # how many times as long forwards take on another machine, a
 
 
 def metric(form: str, unknown: float | None = None, *, ends: bool = False) -> Any:
-    """Declare a metric: how it is shown, and whether TensorBoard's table of runs ends with it."""
+    """Declare a metric: its format, and whether TensorBoard's table of runs has it."""
     return field(default=unknown, metadata={"form": form, "ends": ends})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What ran, how fast, how much was frozen and what was learned.
+    """Pipeline, speed, freezing and learning of a run.
 
-    None stands for what was not measured or does not exist. Speed and losses are those of the
-    process that wrote the summary: a resumed run sums up its own part only. The first two steps of
-    a phase run cold and are left out of medians.
+    None stands for values not measured or not existing. Speed and losses are the writing process's:
+    a resumed run sums up its own part only. The first two steps of a phase run cold and are left
+    out of medians.
     """
 
     method: str  # ``freezing.method``
@@ -162,7 +162,7 @@ class RunSummary:
 
     @property
     def new_speed(self) -> str | None:
-        """What to say where the machine became slower or faster after times were measured."""
+        """Text on a machine slower or faster since times were measured."""
         if not self.drift or 1.0 / _OTHER_SPEED <= self.drift <= _OTHER_SPEED:
             return None
         slower = self.drift > 1.0
@@ -173,7 +173,7 @@ class RunSummary:
 
     @property
     def padding_told(self) -> str | None:
-        """What to say of the padding where it is much and packing would take it away."""
+        """Text on large padding, where packing would help."""
         if self.packing or self.padding is None or self.padding <= _MUCH_PADDING:
             return None
         return (
@@ -182,7 +182,7 @@ class RunSummary:
         )
 
     def by_virtual_clock(self) -> RunSummary:
-        """Return it with the steps of an emulated run as devices would have taken them."""
+        """Return the summary with an emulated run's steps in virtual time."""
         if self.emulated_ranks is None:
             return self
         names = [each.name for each in fields(self) if each.name.startswith("virtual_")]
@@ -194,7 +194,7 @@ FINAL = tuple(each.name for each in fields(RunSummary) if each.metadata.get("end
 
 
 def as_shown(summary: RunSummary) -> dict[str, str]:
-    """Return what is known of a run by name, each metric as it is shown."""
+    """Return the known metrics of a run by name, formatted."""
     shown_of = {}
     for each in fields(summary):
         if (value := getattr(summary, each.name)) is not None:
@@ -205,19 +205,19 @@ def as_shown(summary: RunSummary) -> dict[str, str]:
 def summary_to_json(summary: RunSummary) -> str:
     """Return the summary as a flat JSON object, in the order of the fields.
 
-    A loss that is not finite stands there as ``NaN`` or ``Infinity``, which Python reads: null
-    would say that there was none.
+    Losses that are not finite stand as ``NaN`` or ``Infinity``, readable by Python: null would mean
+    no loss.
     """
     return json.dumps(asdict(summary), indent=2) + "\n"
 
 
 def summary_from_json(text: str | bytes) -> RunSummary:
-    """Read what :func:`summary_to_json` wrote; whatever else is a ValueError."""
+    """Read the summary of :func:`summary_to_json`; anything else is a ValueError."""
     return _summary(parse_json(text))
 
 
 def read_summary(run_folder: Path) -> RunSummary:
-    """Read the summary of a run; an OSError if there is none, a ValueError if it is no run's."""
+    """Read the summary of a run; an OSError if missing, a ValueError if no run's."""
     values = read_object(run_folder / SUMMARY_FILE)
     try:
         return _summary(values)

@@ -1,4 +1,4 @@
-"""What a run learned over steps and time: its losses, when one was reached, and accuracies."""
+"""Learning of a run over steps and time: losses, time to a loss, accuracies."""
 
 import math
 import statistics
@@ -51,7 +51,7 @@ ACCURACIES = Table("accuracies.csv", AccuracyRow)
 
 
 def running_means(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
+    """Return means over ``window`` consecutive values; empty for too few."""
     return [_mean(values[i : i + window]) for i in range(len(values) - window + 1)]
 
 
@@ -80,7 +80,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One optimizer step; None for what was not measured."""
+    """An optimizer step; None for values not measured."""
 
     step: Number  # its number, from 1
     phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]  # "" without freezing
@@ -102,7 +102,7 @@ STEPS = Table("steps.csv", StepRow)
 
 @dataclass(frozen=True)
 class Move:
-    """One move; a run that has made none has no file."""
+    """A move; a run without moves has no file."""
 
     step: Number  # first optimizer step in the new pipeline
     frozen_layers: Count  # layers of the front that were frozen then
@@ -117,7 +117,7 @@ MOVES = Table("moves.csv", Move)
 
 @dataclass(frozen=True)
 class FrontRow:
-    """The front in one optimizer step; None for what the run has nothing of."""
+    """The front in an optimizer step; None for missing values."""
 
     step: Number  # its number, from 1
     phase: Annotated[str, OneOf(*(phase.value for phase in Phase))]  # name of its phase
@@ -135,7 +135,7 @@ class FrontRow:
 
 @dataclass(frozen=True)
 class PlasticityRow:
-    """One evaluation of the frontmost live module."""
+    """An evaluation of the frontmost live module."""
 
     step: Number  # optimizer step whose batch went through the module and its reference
     module: Count  # number of the module, from the front
@@ -149,7 +149,7 @@ PLASTICITY = Table("plasticity.csv", PlasticityRow)
 
 @dataclass(frozen=True)
 class FrozenCount:
-    """What became of one tensor since freezing began."""
+    """A tensor's freezing since its begin."""
 
     rank: Count  # pipeline rank that holds it
     stage: Count  # stage that it belongs to
@@ -168,12 +168,12 @@ class FrozenCount:
 
     @property
     def frequency(self) -> float:
-        """Fraction of the backwards that left the tensor out; 0 where there was none."""
+        """Fraction of the backwards without the tensor; 0 without backwards."""
         return self.times_frozen / self.backwards if self.backwards else 0.0
 
     @property
     def never_updated(self) -> bool:
-        """Whether no backward has reached it."""
+        """Whether the tensor got no backward."""
         return self.backwards > 0 and self.times_frozen == self.backwards
 
 
@@ -181,7 +181,7 @@ COUNTS = Table("frozen_counts.csv", FrozenCount)
 
 
 def never_updated(counts: Sequence[FrozenCount]) -> dict[str, float]:
-    """Return how much was never updated, as a summary has it; nothing before freezing begins."""
+    """Return the fraction never updated, for a summary; nothing before freezing begins."""
     if not any(count.backwards for count in counts):
         return {}
     still = [count for count in counts if count.never_updated]
@@ -196,7 +196,7 @@ _PROFILES = (_PROFILE, *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES))
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """One backward."""
+    """A backward."""
 
     stage: Count  # its stage
     kind: Annotated[str, OneOf("B", "W")]  # "B", or "W" for the weight half of a split one
@@ -213,9 +213,9 @@ RESPONSES = Table("responses.csv", ResponseRow)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
-    """Read what a run or a profile has in its folder; an OSError if there is neither.
+    """Read the responses of a run or a profile; an OSError without either.
 
-    Of a profile these are medians, of the first stage for each way of freezing it.
+    A profile has medians, for the first stage by way of freezing.
     """
     path = folder / PROFILE_FILE
     if (folder / RESPONSES.name).exists() or not path.exists():

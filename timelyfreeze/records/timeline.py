@@ -1,7 +1,7 @@
-"""Timelines: what every rank of a pipeline did, or would do, in one batch, and when.
+"""Timelines: actions of all ranks in a batch, run or predicted, with their times.
 
-A timeline is what plots and traces are made of. It is either predicted, from a plan and the
-bounds it was made from, or measured, from one batch as all ranks saw it.
+Source of plots and traces. Either predicted, from a plan and its bounds, or measured, from a batch
+on all ranks.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Block:
-    """One action of a timeline."""
+    """An action of a timeline."""
 
     action: Action  # what ran
     rank: Count  # where
@@ -82,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One batch of a pipeline."""
+    """A batch of a pipeline."""
 
     origin: str  # ``MEASURED`` or ``PREDICTED``
     phase: Phase  # what the batch is an example of: UPPER_BOUND is without freezing, STABLE with
@@ -92,18 +92,18 @@ class Timeline:
 
     @property
     def words(self) -> str:
-        """What the batch is an example of, for people, such as "without freezing"."""
+        """Kind of the batch in words, such as "without freezing"."""
         if self.phase is Phase.STABLE and not any(block.freeze_ratio for block in self.blocks):
             return "with nothing to freeze"
         return _PHASE_WORDS[self.phase] + ("" if self.entry_stage is None else f", {FRONT_READ}")
 
     def is_passed(self, action: Action) -> bool:
-        """Return whether the batch began behind an action's stage, so that it did not run."""
+        """Return whether the batch began behind an action's stage, so the action did not run."""
         return self.entry_stage is not None and action.stage < self.entry_stage
 
     @cached_property
     def ran(self) -> tuple[Block, ...]:
-        """The blocks without those that the batch passed by."""
+        """The executed blocks."""
         return tuple(block for block in self.blocks if not self.is_passed(block.action))
 
     @cached_property
@@ -118,7 +118,7 @@ class Timeline:
 
     @cached_property
     def order(self) -> ScheduleOrder:
-        """The order that the blocks are in."""
+        """The order of the blocks."""
         return build_order([[block.action for block in lane] for lane in self.lanes])
 
     @cached_property
@@ -133,7 +133,7 @@ class Timeline:
 
     @cached_property
     def rank_bubbles(self) -> tuple[float, ...]:
-        """Fraction of the batch in which each rank runs no action, in [0, 1]."""
+        """Idle fraction of the batch by rank, in [0, 1]."""
         batch_ms = self.batch_ms
         if batch_ms <= 0.0:
             return (0.0,) * self.n_ranks
@@ -142,17 +142,17 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Fraction of all ranks' time that is idle, in [0, 1]."""
+        """Idle fraction of all ranks' time, in [0, 1]."""
         return sum(self.rank_bubbles) / self.n_ranks
 
 
 def predicted_timelines(
     dag: PipelineDag, bounds: DurationBounds, plan: FreezePlan, n_processors: float | None = None
 ) -> tuple[Timeline, Timeline]:
-    """Return the batch that a plan was made for: without freezing, and under the plan.
+    """Return a plan's predicted batch: without freezing, and under the plan.
 
-    ``n_processors`` says how many ranks can compute at once; None if each has a device of its own.
-    A plan of another pipeline is a ValueError.
+    ``n_processors`` is the number of ranks computing at once; None for a device per rank. A plan of
+    another pipeline is a ValueError.
     """
     if plan.actions != dag.actions:
         raise ValueError(
@@ -181,7 +181,7 @@ def timeline_of(
     step: int | None = None,
     entry_stage: int | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph's A actions, which have all arrays of shape [A].
+    """Return the timeline of a graph's A actions; all arrays have shape [A].
 
     Times are milliseconds since the batch began, ratios frozen fractions in [0, 1]; delays are as
     for :func:`critical_positions`, the rest as in the timeline.
@@ -226,12 +226,12 @@ def timeline_to_json(timeline: Timeline) -> str:
 
 
 def timeline_file(run_folder: Path, phase: Phase) -> Path:
-    """Return where a run keeps what it measured of a phase."""
+    """Return the file of a phase's measured batch."""
     return run_folder / "timelines" / f"{MEASURED}_{phase.value}.json"
 
 
 def timeline_from_json(text: str) -> Timeline:
-    """Read what ``timeline_to_json`` wrote; a ValueError if it is that of no complete pipeline."""
+    """Read the timeline of ``timeline_to_json``; a ValueError for incomplete pipelines."""
     try:
         file = read_dataclass(_TimelineFile, parse_json(text), partly=True)
         blocks = []

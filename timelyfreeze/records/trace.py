@@ -1,10 +1,10 @@
-"""Timelines as trace files that ui.perfetto.dev and chrome://tracing open.
+"""Timelines as trace files for ui.perfetto.dev and chrome://tracing.
 
-The format is the JSON of "Trace Event Format" (Google, 2016), which Perfetto reads: complete events
-("X") with a start and a duration in microseconds, metadata ("M") that names processes and threads,
-and flow events ("s" and "f") that are drawn as arrows. A rank is a process with two threads: its
-actions, and what it waited for. Where several timelines are given, each has processes of its own,
-so that batches lie below each other on one time axis.
+The format is the JSON of "Trace Event Format" (Google, 2016), read by Perfetto: complete events
+("X") with a start and a duration in microseconds, metadata ("M") with names of processes and
+threads, and flow events ("s" and "f") drawn as arrows. A rank is a process with two threads: its
+actions, and its waits. Several timelines have separate processes, so batches lie below each other
+on a common time axis.
 """
 
 import json
@@ -26,7 +26,7 @@ _NS_PER_US = 1e3
 
 
 def trace_to_json(timelines: Sequence[Timeline]) -> str:
-    """Write timelines, shown from top to bottom, as one trace, an event a line."""
+    """Write timelines, from top to bottom, as a trace, an event a line."""
     lines = ",\n".join(json.dumps(event) for event in trace_events(timelines))
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
 
@@ -34,7 +34,7 @@ def trace_to_json(timelines: Sequence[Timeline]) -> str:
 def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
     """Return the events of a trace: names of processes and threads first, the rest by time.
 
-    Rank r of the n-th timeline has process number r plus the ranks of those before it.
+    Rank r of the n-th timeline has process number r plus the ranks of earlier timelines.
     """
     names: list[Event] = []
     events: list[Event] = []
@@ -100,7 +100,7 @@ def _actions(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Eve
 
 
 def _idle_times(timeline: Timeline, slices: Slices, first_pid: int) -> Iterator[Event]:
-    """Yield the time from the batch's start to its end in which a rank runs nothing."""
+    """Yield a rank's idle times from the batch's start to its end."""
     last = max(end for _, end in slices)
     free_since = [0] * timeline.n_ranks
     for block, (start, end) in zip(timeline.blocks, slices, strict=True):
@@ -119,7 +119,7 @@ def _idle(pid: int, start_ns: int, end_ns: int, until: str) -> Event:
 def _arrows(
     timeline: Timeline, slices: Slices, first_pid: int, numbers: Iterator[int]
 ) -> Iterator[Event]:
-    """Yield an arrow, from within a slice, for each dependency between ranks that takes time."""
+    """Yield an arrow, from within a slice, per dependency between ranks with a delay."""
     for i, j in timeline.edges:
         before, after = timeline.blocks[i], timeline.blocks[j]
         (began, ended), (begins, ends) = slices[i], slices[j]

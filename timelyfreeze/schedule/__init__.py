@@ -1,4 +1,4 @@
-"""Pipeline schedules: actions, their order on each rank, and the graph of what waits for what."""
+"""Pipeline schedules: actions, their order on each rank, and their dependencies."""
 
 from timelyfreeze.schedule.dag import (
     PipelineDag,

@@ -1,4 +1,4 @@
-"""The pipeline DAG: which action waits for which, and what follows from given durations.
+"""The pipeline DAG: dependencies of actions, and consequences of durations.
 
 Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges.
 """
@@ -21,17 +21,14 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class PipelineDag:
-    """Precedence graph of one batch. Every array over actions follows the order of ``actions``.
+    """Precedence graph of a batch. Arrays over actions follow the order of ``actions``.
 
-    Attributes:
-        actions: The A nodes, rank by rank in execution order.
-        edges: int64, shape [E, 2]. Row (i, j): action j starts only after action i has finished.
-            No row occurs twice.
-        topological: int64, shape [A]. The action indices, each after all its predecessors.
-        stages: int64, shape [A]. Stage of each action.
-        ranks: int64, shape [A]. Rank that runs each action.
-        freezable: bool, shape [A]. Whether freezing can shorten the action.
-        n_stages: Number of stages S.
+    Attributes: actions: The A nodes, rank by rank in execution order. edges: int64, shape [E, 2].
+        Row (i, j): action j starts only after action i has finished. No row occurs twice.
+        topological: int64, shape [A]. The action indices, after all their predecessors. stages:
+        int64, shape [A]. Stage of each action. ranks: int64, shape [A]. Rank of each action.
+        freezable: bool, shape [A]. Whether freezing can shorten the action. n_stages: Number of
+        stages S.
     """
 
     actions: tuple[Action, ...]
@@ -49,7 +46,7 @@ class PipelineDag:
 
     @cached_property
     def incoming(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Indices of the actions each action waits for, each with that of the edge, shape [A]."""
+        """Predecessors of each action, with the index of the edge, shape [A]."""
         lists: list[list[tuple[int, int]]] = [[] for _ in self.actions]
         for edge, (i, j) in enumerate(self.edges.tolist()):
             lists[j].append((i, edge))
@@ -57,7 +54,7 @@ class PipelineDag:
 
     @cached_property
     def receiving(self) -> NDArray[np.bool_]:
-        """Which actions work on what another rank has sent, bool, shape [A]."""
+        """Actions on another rank's message, bool, shape [A]."""
         rank_of = dict(zip(self.stages.tolist(), self.ranks.tolist(), strict=True))
         # A weight backward works on what its own stage has kept.
         towards = {ActionKind.FORWARD: -1, ActionKind.WEIGHT_BACKWARD: 0}
@@ -69,34 +66,34 @@ class PipelineDag:
 
 
 def build_dag(order: ScheduleOrder) -> PipelineDag:
-    """Connect the actions of a schedule by everything that makes one wait for another.
+    """Connect the actions of a schedule by all dependencies.
 
     Edges, with m a microbatch and s a stage (App. B, rules 2 to 4; rule 4 contains the first half
-    of rule 2 because each stage lives on one rank):
+    of rule 2 because a stage lives on a single rank):
 
     - consecutive actions of a rank;
     - F(m, s) -> F(m, s+1): activations;
-    - B or I(m, s) -> B or I(m, s-1): gradients, whichever of the two each stage runs;
+    - B or I(m, s) -> B or I(m, s-1): gradients, whichever of the two a stage runs;
     - F(m, s) -> B(m, s), or F(m, s) -> I(m, s) -> W(m, s), within a stage.
 
-    Source and destination are not nodes here. They weigh nothing, and App. B's single edge into
-    the destination, from the first stage's last backward, misses schedules in which another rank
-    ends last (zero-bubble schedules end in W on every rank). So an action without predecessors
-    starts at 0 and the batch ends when its last action does, which is what edges from the source
-    to all and from all to the destination would say.
+    Source and destination are not nodes here. They weigh nothing, and App. B's single edge into the
+    destination, from the first stage's last backward, misses schedules in which another rank ends
+    last (zero-bubble schedules end in W on every rank). So an action without predecessors starts at
+    0 and the batch ends with its last action, as with edges from the source to all and from all to
+    the destination.
 
     Args:
         order: A checked schedule.
 
     Raises:
-        ScheduleError: If the actions wait for each other in a circle, so that the schedule would
-            hang; the message names the actions of one circle.
+        ScheduleError: If the actions wait for each other in a circle, as a schedule that hangs; the
+            message names the actions of a circle.
     """
     return connect(order.ranks, dependencies(order), order.n_stages)
 
 
 def dependencies(order: ScheduleOrder) -> list[tuple[Action, Action]]:
-    """Return which action hands its result to which: the edges between stages and within one."""
+    """Return the edges with a result: between stages and within a stage."""
     actions = {action for row in order.ranks for action in row}
     pairs: list[tuple[Action, Action]] = []
     for stage in range(order.n_stages):
@@ -118,10 +115,10 @@ def dependencies(order: ScheduleOrder) -> list[tuple[Action, Action]]:
 def connect(
     ranks: Sequence[Sequence[Action]], waits: Iterable[tuple[Action, Action]], n_stages: int
 ) -> PipelineDag:
-    """Return the graph of actions that wait for each other, as ``build_dag`` does for one batch.
+    """Return the graph of waiting actions, as ``build_dag`` for a single batch.
 
-    Each rank runs its actions in their order, and may have none; of each pair of ``waits`` the
-    second waits for the first, besides neighbours on a rank.
+    Ranks run their actions in order, and may have none; of a pair of ``waits`` the second waits for
+    the first, besides neighbours on a rank.
     """
     actions = tuple(action for row in ranks for action in row)
     index = {action: i for i, action in enumerate(actions)}
@@ -142,13 +139,13 @@ def connect(
 def start_times(
     dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """Earliest start of every action, Eq. 5: when what it waits for has finished and arrived.
+    """Earliest start of every action, Eq. 5: when all inputs have arrived.
 
     Args:
         dag: Precedence graph of A actions and E edges.
         durations_ms: Duration of each action, shape [A], milliseconds.
-        delays_ms: What lies between the end of an edge's first action and its arrival at the
-            second, shape [E], milliseconds; None for nothing.
+        delays_ms: Delay from the end of an edge's first action to the arrival at the second, shape
+            [E], milliseconds; None for nothing.
 
     Returns:
         NDArray[float64]: Start times, shape [A], milliseconds from the start of the batch.
@@ -183,11 +180,10 @@ def makespan(
 def critical_positions(
     dag: PipelineDag, end_ms: ArrayLike, delays_ms: ArrayLike | None = None
 ) -> tuple[int, ...]:
-    """Return the chain of actions that the batch waited for, by position in ``dag.actions``.
+    """Return the critical chain of a batch, by position in ``dag.actions``.
 
-    From the action that ends last, back to the one it waited for longest, and so on. It looks at
-    when actions ended, shape [A], and not at how long they take, so it holds for measured batches
-    and for ranks that share processors.
+    From the action with the last end back to its latest input, and so on. Uses the ends of actions,
+    shape [A], not their durations, and so holds for measured batches and shared processors.
     """
     end, delays = np.asarray(end_ms, np.float64), check_delays(dag, delays_ms)
     chain = [int(np.argmax(end))]
@@ -213,7 +209,7 @@ def check_durations(
 def edge_delays(
     dag: PipelineDag, p2p_latency_ms: Mapping[tuple[int, int], float]
 ) -> NDArray[np.float64]:
-    """Return the time that the message along each edge takes, shape [E], milliseconds.
+    """Return the message time of each edge, shape [E], milliseconds.
 
     Latencies are by sending and receiving rank, 0 where missing; edges within a rank carry no
     message.
@@ -261,9 +257,9 @@ def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
 def topological_order(
     n_nodes: int, edges: Iterable[tuple[int, int]]
 ) -> tuple[list[int], list[int]]:
-    """Sort nodes by Kahn's algorithm; return them, and how many edges lead to each of the others.
+    """Sort nodes by Kahn's algorithm; return them, and the other nodes' numbers of edges.
 
-    A node that is left over lies on or behind a circle.
+    The other nodes lie on or behind a circle.
     """
     successors: list[list[int]] = [[] for _ in range(n_nodes)]
     waiting = [0] * n_nodes
@@ -292,7 +288,7 @@ def _topological(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArr
 
 
 def _find_circle(edges: NDArray[np.int64], waiting: list[int]) -> list[int]:
-    """Walk backwards among the nodes still waiting until one repeats; return that circle."""
+    """Return a circle among the waiting nodes, by a backward walk."""
     blocker = {j: i for i, j in edges.tolist() if waiting[i] and waiting[j]}
     seen: dict[int, int] = {}
     walk: list[int] = []

@@ -1,4 +1,4 @@
-"""Schedules of torch by their names, which are known without torch."""
+"""Schedules of torch by name, known without torch."""
 
 # Names that torch can build, and the stages that upstream gives each rank by default. The last two
 # stand for a CSV schedule.

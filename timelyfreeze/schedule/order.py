@@ -1,7 +1,7 @@
-"""Schedule orders: which actions each pipeline rank runs, in execution order.
+"""Schedule orders: the actions of each pipeline rank, in execution order.
 
-An order holds compute actions only: no sends, no receives, no bubbles. It is plain data, so any
-schedule can be kept as text, one row per rank. Notation: S stages, M microbatches.
+An order holds compute actions only: no sends, no receives, no bubbles. Plain data, so any schedule
+can be stored as text, a row per rank. Notation: S stages, M microbatches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_CELLS = 65536
 
 
 class ActionKind(Enum):
-    """What a stage computes in an action; the value is the letter used in schedule text."""
+    """Computation of a stage in an action; the value is the letter in schedule text."""
 
     FORWARD = "F"
     FULL_BACKWARD = "B"
@@ -39,7 +39,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One node of the pipeline DAG, v_(a,m,s) in arXiv:2602.05754, Sec. 3.2.1.
+    """A node of the pipeline DAG, v_(a,m,s) in arXiv:2602.05754, Sec. 3.2.1.
 
     Attributes:
         stage: Pipeline stage, from 0.
@@ -60,7 +60,7 @@ class Action:
         """Read an action from its text; the inverse of ``str(action)``.
 
         Args:
-            text: Stage, one of the letters F, B, I, W, microbatch; for example ``3B5``.
+            text: Stage, a letter F, B, I or W, microbatch; for example ``3B5``.
 
         Raises:
             ValueError: If ``text`` has another form.
@@ -89,17 +89,16 @@ _N_ROWS, _N_ACTIONS = 8, 64
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be executed: an action is missing, repeated or out of order."""
+    """A schedule impossible to execute: actions missing, repeated or out of order."""
 
 
 @dataclass(frozen=True)
 class ScheduleOrder:
-    """Compute actions of one batch, per rank and in execution order.
+    """Compute actions of a batch, per rank and in execution order.
 
-    Made by ``build_order``, which checks what the properties below rely on.
+    Made and checked by ``build_order``.
 
-    Attributes:
-        ranks: One tuple of actions per pipeline rank.
+    Attributes: ranks: A tuple of actions per pipeline rank.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
@@ -121,7 +120,7 @@ class ScheduleOrder:
 
     @cached_property
     def stage_to_rank(self) -> tuple[int, ...]:
-        """Rank that holds each stage, indexed by stage."""
+        """Rank of each stage, indexed by stage."""
         holder = {action.stage: rank for rank, row in enumerate(self.ranks) for action in row}
         return tuple(holder[stage] for stage in sorted(holder))
 
@@ -134,9 +133,9 @@ def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
 
     Raises:
         ScheduleError: If a rank is empty; the stages are not 0..S-1, each on exactly one rank; a
-            (stage, microbatch) lacks its forward or its backward (one B, or one I and one W),
-            or has one twice; or a backward precedes what it needs on its rank. The message names
-            rank, position and action, and the whole order follows it.
+            (stage, microbatch) lacks its forward or its backward (a B, or an I and a W), or repeats
+            them; or a backward precedes its input on its rank. The message names rank, position and
+            action, and the whole order follows it.
     """
     order = ScheduleOrder(tuple(tuple(row) for row in ranks))
     if not order.ranks:
@@ -152,7 +151,7 @@ def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
 
 
 def parse_order(rows: Sequence[str]) -> ScheduleOrder:
-    """Read an order from one line of text per rank, actions separated by spaces.
+    """Read an order from a line of text per rank, actions separated by spaces.
 
     Args:
         rows: For each rank a text such as ``"0F0 0F1 0B0 0B1"``.
@@ -168,12 +167,12 @@ def parse_order(rows: Sequence[str]) -> ScheduleOrder:
 
 
 def order_to_csv(order: ScheduleOrder) -> str:
-    """Write an order as CSV, one row per rank; undone by ``order_from_csv``."""
+    """Write an order as CSV, a row per rank; undone by ``order_from_csv``."""
     return "".join(",".join(map(str, row)) + "\n" for row in order.ranks)
 
 
 def order_from_csv(text: str) -> ScheduleOrder:
-    """Read an order from CSV, one row per rank; the layout of torch's compute-only schedule files.
+    """Read an order from CSV, a row per rank; the layout of torch's compute-only schedule files.
 
     Empty cells are bubbles and are skipped; blank lines at the end too.
 
@@ -206,9 +205,9 @@ def _parse_cells(rank: int, cells: Iterable[str]) -> list[Action]:
 
 
 def _error(message: str, order: ScheduleOrder) -> ScheduleError:
-    """Build the error: the message, where a schedule can be changed, and the order.
+    """Build the error: the message, the key of the schedule, and the order.
 
-    Of long rows it has the beginning, and of many rows the first.
+    Long rows and many rows are shortened.
     """
     rows = [
         textwrap.fill(
@@ -228,7 +227,7 @@ def _error(message: str, order: ScheduleOrder) -> ScheduleError:
 
 
 def _positions(order: ScheduleOrder) -> dict[Action, tuple[int, int]]:
-    """Map each action to (rank, position in its row), refusing what cannot stand there."""
+    """Map each action to (rank, position in its row), refusing impossible actions."""
     found: dict[Action, tuple[int, int]] = {}
     holder: dict[int, int] = {}
     for rank, row in enumerate(order.ranks):
@@ -259,7 +258,7 @@ def _positions(order: ScheduleOrder) -> dict[Action, tuple[int, int]]:
 def _check_microbatch(
     order: ScheduleOrder, position: dict[Action, tuple[int, int]], stage: int, microbatch: int
 ) -> None:
-    """Check the actions of one (stage, microbatch): which exist, and in which order they run."""
+    """Check existence and order of the actions of a (stage, microbatch)."""
     forward, full, inputs, weights = (Action(stage, kind, microbatch) for kind in ActionKind)
     rank = order.stage_to_rank[stage]
     if full in position:
@@ -310,9 +309,9 @@ def gpipe_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
 
 
 def one_f_one_b_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
-    """1F1B: fill the pipeline, then one backward for every forward, then drain.
+    """1F1B: fill the pipeline, then a backward for every forward, then drain.
 
-    Stage s runs S - s forwards first, so that its first backward is due just as the gradient of
+    Stage s runs S - s forwards first, so its first backward is due just as the gradient of
     microbatch 0 arrives, and never holds the activations of more than S - s microbatches. M is S or
     more. Row s is F0 .. F(S-s-1), then B0 F(S-s) B1 F(S-s+1) .., then the last Bs.
     """

@@ -1,4 +1,4 @@
-"""What a user chooses: phases of a run, and the settings of freezing."""
+"""Choices of a user: phases of a run, and the settings of freezing."""
 
 from timelyfreeze.settings.freezing import (
     ALL_OR_NOTHING,

@@ -1,4 +1,4 @@
-"""What a user chooses about freezing: the keys of ``[freezing]``, the arguments of the library."""
+"""Choices about freezing: the keys of ``[freezing]``, the arguments of the library."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class FreezeSettings:
-    """What a user chooses about freezing: where phases end, how much is frozen, and how.
+    """Settings of freezing: ends of phases, amount and kind of freezing.
 
-    Each field is a key of ``[freezing]`` and an argument of :class:`timelyfreeze.TimelyFreeze`. The
-    text under it is its ``--help`` and its row in ``docs/configuration.md``.
+    A field is a key of ``[freezing]`` and an argument of :class:`timelyfreeze.TimelyFreeze`. The
+    text under a field is its ``--help`` and its row in ``docs/configuration.md``.
     """
 
     last_warmup_step: AtLeast0 = 60
     """T_w: up to this step nothing is frozen or measured, whatever the method. Past the point where
-    the loss falls steeply; lr_scheduler.warmup_steps is a good measure."""
+    the loss falls steeply. lr_scheduler.warmup_steps is a good measure."""
 
     last_monitor_step: int = 100
     """T_m, for methods with a plan, at least T_w + 2 (mixed: 3): in the steps from T_w to here each
@@ -43,7 +43,7 @@ class FreezeSettings:
     solved. More steps give steadier times."""
 
     monitoring: Annotated[str, OneOf(*MONITORING_WAYS)] = HALVES
-    """How both are measured. "halves": first the one and then the other, as the paper does; steps
+    """How both are measured. "halves": first the one and then the other, as the paper does. Steps
     with everything frozen change no weights, or in their subspaces alone. "mixed": in every batch
     some backwards are frozen whole and the others not at all, in the next batch the other way
     round, so that every step learns."""
@@ -53,7 +53,7 @@ class FreezeSettings:
     to the solved values, which hold from then on."""
 
     max_freeze_ratio: float | list[float] | str = AUTO
-    """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
+    """r_max, in [0, 1]: one value, or one for each stage. It caps the mean freeze ratio of a
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md). The paper has 0.8."""
 
@@ -89,8 +89,8 @@ class FreezeSettings:
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background, fewer than the
-    ramp has. 0 waits for them. Unset: 0 up to 1,024 actions, which take a fraction of a second;
-    above, a tenth of the ramp."""
+    ramp has. 0 waits for them. Unset: 0 up to 1,024 actions, which take a fraction of a second,
+    above that a tenth of the ramp."""
 
     replan_every: AtLeast0 = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are
@@ -133,15 +133,15 @@ class FreezeSettings:
 
     @property
     def unplanned(self) -> FreezeSettings:
-        """What these come to for a method that makes no plan: a warm-up, then the stable phase."""
+        """The settings of a method without a plan: a warm-up, then the stable phase."""
         last = self.last_warmup_step
         return replace(self, last_monitor_step=last, last_ramp_step=last, gradient_rank=0)
 
     def errors(self, *, plans: bool = True, n_stages: int | None = None) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule.
+        """Yield errors of the settings: key, value and rule.
 
-        ``plans`` says whether the method makes a plan, ``n_stages`` how many values
-        ``max_freeze_ratio`` may have, None where that is not known yet.
+        ``plans``: whether the method makes a plan. ``n_stages``: possible number of values of
+        ``max_freeze_ratio``, None if unknown.
         """
         broken = [*rule_errors(self), *rank_errors(self.gradient_rank)]
         yield from broken
@@ -182,7 +182,7 @@ class FreezeSettings:
 
     @property
     def gradient_ranks(self) -> tuple[int, ...]:
-        """The ranks that the warm-up chooses from; one where the user has chosen."""
+        """The candidate ranks of the warm-up; a single rank if given."""
         ranks = self.gradient_rank
         return (ranks,) if isinstance(ranks, int) else tuple(ranks)
 
@@ -193,13 +193,13 @@ class FreezeSettings:
 
     @property
     def skips_input_grads(self) -> bool:
-        """Whether backwards that nobody needs are left out."""
+        """Whether useless backwards are left out."""
         mode = first_stage_mode(self.first_stage, max(self.gradient_ranks))
         return skips_input_grads(mode, self.skip_input_grads)
 
 
 def rank_errors(gradient_rank: int | list[int]) -> Iterator[str]:
-    """Yield what is wrong with the rank of gradients."""
+    """Yield errors of the rank of gradients."""
     is_list = isinstance(gradient_rank, list)
     ranks = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
     are_numbers = all(isinstance(k, int) and not isinstance(k, bool) for k in ranks)
@@ -216,14 +216,14 @@ def first_stage_mode(first_stage: str, gradient_rank: int) -> str:
 
 
 def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
-    """Return whether backwards that nobody needs are left out; a chain that is kept needs all."""
+    """Return whether useless backwards are left out; a complete chain needs all."""
     return first_stage == ALL_OR_NOTHING and skip_input_grads == USE
 
 
 def ratio_errors(
     max_freeze_ratio: float | Sequence[float] | str, n_stages: int | None
 ) -> Iterator[str]:
-    """Yield what is wrong with r_max. ``n_stages`` is None where that is not known yet."""
+    """Yield errors of r_max. ``n_stages`` is None if unknown."""
     name = key("max_freeze_ratio")
     if isinstance(max_freeze_ratio, str):
         if max_freeze_ratio != AUTO:

@@ -1,4 +1,4 @@
-"""What a user chooses about what follows from a frozen front: cache, elastic pipeline, packing."""
+"""Choices about a frozen front: cache, elastic pipeline, packing."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _Room = Annotated[float, Within(0.0)]
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Whether what the frozen front puts out for a row is read in later epochs."""
+    """Whether outputs of a frozen front are read in later epochs."""
 
     enable: bool = False
     """Read what the frozen front puts out for a row instead of computing it again. For methods that
@@ -33,7 +33,7 @@ class CacheSettings:
     time can use a folder. What it holds may be deleted whenever no run uses it."""
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule."""
+        """Yield errors of the settings: key, value and rule."""
         yield from rule_errors(self, "cache")
         if self.memory_gib == self.disk_gib == 0.0:
             yield (
@@ -46,17 +46,16 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class ActivationCache:
-    """The cache of a trainer of one's own; see docs/library.md for what its data has to keep to.
+    """The cache of a trainer of one's own; docs/library.md has the rules for its data.
 
     Args:
-        memory_gib: Memory of the host, GiB for each process, that rows are kept in first.
-        disk_gib: Room on the disk, GiB for each host, for rows that do not fit into memory; its
-            processes share it.
-        folder: Where those are written. Only one run at a time can use a folder.
-        identity: What outputs of the front depend on besides its weights and a row's tokens, as
+        memory_gib: Memory of the host for rows, GiB per process, filled first.
+        disk_gib: Room on the disk for further rows, GiB per host, shared by its processes.
+        folder: Folder of rows on the disk, for a single run at a time.
+        identity: Influences on outputs of the front besides its weights and a row's tokens, as
             text: the model's settings, types of numbers. Files of another identity are not read.
-        layers: What the modules of the stages call the ``nn.ModuleDict`` of their blocks.
-        embedding: What that of the first stage calls its embedding.
+        layers: Name of the ``nn.ModuleDict`` of blocks in the modules of stages.
+        embedding: Name of the embedding in the first stage.
     """
 
     memory_gib: float = 4.0
@@ -67,7 +66,7 @@ class ActivationCache:
     embedding: str = "tok_embeddings"
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: argument, value and rule."""
+        """Yield errors of the settings: argument, value and rule."""
         yield from CacheSettings(True, self.memory_gib, self.disk_gib, self.folder).errors()
         if self.disk_gib > 0.0 and not self.identity:
             yield (
@@ -94,7 +93,7 @@ class PackingSettings:
 
     max_global_batch: AtLeast0 = 0
     """Once a step is down to one batch, training.global_batch_size may grow up to this, in whole
-    multiples; the run then takes fewer steps for the same rows. 0: it stays."""
+    multiples. The run then takes fewer steps for the same rows. 0: it stays."""
 
     learning_rate: Annotated[str, OneOf(NONE, LINEAR, "sqrt")] = NONE
     """How the learning rate grows with the global batch: "none" (not at all), "linear" (as the
@@ -111,13 +110,13 @@ class PackingSettings:
         return self.mode == EFFICIENCY
 
     def rate_factor(self, growth: int) -> float:
-        """Return what the learning rate is multiplied with where steps have more rows."""
+        """Return the factor of the learning rate for steps with more rows."""
         if self.learning_rate == NONE:
             return 1.0
         return float(growth) if self.learning_rate == LINEAR else math.sqrt(growth)
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule."""
+        """Yield errors of the settings: key, value and rule."""
         yield from rule_errors(self, "packing")
         if self.gives_back:
             for name, kept in (("max_global_batch", 0), ("learning_rate", NONE)):
@@ -158,7 +157,7 @@ class ElasticSettings:
 
     join_limit_s: float = 120.0
     """Seconds, above 0 and below comm.init_timeout_seconds, that ranks which are ready for a move
-    wait for the others; without them the run goes on as before."""
+    wait for the others. Without them the run goes on as before."""
 
     @property
     def is_by_time(self) -> bool:
@@ -176,5 +175,5 @@ class ElasticSettings:
         return self.global_batch == "paper"
 
     def errors(self) -> Iterator[str]:
-        """Yield what is wrong with the settings: key, value and rule."""
+        """Yield errors of the settings: key, value and rule."""
         yield from rule_errors(self, "elastic")

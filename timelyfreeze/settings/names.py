@@ -1,8 +1,8 @@
-"""What messages call an argument of the library: as its reader does.
+"""Names of arguments in messages: as their reader knows them.
 
 Whoever calls the library knows ``seed``, whoever wrote a configuration file knows
-``freezing.seed``. The latter's trainer says so once, for its process. What breaks the
-rule of a field's type is told by these names.
+``freezing.seed``. The latter's trainer sets names once per process. Errors of fields use these
+names.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ _naming: list[Naming] = [lambda argument: _ELSEWHERE.get(argument, argument)]
 
 
 def key(argument: str) -> str:
-    """Return what the reader of a message calls ``argument``.
+    """Return the name of ``argument`` in messages.
 
-    It is an argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a policy, as
-    in ``apf.threshold``; or one of the few words for what is not ours.
+    Either an argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a policy, as
+    in ``apf.threshold``; or a word for an object of others.
     """
     return _naming[-1](argument)
 
@@ -40,13 +40,13 @@ def begin_anew() -> str:
 
 
 def name_arguments(naming: Naming) -> None:
-    """Have messages call arguments what ``naming`` returns, from now on."""
+    """Name arguments in messages by ``naming``, from now on."""
     _naming[-1] = naming
 
 
 @contextmanager
 def arguments_named(naming: Naming) -> Iterator[None]:
-    """Have messages call arguments what ``naming`` returns, inside the block."""
+    """Name arguments in messages by ``naming``, inside the block."""
     _naming.append(naming)
     try:
         yield
@@ -60,7 +60,7 @@ AtLeast1 = Annotated[int, Within(1)]
 
 
 def rule_errors(settings: Any, section: str = "") -> Iterator[str]:
-    """Yield which fields of a dataclass break the rule of their type: key, value and rule.
+    """Yield the fields of a dataclass with a broken rule: key, value and rule.
 
     Keys begin with ``section``, such as ``apf``.
     """

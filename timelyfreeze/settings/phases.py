@@ -1,8 +1,7 @@
-"""Phases of a run: which step measures, which step freezes, and how much of the plan applies.
+"""Phases of a run: measuring and freezing steps, and the applied part of the plan.
 
-Implements arXiv:2602.05754, Sec. 3.1, Eq. 9 and Algorithm 1, pure in the optimizer step t, which
-counts from 1. The boundaries are T_w, T_m and T_f: the last step of warm-up, of monitoring and of
-the ramp.
+Implements arXiv:2602.05754, Sec. 3.1, Eq. 9 and Algorithm 1, pure in the optimizer step t, from 1.
+The boundaries are T_w, T_m and T_f: the last step of warm-up, of monitoring and of the ramp.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ MONITORING_WAYS = (HALVES, MIXED)
 
 
 class Phase(Enum):
-    """What a step is for; the phases follow each other in this order.
+    """Purpose of a step; the phases follow each other in this order.
 
     Monitoring is either the two halves or mixed. A control step stands among those of the stable
-    phase and freezes nothing, so that both are timed at the same speed of the machine. No schedule
-    leads to OFF: a run gets there when freezing turns out not to pay.
+    phase and freezes nothing, for times at the same speed of the machine. No schedule leads to OFF:
+    a run gets there when freezing turns out not to pay.
     """
 
     WARMUP = "warmup"
@@ -69,29 +68,25 @@ class Step:
 
 @dataclass(frozen=True)
 class PhaseSchedule:
-    """The three boundaries of a run, and how it monitors.
+    """The three boundaries of a run, and its way of monitoring.
 
-    Algorithm 1 prints the dividing step as T_m / 2, which with the boundaries of the paper's own
-    Table 3 would come before the end of warm-up. Here it is halfway between T_w and T_m, rounded
-    down, so that each half has at least one step.
+    Algorithm 1 prints the dividing step as T_m / 2, which with the boundaries of the paper's Table
+    3 would come before the end of warm-up. Here it is halfway between T_w and T_m, rounded down,
+    for at least one step per half.
 
-    Mixed monitoring has no halves: each of its batches measures both bounds.
+    Mixed monitoring has no halves: all batches measure both bounds.
 
     Where nothing is measured and no plan is made, the three are equal (:meth:`unplanned`): warm-up
     is followed by the stable phase.
 
-    Attributes:
-        last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
-        last_monitor_step: T_m >= T_w + 2, of mixed monitoring 3. Until the halfway step nothing is
-            frozen (upper bound), afterwards everything is (lower bound). The plan is made at the
-            end of this step.
-        last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the plan
-            applies in full.
-        monitoring: One of ``MONITORING_WAYS``.
-        n_learned: Steps up to T_w that count as steps after warm-up do: above 0 where phases have
-            begun again.
-        control_every: Of so many steps after the ramp, one is a control step, in the middle of
-            them: frequencies of logging rarely meet it. 0 for none.
+    Attributes: last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
+        last_monitor_step: T_m >= T_w + 2, of mixed monitoring 3. Nothing is frozen until the
+        halfway step (upper bound), then everything (lower bound). The plan is made at the end of
+        this step. last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the
+        plan applies in full. monitoring: A word of ``MONITORING_WAYS``. n_learned: Steps up to T_w
+        counting as steps after warm-up: above 0 after a restart of phases. control_every: Number of
+        steps after the ramp per control step, placed in the middle, rarely met by logging. 0 for
+        none.
     """
 
     last_warmup_step: int
@@ -102,7 +97,7 @@ class PhaseSchedule:
     control_every: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse boundaries that leave a phase without steps."""
+        """Refuse boundaries with an empty phase."""
         if self.monitoring not in MONITORING_WAYS:
             raise ValueError(
                 f"{key('monitoring')} is {self.monitoring!r}; known: {', '.join(MONITORING_WAYS)}"
@@ -126,13 +121,13 @@ class PhaseSchedule:
 
     @staticmethod
     def unplanned(last_warmup_step: int) -> PhaseSchedule:
-        """Return the phases of a method that makes no plan: warm-up up to T_w >= 0, then stable."""
+        """Return the phases of a method without a plan: warm-up up to T_w >= 0, then stable."""
         return PhaseSchedule(last_warmup_step, last_warmup_step, last_warmup_step)
 
     def restarted(self, step: int, n_learned: int) -> PhaseSchedule:
-        """Return phases as long as these that begin to monitor after ``step``.
+        """Return phases of the same length, with monitoring after ``step``.
 
-        ``step`` is T_w of the new ones, ``n_learned`` the ``learning_steps`` up to there.
+        ``step`` is the new T_w, ``n_learned`` the ``learning_steps`` up to there.
         """
         later = step - self.last_warmup_step
         return replace(
@@ -150,12 +145,12 @@ class PhaseSchedule:
 
     @property
     def last_upper_bound_step(self) -> int:
-        """Last step of the upper-bound half of monitoring, where it has halves."""
+        """Last step of the upper-bound half of monitoring, if halved."""
         return (self.last_warmup_step + self.last_monitor_step) // 2
 
     @property
     def measured_batches(self) -> tuple[int, str]:
-        """How many batches may go unmeasured if a step has one, and that as a rule in words."""
+        """Number of batches allowed without times, at a batch per step, and the rule in words."""
         first, last, half = (
             self.last_warmup_step,
             self.last_monitor_step,
@@ -169,7 +164,7 @@ class PhaseSchedule:
 
     @property
     def last_steps(self) -> dict[Phase, int]:
-        """Last step of each phase that ends; of one without steps that of the phase before."""
+        """Last step of all phases with an end; an empty phase ends with its predecessor."""
         last_upper, last_lower = self.last_upper_bound_step, self.last_monitor_step
         if self.monitoring == MIXED:
             last_upper = last_lower = self.last_warmup_step
@@ -207,11 +202,10 @@ class PhaseSchedule:
         return replace(found, is_first_of_phase=found.lasting_phase is not entered)
 
     def ramp(self, step: int) -> float:
-        """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
+        """Applied fraction of the plan at ``step``: Eq. 9 without the factor r_i.
 
-        It is min(1, (t - T_m) / (T_f - T_m)), and 0 in control steps and up to T_m, when there is
-        no plan yet; that the lower-bound half of monitoring freezes everything follows from the
-        phase.
+        min(1, (t - T_m) / (T_f - T_m)); 0 in control steps and up to T_m, before any plan. The
+        lower-bound half of monitoring freezes everything by its phase.
         """
         if step <= self.last_monitor_step or self.phase(step) is Phase.CONTROL:
             return 0.0
@@ -220,9 +214,9 @@ class PhaseSchedule:
         return (step - self.last_monitor_step) / (self.last_ramp_step - self.last_monitor_step)
 
     def learning_steps(self, step: int) -> int:
-        """Count the steps after warm-up, up to and with ``step``, that change weights.
+        """Count the steps after warm-up, up to and with ``step``, with changes of weights.
 
-        All do but those of a lower-bound half, in which every tensor is frozen.
+        Steps of a lower-bound half change none, with every tensor frozen.
         """
         learned = self.n_learned + max(0, step - self.last_warmup_step)
         if self.monitoring == MIXED:

@@ -1,4 +1,4 @@
-"""Measured times: samples, bounds of each action, messages, shared processors, monitoring."""
+"""Measured times: samples, bounds of actions, messages, shared processors, monitoring."""
 
 from timelyfreeze.timing.batches import (
     FEWEST_BATCHES,

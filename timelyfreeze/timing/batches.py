@@ -1,4 +1,4 @@
-"""Batch times put together from what each rank saw of its own part."""
+"""Batch times, from all ranks' parts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class RankBatches:
-    """One rank's batches since the last collection."""
+    """A rank's batches since the last collection."""
 
     # phase (its value) and span in milliseconds of each batch, oldest first; the same phases on
     # every rank
@@ -28,7 +28,7 @@ class RankBatches:
 
 
 def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
-    """Return what a clock cannot have shown in a batch of a rank; None if all of it can be."""
+    """Return an impossible reading of a clock in a rank's batch; None if all is possible."""
     for what, time_ms in (*durations_ms.items(), ("a batch", span_ms)):
         if not (math.isfinite(time_ms) and time_ms >= 0.0):
             return f"{what} took {time_ms:g} ms"
@@ -36,9 +36,9 @@ def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | No
 
 
 def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]]) -> RankBatches:
-    """Return what a rank tells the others of its batches: nothing if a clock misread among them.
+    """Return a rank's batches for the other ranks: nothing after a clock's misreading.
 
-    All of them are left out then, since ranks' batches are matched by their number.
+    All are left out then, since ranks' batches are matched by their number.
     """
     if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in batches):
         return RankBatches((), {})
@@ -49,7 +49,7 @@ def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]])
 
 
 def slowest(processes: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
-    """Merge times that several processes measured; of replicas the slowest counts, milliseconds."""
+    """Merge times of several processes; the slowest replica counts, milliseconds."""
     merged: dict[_Key, float] = {}
     for times_ms in processes:
         for key, time_ms in times_ms.items():
@@ -65,14 +65,13 @@ def slowest_durations(ranks: Sequence[RankBatches]) -> dict[Action, float]:
 def batch_times(
     dag: PipelineDag, ranks: Sequence[RankBatches], delays_ms: ArrayLike | None = None
 ) -> dict[Phase, tuple[float, ...]]:
-    """Return the time in milliseconds of each batch, by phase, oldest first.
+    """Return the time in milliseconds of all batches, by phase, oldest first.
 
     Ranks share no clock. A rank's span runs from the start of its first action to the end of its
     last; a batch runs from the start of the first rank's first action. The distance between the two
-    starts is the time of the actions in front of the rank's first one, which are forwards and
-    follow each other without idle time but for what their messages take, so it is taken from their
-    measured durations. The batch ends with the rank that ends last. Replicas may repeat actions, of
-    which the slower counts.
+    starts is the measured time of the forwards in front of the rank's first action, which run
+    without idle time but for messages. The batch ends with the last rank. Of repeated actions of
+    replicas the slower counts.
     """
     durations_ms = np.zeros(len(dag.actions))
     for action, duration_ms in slowest_durations(ranks).items():
@@ -95,10 +94,10 @@ _WIDEST = 700.0  # whose exponential is still a number
 
 
 def interval_factor(missed_by: Sequence[float]) -> float | None:
-    """Return the factor f such that 9 of 10 batches take between 1 / f and f times a prediction.
+    """Return the factor f such that 9 of 10 batches take 1 / f to f times a prediction.
 
-    ``missed_by`` is measured over played time of each batch of warm-up and monitoring, in the order
-    in which they ran. None for fewer than 3 batches, or for times that cannot be.
+    ``missed_by`` is measured over simulated time of all batches of warm-up and monitoring, in
+    order. None for fewer than 3 batches, or impossible times.
     """
     n = len(missed_by)
     if n < FEWEST_BATCHES or not all(0.0 < each < math.inf for each in missed_by):
@@ -112,7 +111,7 @@ def interval_factor(missed_by: Sequence[float]) -> float | None:
 
 
 def _alike(errors: Sequence[float]) -> float:
-    """Return how many batches in a row tell as much as one, 1 or more."""
+    """Return the number of neighbouring batches worth an independent batch, 1 or more."""
     n, mean = len(errors), math.fsum(errors) / len(errors)
     apart = [error - mean for error in errors]
     square = math.fsum(each**2 for each in apart)
@@ -157,7 +156,7 @@ def range_of(batch_ms: float, factor: float | None) -> str:
 
 
 def holds_for(n_ranks: int, n_processors: float | None) -> str:
-    """Return in words what ranks a prediction is for."""
+    """Return in words the ranks of a prediction."""
     if n_processors is None or n_processors >= n_ranks:
         return "a device or core of its own for each rank"
     cores = "1 core" if n_processors == 1 else f"{n_processors:g} cores"

@@ -1,6 +1,6 @@
-"""Duration bounds: how long each action takes with nothing frozen and with everything frozen.
+"""Duration bounds: times of actions with nothing frozen and with everything frozen.
 
-They are w_i^max and w_i^min of arXiv:2602.05754, Eq. 3, measured in the two halves of the
+The bounds are w_i^max and w_i^min of arXiv:2602.05754, Eq. 3, measured in the two halves of the
 monitoring phase (Sec. 3.1). Notation: A actions.
 """
 
@@ -45,25 +45,18 @@ _MIN_MEDIANS = 4
 
 @dataclass(frozen=True, eq=False)
 class DurationBounds:
-    """Shortest and longest duration of every action of a DAG, in the order of its actions.
+    """Shortest and longest duration of all actions of a DAG, in the order of its actions.
 
-    Attributes:
-        min_ms: Everything frozen, float64, shape [A], milliseconds.
-        max_ms: Nothing frozen, float64, shape [A], milliseconds; equal to ``min_ms`` where freezing
-            changes nothing.
-        pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
-            bounds were therefore made equal. Whoever made the bounds should report them.
-        p2p_overhead_ms: How much of an action that works on what another rank has sent is the
-            overhead of that message; part of both bounds of such an action.
-        p2p_latency_ms: Of a message from one rank to another, by sender and receiver; 0 where it
-            is missing.
-        outside_ms: What a step takes besides its batches, for each of them; 0 where nobody knows.
-        interval_factor: 9 of 10 batches take between 1 / this and this times what the bounds say
-            (``interval``); None where too few batches were timed.
-        captured: Part of the gradients' energy that frozen weights keep; 0 where frozen means
-            nothing.
-        captured_mean: The same of the mean gradient, which all batches share.
-        captured_mean_error: Its standard error; None where it was not measured.
+    Attributes: min_ms: Everything frozen, float64, shape [A], milliseconds. max_ms: Nothing frozen,
+        float64, shape [A], milliseconds; equal to ``min_ms`` where freezing changes nothing.
+        pinned: Freezable actions measured no faster frozen than unfrozen, with bounds made equal.
+        The maker of the bounds should report them. p2p_overhead_ms: Overhead of a message within a
+        receiving action; part of both its bounds. p2p_latency_ms: Latency of a message, by sender
+        and receiver; 0 if missing. outside_ms: Time of a step beside its batches, per batch; 0 if
+        unknown. interval_factor: 9 of 10 batches take 1 / factor to factor times the predicted time
+        (``interval``); None for too few timed batches. captured: Fraction of the gradients' energy
+        kept by frozen weights; 0 for no gradient. captured_mean: The fraction of the mean
+        gradient's energy. captured_mean_error: Its standard error; None if not measured.
     """
 
     min_ms: NDArray[np.float64]
@@ -87,7 +80,7 @@ class DurationBounds:
         return edge_delays(dag, self.p2p_latency_ms)
 
     def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
-        """Return the part of each action that is the overhead of its message, shape [A]."""
+        """Return the message overhead within each action, shape [A]."""
         return np.float64(self.p2p_overhead_ms) * dag.receiving
 
 
@@ -96,7 +89,7 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
 
     Raises:
         ValueError: If a shape is not [A]; a bound is negative or not finite; ``min_ms`` exceeds
-            ``max_ms``; or the two differ for an action that freezing cannot shorten.
+            ``max_ms``; or both differ for an action not shortened by freezing.
     """
     low = check_durations(dag, bounds.min_ms, "min_ms")
     high = check_durations(dag, bounds.max_ms, "max_ms")
@@ -117,21 +110,20 @@ def bounds_from_samples(
     unfrozen: Mapping[Action, Sequence[float]],
     frozen: Mapping[Action, Sequence[float]],
 ) -> DurationBounds:
-    """Turn the durations seen while monitoring into bounds, by the median over batches.
+    """Turn durations seen in monitoring into bounds, by the median over batches.
 
-    The median, because a batch that was held up (first allocation, garbage collection, another
-    process) is an outlier upwards and would pull a mean. Medians of a stage and kind then lose what
-    is noise among them (``less_noisy_medians``). Actions that freezing cannot shorten did the same
-    work in both halves, so their samples are pooled and both bounds equal.
+    The median, because a delayed batch (first allocation, garbage collection, another process) is
+    an outlier upwards and would pull a mean. Medians of a stage and kind then lose noise
+    (``less_noisy_medians``). Actions not shortened by freezing did the same work in both halves, so
+    their samples are pooled and both bounds equal.
 
-    A freezable action that was not faster frozen than unfrozen cannot be sped up as far as the
-    measurement can tell. It is pinned to its unfrozen median and listed in ``pinned``; swapping
-    the two medians instead would promise time that is only noise.
+    A freezable action not faster frozen than unfrozen is pinned to its unfrozen median and listed
+    in ``pinned``; swapping both medians instead would promise mere noise.
 
     Args:
         dag: Precedence graph of A actions.
-        unfrozen: Durations of each action while nothing was frozen, milliseconds.
-        frozen: Durations of each action while everything was frozen, milliseconds.
+        unfrozen: Durations of actions with nothing frozen, milliseconds.
+        frozen: Durations of actions with everything frozen, milliseconds.
 
     Raises:
         ValueError: If an action of the DAG has no sample in one of the halves, a sampled action is
@@ -174,8 +166,8 @@ def uniform_bounds(
         weight_ms: (all frozen, nothing frozen) of W, milliseconds.
 
     Raises:
-        ValueError: If the DAG has a kind for which no duration is given, or ``validate_bounds``
-            refuses the result.
+        ValueError: If the DAG has a kind without a duration, or ``validate_bounds`` refuses the
+            result.
     """
     by_kind: dict[ActionKind, tuple[float, float] | None] = {
         ActionKind.FORWARD: (forward_ms, forward_ms),
@@ -214,16 +206,15 @@ def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequenc
 
 
 def less_noisy_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """Return the median of each action of a group of alike ones, with less noise.
+    """Return the medians of a group of alike actions, with less noise.
 
-    Medians of a few batches carry noise, and a solver that looks for the shortest batch finds
-    differences that are noise as readily as real ones: it freezes where a backward happened to look
-    long, and the batch comes out longer than planned. The microbatches of a stage do alike work, so
-    what sets their medians apart is noise unless it is larger than noise can be. Each median moves
-    towards the mean of its group by as much as noise explains (the estimator of James and Stein,
-    positive part). Where microbatches really differ, medians stay where they are. The noise of a
-    group is taken from how far samples lie from the median of their own action. The plain medians
-    are returned for fewer than 4 actions, for single samples, whose noise nobody knows, and for
+    Medians of a few batches carry noise, and a solver for the shortest batch uses noise as readily
+    as real differences: frozen backwards only happened to look long, and the batch comes out longer
+    than planned. The microbatches of a stage do alike work, so differences of medians within noise
+    are noise. Medians move towards the mean of their group as far as noise explains (the estimator
+    of James and Stein, positive part). Where microbatches really differ, medians stay where they
+    are. The noise of a group comes from distances of samples to their action's median. Plain
+    medians are returned for fewer than 4 actions, for single samples, of unknown noise, and for
     samples without noise.
     """
     medians = np.array([float(np.median(values)) for values in samples], dtype=np.float64)
@@ -272,7 +263,7 @@ class _Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundsTable:
-    """Bounds as they stand in a file, which need not fit a schedule; as in ``DurationBounds``."""
+    """Bounds of a file, possibly of another schedule; as in ``DurationBounds``."""
 
     bounds: Mapping[Action, _Pair]
     pinned: tuple[Action, ...] = ()
@@ -288,7 +279,7 @@ class BoundsTable:
 def bounds_to_json(
     dag: PipelineDag, bounds: DurationBounds, more: Mapping[str, Any] | None = None
 ) -> str:
-    """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
+    """Write bounds as JSON, a line per action; undone exactly by ``bounds_from_json``.
 
     ``more`` is plain data of other entries.
     """
@@ -310,7 +301,7 @@ _KEPT = (
 
 
 def parse_bounds(data: Any) -> BoundsTable:
-    """Read what the JSON of ``bounds_to_json`` holds; all but ``bounds`` may be missing."""
+    """Read the JSON of ``bounds_to_json``; all but ``bounds`` may be missing."""
     table = read_dataclass(BoundsTable, data, partly=True)
     if strange := [action for action in table.pinned if action not in table.bounds]:
         raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
@@ -318,7 +309,7 @@ def parse_bounds(data: Any) -> BoundsTable:
 
 
 def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
-    """Read bounds written by ``bounds_to_json``, in any order, and see that they fit ``dag``."""
+    """Read bounds of ``bounds_to_json``, in any order, and check them against ``dag``."""
     try:
         table = parse_bounds(parse_json(text))
     except ValueError as error:

@@ -1,9 +1,8 @@
-"""Clocks of several processes, brought together by what must have come before what.
+"""Clocks of several processes, aligned by the order of causes and effects.
 
-A process tells when each of its actions began and ended, but only since a moment of its own (CUDA
-events, or another host). What it receives from another was sent before it was received, so each
-message gives a lower bound on the distance of the two clocks, and one in the other direction an
-upper bound. Notation: N clocks.
+A process times its actions since a moment of its own (CUDA events, or another host). Messages are
+sent before they are received, and so bound the distance of two clocks from below, in the other
+direction from above. Notation: N clocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,14 +43,13 @@ def min_distances(
 
 
 def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
-    """Return when, by the first clock, each clock shows zero.
+    """Return each clock's zero in the time of the first.
 
-    Offsets o must keep o_b - o_a >= ``min_ms[a, b]``. Of all that do, the earliest and the latest
-    are shortest paths, and the middle between them, which keeps the rules too, is returned: where
-    messages take equally long in both directions, it is right. Where no offsets keep all rules
-    (delays that were assumed too long, clocks that run unevenly), every rule gives way by the same
-    amount, the smallest that helps: the largest mean over a circle of rules. Minus infinity is no
-    rule; rules have to tie every clock to the first, which is at 0, from both sides.
+    Offsets o must keep o_b - o_a >= ``min_ms[a, b]``. The earliest and latest such offsets are
+    shortest paths; their middle, which keeps the rules too, is returned, right for messages equally
+    long in both directions. Where no offsets keep all rules (overestimated delays, uneven clocks),
+    all rules give way by the same smallest amount: the largest mean over a circle of rules. Minus
+    infinity is no rule; rules have to tie every clock to the first, which is at 0, from both sides.
     """
     distances = np.array(min_ms, dtype=np.float64)
     np.fill_diagonal(distances, -np.inf)
@@ -72,10 +70,10 @@ def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
 
 
 def _largest_cycle_mean(weights: NDArray[np.float64]) -> float:
-    """Return the largest mean weight of a circle; minus infinity where there is none.
+    """Return the largest mean weight of a circle; minus infinity without circles.
 
-    A circle of k edges that is no longer than N shows on the diagonal of the k-th power, with
-    sums in place of products and the maximum in place of sums.
+    A circle of k edges, at most N, shows on the diagonal of the k-th power, with sums in place of
+    products and the maximum in place of sums.
     """
     largest = -np.inf
     power = weights

@@ -1,10 +1,9 @@
-"""What a batch freezes while monitoring, and the times that are collected meanwhile.
+"""Freezing of batches in monitoring, and their times.
 
 Both bounds of a backward are measured with all of a stage frozen and with nothing frozen. The paper
-does the one in all batches and then the other in all batches; the second half changes no weights.
-Mixed monitoring does both in every batch: some backwards are frozen whole, the others not at all,
-and the next batch does the opposite. Every step then learns, each tensor from about half of
-the microbatches.
+uses half of the batches for either; the second half changes no weights. Mixed monitoring does both
+in every batch: some backwards are frozen whole, the others not at all, and the next batch does the
+opposite. Every step then learns, tensors from about half of the microbatches.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +22,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """What the clocks of one rank saw of one pipeline batch."""
+    """Clock readings of a rank in a pipeline batch."""
 
     # milliseconds of each action, float64, in the order of execution
     durations_ms: dict[Action, float]
@@ -37,9 +36,9 @@ class BatchRecord:
 
 @dataclass
 class Samples:
-    """One rank's action times in one half of the monitoring phase; cold batches are kept apart.
+    """A rank's action times in a half of monitoring; cold batches are separate.
 
-    Each batch is a mapping from action to milliseconds in the order of execution.
+    A batch is a mapping from action to milliseconds in the order of execution.
     """
 
     # durations of the batches that count
@@ -50,7 +49,7 @@ class Samples:
     spans_ms: list[float] = field(default_factory=list)
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of one batch; cold ones are the first after a change of phase."""
+        """Add a batch; cold: the first after a change of phase."""
         (self.cold if is_cold else self.warm).append(record.durations_ms)
         if not is_cold:
             self.spans_ms.append(record.span_ms)
@@ -62,21 +61,21 @@ class Samples:
     def per_action(self) -> dict[Action, list[float]]:
         """Sort the times by action, milliseconds, oldest first.
 
-        Those of the warm batches; of the cold ones where a stop left no others.
+        Times of warm batches; of cold batches where a stop left no others.
         """
         return _by_action(self.warm or self.cold)
 
 
 def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
-    """Merge the times of all ranks, ms; of replicas the one whose median is highest counts.
+    """Merge the times of all ranks, ms; the replica with the highest median counts.
 
-    Replicas meet at every gradient reduction, so the slowest one decides when a step ends.
+    Replicas meet at every gradient reduction, so the slowest decides the end of a step.
     """
     return {action: max(each, key=np.median) for action, each in _by_action(ranks).items()}
 
 
 def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleOrder:
-    """Return the order that was really executed, ranks in the places they have in ``declared``."""
+    """Return the executed order, ranks in their places in ``declared``."""
     by_rank: dict[int, list[Action]] = {}
     for times in ranks:
         held: dict[int, list[Action]] = {}  # of several ranks where a pipeline is emulated
@@ -87,7 +86,7 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
 
 
 def median_of_each(batches: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
-    """Return each action's median time over ``batches``, milliseconds."""
+    """Return the median time of each action over ``batches``, milliseconds."""
     return {action: float(np.median(values)) for action, values in _by_action(batches).items()}
 
 
@@ -106,16 +105,16 @@ _BLOCKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which backwards of a batch are frozen whole; the others are not frozen at all."""
+    """The backwards of a batch frozen whole; the others are live."""
 
     name: str  # as it stands in checkpoints
     block: int  # number of consecutive microbatches of a stage that are treated alike; 0 for all
     side: int  # 0, or 1 for the opposite
 
     def freezes(self, action: Action) -> bool:
-        """Return whether ``action`` belongs to the frozen ones; a forward only counts with them.
+        """Return whether ``action`` is frozen; a forward counts with its backward.
 
-        Neighbouring stages differ, so with two stages or more something is live in each batch.
+        Neighbouring stages differ, so with two stages or more every batch has live stages.
         """
         if self.block == 0:
             return self.side == 1
@@ -150,14 +149,14 @@ def pattern_of(step: Step, batch_index: int, n_microbatches: int) -> Pattern | N
 
 @dataclass(frozen=True)
 class PatternTimes:
-    """What one process measured in the batches of one pattern; milliseconds."""
+    """Measurements of a process in the batches of a pattern; milliseconds."""
 
     pattern: Pattern  # what they froze
     times: Times  # durations of each action, actions in the order of execution
     spans_ms: tuple[float, ...] = ()  # start of the first action to end of the last, of each batch
 
     def without(self, batches: Collection[int]) -> "PatternTimes":
-        """Return the times without batches of these numbers, which count from 0."""
+        """Return the times without some batches, by their number from 0."""
 
         def kept(values: Sequence[float]) -> list[float]:
             return [value for number, value in enumerate(values) if number not in batches]
@@ -168,24 +167,24 @@ class PatternTimes:
 
 
 class Monitoring:
-    """Times of this rank's actions by what was frozen, kept until there is a plan."""
+    """Times of this rank's actions by pattern, until there is a plan."""
 
     def __init__(self) -> None:
         self._samples: dict[str, Samples] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been measured, or all of it forgotten."""
+        """Whether there are no measurements."""
         return not self._samples
 
     def add(self, pattern: Pattern, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a batch that froze ``pattern``; cold: the first after a change of phase."""
+        """Add a batch with ``pattern``; cold: the first after a change of phase."""
         self._samples.setdefault(pattern.name, Samples()).add(record, is_cold=is_cold)
 
     def times(self) -> tuple[PatternTimes, ...]:
-        """Return what was measured, one entry for each pattern that was seen.
+        """Return the measurements, an entry per seen pattern.
 
-        Cold batches count only where there are no warm ones, of it or of another mixed pattern.
+        Cold batches count only without warm batches of any mixed pattern.
         """
         mixed_is_warm = any(s.warm for name, s in self._samples.items() if PATTERNS[name].block)
         return tuple(
@@ -203,7 +202,7 @@ class Monitoring:
         return dict(to_plain(self._samples))
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
-        """Restore what :meth:`to_plain` returned; unknown names are left to others."""
+        """Restore the state of :meth:`to_plain`; unknown names are left to others."""
         self._samples = {
             name: read_dataclass(Samples, entry, name)
             for name, entry in plain.items()
@@ -212,7 +211,7 @@ class Monitoring:
 
 
 def halves(times: tuple[PatternTimes, ...]) -> tuple[Times, Times]:
-    """Sort one process's times of actions into unfrozen and frozen ones, milliseconds.
+    """Sort a process's times of actions into unfrozen and frozen, milliseconds.
 
     Actions are in the order of execution as far as the patterns show it.
     """

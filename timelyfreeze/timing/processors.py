@@ -1,15 +1,14 @@
-"""Ranks that share processors: what a batch takes when there are fewer cores than ranks.
+"""Shared processors: times of a batch with fewer cores than ranks.
 
 On GPUs every rank has a device of its own and a batch takes as long as the longest path through its
-graph. On a machine with fewer cores than ranks, ranks that are ready at the same time slow each
-other down, and the longest path promises too much. Then action times are taken as processor time,
-and a batch is played through with the processors shared evenly among the ranks that have something
-to do, as an operating system's scheduler does.
+graph. On a machine with fewer cores than ranks, ready ranks slow each other down, and the longest
+path promises too much. Then action times are taken as processor time, and a batch is played through
+with the processors shared evenly among the busy ranks, as by an operating system's scheduler.
 
-An action that works on what another rank has sent begins a little later than the longest path says:
-the message travels, a thread has to be woken, the host does its bookkeeping. None of it can be told
-apart, on one rank, from waiting for a peer that is still at work. Together it shows: measured
-batches take longer than their actions and dependencies explain.
+A receiving action begins a little later than on the longest path: the message travels, a thread
+wakes, the host does its bookkeeping. On a single rank this looks like a wait for a busy peer. Over
+all ranks the overhead shows: measured batches take longer than their actions and dependencies
+explain.
 """
 
 import heapq
@@ -27,7 +26,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
-    """Return ``n_processors`` if ranks have to share them, or None if each has one of its own."""
+    """Return ``n_processors`` if ranks share them, or None for a processor per rank."""
     if n_processors is None:
         return None
     if not n_processors > 0.0:
@@ -41,21 +40,21 @@ def simulate_batch(
     n_processors: float | None = None,
     delays_ms: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], float]:
-    """Play one batch through.
+    """Simulate a batch.
 
-    While n ranks are ready, each runs at speed min(1, n_processors / n). With a device for each
-    rank this is Eq. 5.
+    While n ranks are ready, all run at speed min(1, n_processors / n). With a device for each rank
+    this is Eq. 5.
 
     Args:
         dag: Precedence graph of A actions.
         durations_ms: Time of each action on a processor of its own, shape [A], milliseconds.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-        delays_ms: What lies between the end of an edge's first action and its arrival at the
-            second, shape [E], milliseconds; it takes no processor. None for nothing.
+        n_processors: Number of ranks computing at once; None for a device per rank.
+        delays_ms: Delays from the end of an edge's first action to the arrival at the second, shape
+            [E], milliseconds, without a processor. None for no delays.
 
     Returns:
-        Start time of each action, shape [A], and the time at which the last one ends, which is
-        never below the longest path, nor below the work of all actions over ``n_processors``.
+        Start time of each action, shape [A], and the end of the last, never below the longest path,
+            nor below the work of all actions over ``n_processors``.
 
     Raises:
         ValueError: If the shape is not [A], a duration is negative or not finite, or
@@ -71,7 +70,7 @@ def play_actions(
     n_processors: float | None = None,
     delays_ms: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Play one batch through as ``simulate_batch`` does, and tell when each action ends too.
+    """Simulate a batch as ``simulate_batch``, and return the ends of actions too.
 
     Start and end are milliseconds, shape [A] both; further apart than the action's duration where
     ranks had to share processors meanwhile. Errors as ``simulate_batch``.
@@ -136,15 +135,15 @@ def _play_shared(
 
 
 def _deliver(in_flight: list[tuple[float, int]], waiting_for: list[int], now: float) -> None:
-    """Hand over what has arrived by ``now``."""
+    """Deliver the messages arrived by ``now``."""
     while in_flight and in_flight[0][0] <= now:
         waiting_for[heapq.heappop(in_flight)[1]] -= 1
 
 
 def usable_cores() -> float:
-    """Return how many cores this process and its siblings may use.
+    """Return the number of cores of this process and its siblings.
 
-    That is the size of the affinity mask, or a container's quota if lower.
+    The size of the affinity mask, or a container's quota if lower.
     """
     cores = float(len(os.sched_getaffinity(0)))
     if _CGROUP_QUOTA.exists():
@@ -155,11 +154,11 @@ def usable_cores() -> float:
 
 
 def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
-    """Return how many of ``n_local_ranks`` compute at once; None if each has cores of its own.
+    """Return how many of ``n_local_ranks`` compute at once; None for a core per rank.
 
-    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how
-    long an action takes, so then ranks are taken as if they had their own cores; ``run_train.sh``
-    sets one thread where ranks outnumber cores.
+    With several threads per rank (``OMP_NUM_THREADS``) processor time says little about how long an
+    action takes, so then ranks are taken as if they had their own cores; ``run_train.sh`` sets one
+    thread where ranks outnumber cores.
     """
     cores = usable_cores()
     return cores if n_threads == 1 and n_local_ranks > cores else None
@@ -175,9 +174,9 @@ def message_time(
     n_processors: float | None = None,
     delays_ms: ArrayLike | None = None,
 ) -> float:
-    """Find what each message costs: the lead of receiving actions that explains a measured batch.
+    """Find the cost of a message: the lead of receiving actions to explain a measured batch.
 
-    Messages of a pipeline all have one size, so they get one number. It is 0 if the actions explain
+    Messages of a pipeline have the same size, so they get a single number, 0 if the actions explain
     the batch, or if no message crosses ranks.
     """
     if not np.isfinite(measured_ms):
@@ -201,7 +200,7 @@ def message_time(
 def with_messages(
     dag: PipelineDag, bounds: DurationBounds, p2p_overhead_ms: float
 ) -> DurationBounds:
-    """Return bounds in which each receiving action begins with its message.
+    """Return bounds with the message at the beginning of receiving actions.
 
     Freezing shortens no message: both bounds grow by the same.
     """

@@ -1,4 +1,4 @@
-"""What if: every case of a grid, worked out from one bounds file without a device."""
+"""What if: every case of a grid, computed from a bounds file without a device."""
 
 import itertools
 import tomllib
@@ -50,7 +50,7 @@ _NOTES: Mapping[str, str] = TOLD["notes"]
 
 @dataclass(frozen=True)
 class ScheduleCases:
-    """The cases of one schedule and number of microbatches."""
+    """The cases of a schedule and number of microbatches."""
 
     file: BoundsFile  # what was measured
     grid: Grid  # what is asked
@@ -61,7 +61,7 @@ class ScheduleCases:
     model: LayerModel | BlockTimes | None
 
     def cases(self) -> Iterator[Case | str]:
-        """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
+        """Yield cases, and notes on impossible or noisy cases."""
         for name in self.grid.splits:
             title = name if isinstance(name, str) else render_split(name)
             try:
@@ -80,12 +80,12 @@ class ScheduleCases:
                     yield self.left_out(f"{title}, r_max {render_cap(cap)}", error)
 
     def left_out(self, split: str, error: Exception) -> str:
-        """Return the note on a case that cannot be."""
+        """Return the note on an impossible case."""
         where = f"{self.schedule}, {self.order.n_microbatches} microbatches, split {split}"
         return f"left out {where}: {first_line(error)}"
 
     def split_of(self, name: str | Split) -> Split | None:
-        """Return layers of each stage; None stands for the split as measured."""
+        """Return the layers of stages; None stands for the measured split."""
         model, n_stages, n_measured = self.model, self.dag.n_stages, self.file.n_stages
         if name == BEST_SPLIT:
             return self.best_unfrozen
@@ -104,7 +104,7 @@ class ScheduleCases:
         return name
 
     def _load(self, name: str, model: LayerModel | BlockTimes) -> partition.Load:
-        """Return what a partition makes even."""
+        """Return the load balanced by a partition."""
         notes = self.file.metadata
         if name == partition.TIME:
             return partition.time_load(model, self.order.stage_to_rank)
@@ -125,7 +125,7 @@ class ScheduleCases:
 
     @cached_property
     def best_unfrozen(self) -> Split:
-        """The split that is fastest with nothing frozen; a ValueError where none is known."""
+        """The fastest split with nothing frozen; a ValueError if unknown."""
         if self.model is None:
             raise ValueError("layers cannot be moved")
         starts = [self.model.layers]
@@ -138,7 +138,7 @@ class ScheduleCases:
 
     @cached_property
     def _best(self) -> tuple[Split | None, float | None]:
-        """The same split and its step; None where that is not known."""
+        """The fastest split and its step; None if unknown."""
         with suppress(ValueError):
             bounds = self._bounds(self.best_unfrozen)
             delays_ms = bounds.delays_ms(self.dag)
@@ -162,7 +162,7 @@ class ScheduleCases:
 
     @property
     def links(self) -> Links:
-        """What messages cost: as measured, and what the grid adds to their overhead."""
+        """Costs of messages: as measured, and the grid's additional overhead."""
         measured = self.file.links
         # Where it cannot be told apart, the measured overhead stays in the times of stages.
         overhead_ms = 0.0 if self.file.keeps_overhead else measured.p2p_overhead_ms
@@ -208,7 +208,7 @@ class ScheduleCases:
         )
 
     def _bubble(self, durations_ms: NDArray[np.float64], batch_ms: float) -> float:
-        """Return the fraction of a batch in which the ranks' processors have nothing to run."""
+        """Return the idle fraction of the ranks' processors in a batch."""
         n_ranks = self.grid.n_ranks
         n_processors = min(self.grid.n_processors or n_ranks, n_ranks)
         return 1.0 - float(durations_ms.sum()) / (n_processors * batch_ms)
@@ -224,13 +224,13 @@ _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 
 
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer[Case]:
-    """Work out every case of a grid; ``layers`` are those of stages the file does not tell."""
+    """Compute every case of a grid; ``layers`` are those of stages unknown to the file."""
     tables, notes = schedules_of(file, grid, layers)
     return sorted_out((one for table in tables for one in table.cases()), notes)
 
 
 def sorted_out(found: Iterable[T | str], notes: list[str]) -> Answer[T]:
-    """Return the cases among what was ``found``, and behind ``notes`` the others, each once."""
+    """Return the cases in ``found``, and behind ``notes`` all others, without repeats."""
     cases: list[T] = []
     for one in found:
         if not isinstance(one, str):
@@ -245,7 +245,7 @@ def sorted_out(found: Iterable[T | str], notes: list[str]) -> Answer[T]:
 def schedules_of(
     file: BoundsFile, grid: Grid, layers: Split | None
 ) -> tuple[list[ScheduleCases], list[str]]:
-    """Return the schedules of a grid, each with each number of microbatches, and notes."""
+    """Return a grid's schedules by microbatches, and notes."""
     known = file.metadata.layers
     if layers is not None and len(layers) != file.n_stages:
         raise ValueError(
@@ -272,7 +272,7 @@ def schedules_of(
 def _model(
     file: BoundsFile, layers: Split | None
 ) -> tuple[LayerModel | BlockTimes | None, list[str]]:
-    """Return the overheads at which layers move, or None and why they are not known."""
+    """Return the overheads of moved layers, or None and the reason."""
     if layers is None:
         return None, [_NOTES["no_layers"].format(file=file.path.name)]
     try:
@@ -304,7 +304,7 @@ def _premises(file: BoundsFile, grid: Grid) -> Iterator[str]:
 
 
 def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:
-    """Return the order of a schedule, with as many stages as were measured if it can have them."""
+    """Return a schedule's order, with the measured number of stages if possible."""
     own = _OUR_OWN.get(schedule.lower())
     if own is not None:
         return own(n_ranks, n_microbatches)

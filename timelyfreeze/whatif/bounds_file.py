@@ -1,7 +1,7 @@
-"""Bounds files, and their metadata, read without the schedule they belong to.
+"""Bounds files and their metadata, read without their schedule.
 
 A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
-The bounds file may have one more entry, ``pipeline``: sizes, overheads and how they were measured.
+The bounds file may have a further entry, ``pipeline``: sizes, overheads and the way of measuring.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from timelyfreeze.whatif.times import (
 
 @dataclass(frozen=True)
 class PipelineMetadata:
-    """What a bounds file says of its pipeline besides the bounds; None where it does not say."""
+    """A pipeline's metadata in a bounds file; None for missing values."""
 
     schedule: str | None = None  # name of the schedule that was measured
     ranks: Number | None = None  # number of pipeline ranks
@@ -96,7 +96,7 @@ def _parse_metadata(plain: Any, n_stages: int) -> PipelineMetadata:
 
 @dataclass(frozen=True)
 class BoundsFile:
-    """A bounds file with the order that lies beside it."""
+    """A bounds file with the order beside."""
 
     path: Path  # where it was read from
     table: BoundsTable  # what it says of actions, messages and the run
@@ -107,17 +107,17 @@ class BoundsFile:
 
     @property
     def links(self) -> Links:
-        """What messages cost: their overhead, which is part of the bounds, and their latency."""
+        """Costs of messages: their overhead, part of the bounds, and their latency."""
         latency_ms = {(a, b): ms for (a, b), ms in self.table.p2p_latency_ms.items()}
         return Links(self.table.p2p_overhead_ms, latency_ms)
 
     @property
     def n_ranks(self) -> int | None:
-        """Number of pipeline ranks, where the file or the order beside it tells."""
+        """Number of pipeline ranks, if file or order tells."""
         return self.metadata.ranks if self.order is None else self.order.n_ranks
 
     def stage_times(self) -> tuple[StageTimes, ...]:
-        """Return what was noted of each stage, else medians over microbatches without messages."""
+        """Return the noted times of stages, else medians over microbatches without messages."""
         if self.metadata.stages is not None:
             return self.metadata.stages
         bounds = self.table.bounds if self.keeps_overhead else _without_overhead(self)
@@ -127,7 +127,7 @@ class BoundsFile:
         )
 
     def model(self, layers: Split, parameters: PartParameters | None) -> LayerModel | BlockTimes:
-        """Return what stages take of which layers are moved; ``parameters`` tell if they differ.
+        """Return stage times under moved layers; ``parameters`` tell if layers differ.
 
         ``layers`` are those of the measured stages.
         """
@@ -143,7 +143,7 @@ class BoundsFile:
 
     @property
     def keeps_overhead(self) -> bool:
-        """Whether nobody knows which actions have the overhead of a message in them."""
+        """Whether actions with a message's overhead are unknown."""
         return self.table.p2p_overhead_ms > 0.0 and self.order is None
 
     @property
@@ -158,12 +158,12 @@ class BoundsFile:
 
 
 def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, metadata: PipelineMetadata) -> str:
-    """Write bounds that fit ``dag``, and metadata, as JSON for ``bounds_from_json``."""
+    """Write bounds of ``dag``, and metadata, as JSON for ``bounds_from_json``."""
     return bounds_to_json(dag, bounds, {PIPELINE: to_plain(metadata)})
 
 
 def read_bounds_file(path: Path) -> BoundsFile:
-    """Read a bounds file, its metadata, and the order beside it if there is one."""
+    """Read a bounds file, its metadata, and the order beside, if any."""
     try:
         data = read_object(path)
         if not isinstance(data.get("bounds"), dict):
@@ -196,7 +196,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
 
 
 def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
-    """Return the bounds without the overhead of messages, which a rounding error may miss."""
+    """Return the bounds without the overhead of messages, up to rounding errors."""
     overhead_ms = file.table.p2p_overhead_ms
     found: dict[Action, Pair] = dict(file.table.bounds)
     if file.order is None or overhead_ms == 0.0:

@@ -40,7 +40,7 @@ from timelyfreeze.whatif.times import StageTimes, bounds_from_times, unfrozen_ba
 
 
 def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
-    """Return how many stages are frozen whole; never the last, for it has the head."""
+    """Return the number of stages frozen whole; never the last, with the head."""
     before = layers_of_split(split[:-1])
     return sum(layers.stop <= n_frozen for layers in before) if n_frozen else 0
 
@@ -48,9 +48,9 @@ def stages_in_front(split: Sequence[int], n_frozen: int) -> int:
 def front_times(
     model: LayerModel, split: Sequence[int], n_frozen: int, *, cached: bool = False
 ) -> tuple[StageTimes, ...]:
-    """Return what each stage of a split takes; a split of one stage is the whole model.
+    """Return the stage times of a split; a split of a single stage is the whole model.
 
-    Where what the front puts out is ``cached``, its forward falls away too.
+    With ``cached`` outputs the front's forward falls away too.
     """
     if not 0 < n_frozen < model.n_layers:
         raise ValueError(
@@ -74,7 +74,7 @@ def front_times(
 
 
 def layer_times(model: LayerModel, n_frozen: int) -> list[float]:
-    """Return what each layer takes of a microbatch, forward and backward, milliseconds.
+    """Return the layers' times in a microbatch, forward and backward, milliseconds.
 
     Embedding and head count with the first and the last layer, frozen layers with their forward.
     """
@@ -89,7 +89,7 @@ def layer_times(model: LayerModel, n_frozen: int) -> list[float]:
 
 
 def _live_part(model: LayerModel, stage: int, n_stages: int, n_live: int) -> StageTimes:
-    """Return what the live layers of the stage in which the front ends take."""
+    """Return the time of the live layers in the front's last stage."""
     if n_stages == 1:
         return model.stage(1, 2, n_live)
     there = model.stage(stage, n_stages, n_live)
@@ -112,7 +112,7 @@ _MAX_ACTIONS_OF_ALL = 100_000
 
 @dataclass(frozen=True)
 class FrontCase:
-    """One schedule with the first layers frozen; milliseconds of a batch."""
+    """A schedule with the first layers frozen; milliseconds of a batch."""
 
     schedule: str  # name of the schedule
     n_microbatches: int  # microbatches of a batch
@@ -148,10 +148,10 @@ def answer_fronts(
     partition: str | None = None,
     layers: Split | None = None,
 ) -> Answer[FrontCase]:
-    """Work out what frozen layers bring in every schedule, number of microbatches and split.
+    """Compute the gains of frozen layers by schedule, number of microbatches and split.
 
-    ``frozen`` are numbers of layers; a shrunk pipeline balances ``partition``, or parameters if the
-    file tells them, else time. What belongs to plans alone is not looked at.
+    ``frozen`` are numbers of layers; a shrunk pipeline balances ``partition``, or parameters if
+    known to the file, else time. Settings of plans alone are ignored.
     """
     tables, notes = schedules_of(file, grid, layers)
 
@@ -171,7 +171,7 @@ def _cases(
     table: ScheduleCases, split: Split | None, title: str, frozen: Sequence[int],
     partition: str | None,
 ) -> Iterator[FrontCase | str]:  # fmt: skip
-    """Yield the cases of a split, and notes on what is left out of them."""
+    """Yield the cases of a split, and notes on omissions."""
     if table.model is None or split is None:
         raise ValueError("layers cannot be told apart, so none can be frozen")
     if not isinstance(table.model, LayerModel):
@@ -230,7 +230,7 @@ class _Front:
         return batches.batch_ms(bounds.max_ms, self.table.grid.n_processors, delays_ms)
 
     def _resplit(self) -> tuple[Split, float]:
-        """Return the split with the shortest batch, and that batch."""
+        """Return the split with the shortest batch, and the batch."""
         model, dag = self.model, self.table.dag
         min_layers = model.least_layers(dag.n_stages)
         n_free = model.n_layers - sum(min_layers)
@@ -253,7 +253,7 @@ class _Front:
         return best, batch_ms(best)
 
     def shrunk(self, partition: str | None) -> dict[str, Any]:
-        """Return what a case has of the shrunk pipeline; by parameters, if told, else by time."""
+        """Return a case's values of the shrunk pipeline; by parameters, if known, else by time."""
         order, grid, notes = self.table.order, self.table.grid, self.table.file.metadata
         if order.n_stages != order.n_ranks:
             raise ValueError("AutoPipe gives each rank one stage; this schedule has more")

@@ -1,4 +1,4 @@
-"""What is asked and what comes of it: a grid of schedules, caps, microbatches and splits."""
+"""Question and answer: a grid of schedules, caps, microbatches and splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ def render_split(split: Sequence[int]) -> str:
 
 
 def layers_of_split(split: Sequence[int]) -> list[range]:
-    """Return the layers of each stage, given how many each has."""
+    """Return the layers of stages, from their numbers."""
     return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
 
 
@@ -37,9 +37,9 @@ def fewest_layers(n_stages: int) -> Split:
 
 
 def default_split(n_layers: int, n_stages: int) -> Split:
-    """Return how TorchTitan cuts a model by default.
+    """Return TorchTitan's default cut of a model.
 
-    Embedding and head count as a layer each; what does not divide goes to the stages in front.
+    Embedding and head count as layers; a remainder goes to the stages in front.
     """
     n_units = n_layers + 2
     if not 2 <= n_stages <= n_units:
@@ -52,7 +52,7 @@ def default_split(n_layers: int, n_stages: int) -> Split:
 
 @dataclass(frozen=True)
 class Grid:
-    """What to ask: every combination of the first four."""
+    """A question: every combination of the first four fields."""
 
     schedules: tuple[str, ...]  # names of schedules
     caps: tuple[float | str, ...]  # values of r_max, in [0, 1], or ``settings.AUTO``
@@ -78,13 +78,13 @@ class Grid:
     time_limit_s: float = 60.0  # limit on the solver's time for a case, seconds
 
     def step_ms(self, batch_ms: float) -> float:
-        """Return the time of a step of batches that take ``batch_ms``."""
+        """Return the time of a step of batches of ``batch_ms``."""
         return self.batches * batch_ms + self.outside_ms
 
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of the grid and what comes of it."""
+    """A combination of the grid and its results."""
 
     schedule: str  # name of the schedule
     n_microbatches: int  # microbatches of a batch
@@ -124,7 +124,7 @@ class Case:
     tokens_per_second_unfrozen: float | None = field(init=False)  # of a device without freezing
 
     def __post_init__(self) -> None:
-        """Work out what follows."""
+        """Compute derived fields."""
         step_ms, frozen_ms, best_ms = self.step_ms, self.frozen_step_ms, self.best_unfrozen_step_ms
         cap, factor, rate = self.max_freeze_ratio, self.steps_factor, self.tokens_per_second
         kappa = frozen_ms / step_ms if step_ms > 0.0 else None

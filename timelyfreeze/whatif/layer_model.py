@@ -1,17 +1,17 @@
-"""What stages would take if the model were cut elsewhere.
+"""Times of stages if the model were cut elsewhere.
 
-The model of it, and all there is to it: layers are alike, so a layer that moves takes its overhead
-along, the same wherever it goes. Embedding, head and loss stay with the first and the last stage.
+The model: layers are alike, so a moved layer takes a constant overhead along. Embedding, head and
+loss stay with the first and the last stage.
 
-- As many stages as were measured: a stage takes what it was measured to take, plus the overhead of
-  every layer it gets, minus that of every layer it gives.
-- Another number of stages: first and last as above; every other one takes the fixed overhead of a
-  stage and that of its layers.
+- As many stages as were measured: a stage takes its measured time, plus the overhead of received
+    layers, minus the overhead of given layers.
+- Another number of stages: first and last as above; all others take the fixed overhead of a stage
+    and of its layers.
 - The first stage has no input gradient to compute, so a layer's frozen time says nothing there:
-  with everything frozen it takes the fraction of its unfrozen time that was measured.
+  with everything frozen a layer takes the measured fraction of its unfrozen time.
 
-The overhead of a layer is measured by the profile, which times stages of two sizes. From a training
-run it is the time of the stages in the middle over their layers, and the fixed overhead is 0.
+The overhead of a layer is measured by the profile, which times stages of two sizes. In a training
+run the overhead is the time of middle stages over their layers, and the fixed overhead is 0.
 """
 
 import functools
@@ -27,7 +27,7 @@ _NOISE = 0.02
 
 @dataclass(frozen=True)
 class LayerModel:
-    """Measured stages, and the overheads at which layers move between them."""
+    """Measured stages, and the overheads of layers moved between them."""
 
     stages: tuple[StageTimes, ...]  # times of the stages that were measured
     layers: Split  # how many layers each of them has
@@ -40,18 +40,18 @@ class LayerModel:
         return sum(self.layers)
 
     def stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
-        """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
+        """Return the times of stage ``index`` of ``n_stages`` with ``n_layers`` layers.
 
         Times may come out impossible, such as below 0 where a stage gives more layers than its
-        measured time holds; ``StageTimes.errors`` tells. ``pinned`` tells where a backward that
-        came out no faster frozen is taken as unfrozen.
+        measured time holds; ``StageTimes.errors`` tells. ``pinned`` lists backwards no faster
+        frozen, taken as unfrozen.
         """
         return self._stage(index, n_stages, n_layers).pinned()
 
     def pinned(self, split: Sequence[int]) -> list[int]:
-        """Return the stages of a split with a backward that comes out no faster frozen.
+        """Return the stages of a split with a backward no faster frozen.
 
-        Freezing shortens every backward, so there noise has the better of the measurements.
+        Freezing shortens every backward, so noise dominates there.
         """
         stages = (self._stage(index, len(split), n) for index, n in enumerate(split))
         return [
@@ -73,7 +73,7 @@ class LayerModel:
         return _frozen_as(measured, measured.plus(overhead, moved))
 
     def least_layers(self, n_stages: int) -> Split:
-        """Return the smallest number of layers with which each stage's times are possible."""
+        """Return the smallest number of layers with possible times, by stage."""
         needed = []
         for index in range(n_stages):
             n = 0 if index in (0, n_stages - 1) else 1
@@ -85,7 +85,7 @@ class LayerModel:
         return tuple(needed)
 
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
-        """Return what each stage of a split would take."""
+        """Return the times of all stages of a split."""
         check_split(split, self.n_layers)
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
         check_possible(stages, f"the split {render_split(split)} is")
@@ -93,7 +93,7 @@ class LayerModel:
 
 
 def check_possible(stages: Sequence[StageTimes], what: str) -> None:
-    """Refuse times of stages that measurements did not tell; ``what`` begins the message."""
+    """Refuse impossible times of extrapolated stages; ``what`` begins the message."""
     for index, times in enumerate(stages):
         if errors := times.errors():
             raise ValueError(
@@ -102,7 +102,7 @@ def check_possible(stages: Sequence[StageTimes], what: str) -> None:
 
 
 def check_split(split: Sequence[int], n_layers: int) -> None:
-    """Refuse a split that a model with ``n_layers`` cannot have."""
+    """Refuse an impossible split of ``n_layers`` layers."""
     name = f"the split {render_split(split)}"
     if sum(split) != n_layers:
         raise ValueError(f"{name} has {sum(split)} layers; the model has {n_layers}")
@@ -135,7 +135,7 @@ def layer_model(
     layer: StageTimes | None = None,
     fixed: StageTimes | None = None,
 ) -> LayerModel:
-    """Find the overheads at which layers move; a layer's is that of the middle if not told."""
+    """Find the overheads of moved layers; a layer's is the middle's if not given."""
     if layer is None:
         n_middle = sum(layers[1:-1])
         if n_middle == 0:
@@ -152,9 +152,9 @@ def layer_overheads(
 ) -> tuple[StageTimes, StageTimes]:
     """Find the overhead of a layer, and of a stage without layers, from stages of two sizes.
 
-    ``one`` has one layer and ``many`` has ``n_layers``, 2 or more; both are stages in the middle.
-    The overheads give ``many`` exactly. Where layers cost nothing, as frozen weight gradients,
-    noise can make the larger stage the faster one; the overhead is then 0.
+    ``one`` has a single layer and ``many`` has ``n_layers``, 2 or more; both are stages in the
+    middle. The overheads give ``many`` exactly. Where layers cost nothing, as frozen weight
+    gradients, noise can make the larger stage faster; the overhead is then 0.
     """
     slack_ms = _NOISE * (many.forward_ms + many.backward_ms)
     overheads: dict[str, float] = {}
@@ -180,7 +180,7 @@ _NOTHING = StageTimes()
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Times of layers that differ."""
+    """Times of unlike layers."""
 
     stages: tuple[StageTimes, ...]  # times of the stages that were measured
     layers: Split  # how many layers each of them has
@@ -192,7 +192,7 @@ class BlockTimes:
         return len(self.blocks)
 
     def stage(self, index: int, n_stages: int, start: int, stop: int) -> StageTimes:
-        """Return what stage ``index`` of ``n_stages`` would take with ``start`` to ``stop`` - 1."""
+        """Return the times of stage ``index`` with layers ``start`` to ``stop`` - 1."""
         times = functools.reduce(StageTimes.plus, self.blocks[start:stop], _NOTHING)
         if index == n_stages - 1 and self.layers[-1] == 0:
             times = times.plus(self.stages[-1])
@@ -204,7 +204,7 @@ class BlockTimes:
         return _frozen_as(self.stages[0], times)
 
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
-        """Return what each stage of a split would take; errors as ``check_split``."""
+        """Return the times of all stages of a split; errors as ``check_split``."""
         check_split(split, self.n_layers)
         if tuple(split) == self.layers:
             return self.stages
@@ -215,7 +215,7 @@ class BlockTimes:
 
 
 def block_times(stages: Sequence[StageTimes], layers: Sequence[int]) -> BlockTimes:
-    """Share out what stages take among their layers."""
+    """Share out times of stages among their layers."""
     shares = [stage.over(n) if n else _NOTHING for stage, n in zip(stages, layers, strict=True)]
     shares[0] = _as_behind(shares[0], stages[1])
     blocks = [share for share, n in zip(shares, layers, strict=True) for _ in range(n)]
@@ -223,7 +223,7 @@ def block_times(stages: Sequence[StageTimes], layers: Sequence[int]) -> BlockTim
 
 
 def _as_behind(first: StageTimes, second: StageTimes) -> StageTimes:
-    """Return a layer of the first stage as if another stood before it."""
+    """Return a layer of the first stage as if behind another."""
     unfrozen_ms = first.backward_ms
     split_ms = second.input_ms + second.weight_ms
     return replace(

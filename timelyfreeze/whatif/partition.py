@@ -1,11 +1,11 @@
-"""The split of layers over stages whose most loaded rank has least: exact, and pure.
+"""The split of layers over stages with the least largest load of a rank: exact, and pure.
 
-A split is contiguous, so it is the number of layers of each stage, in order. Where layers are
-alike, what a stage has is told by their number alone, and a rank may have several stages. Where
-they differ, each rank has one.
+A split is contiguous, hence given by the stages' numbers of layers, in order. Alike layers are
+given by their number alone, and a rank may have several stages. With unlike layers, ranks have a
+single stage.
 
 Loads are whole numbers: nanoseconds, parameters, bytes. Of a rank with several stages the sum of
-their times or parameters counts, and of memory what the rank holds at its fullest.
+their times or parameters counts, and of memory the rank's peak.
 """
 
 import functools
@@ -33,7 +33,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Load:
-    """What a split makes even."""
+    """The quantity balanced by a split."""
 
     # Loads of the parts of a rank, given its number and the layers of its stages, front to back.
     # Their sum is the load of the rank. None may fall when a stage gets a layer. Whole numbers, so
@@ -44,11 +44,11 @@ class Load:
     are_alike: bool = True  # whether all layers weigh the same, wherever they are
 
     def of_alike(self, rank: int, layers: Split) -> Sequence[int]:
-        """Return ``of_rank`` for so many layers of each stage, whichever they are."""
+        """Return ``of_rank`` by numbers of alike layers."""
         return self.of_rank(rank, [(0, n) for n in layers])
 
     def of_split(self, split: Sequence[int]) -> list[int]:
-        """Return the load of each rank under a split."""
+        """Return the loads of ranks under a split."""
         spans = [(layers.start, layers.stop) for layers in layers_of_split(split)]
         return [
             sum(self.of_rank(rank, [spans[stage] for stage in stages]))
@@ -61,7 +61,7 @@ _MAX_STAGES_OF_A_RANK = 4
 
 
 class _Share(NamedTuple):
-    """What a rank may have: the less of the first three, the better."""
+    """A rank's share: the less of the first three, the better."""
 
     load: int
     parts: int  # squares of the loads of its parts
@@ -74,10 +74,10 @@ _Options = Callable[[int], Iterable[tuple[int, _Share]]]
 
 
 def min_max_split(n_layers: int, load: Load) -> Split:
-    """Find the split whose largest load of a rank is as small as can be.
+    """Find the split with the smallest possible largest load of a rank.
 
-    Of several the one whose loads are most even: ranks first, then the parts of ranks, then layers,
-    each by the sum of their squares. What is left over goes to the front.
+    Of several the most even by sums of squares: ranks first, then the parts of ranks, then layers.
+    A remainder goes to the front.
     """
     ranks, least = load.ranks, load.least
     if sum(least) > n_layers:
@@ -112,7 +112,7 @@ def min_max_split(n_layers: int, load: Load) -> Split:
 
 
 def greedy_split(n_layers: int, load: Load) -> Split:
-    """Return a good split of layers that are alike: each to the rank, and stage, with least."""
+    """Return a good split of alike layers: one after another to the least loaded rank and stage."""
     split = list(load.least)
     rank_of = {stage: rank for rank, stages in enumerate(load.ranks) for stage in stages}
 
@@ -129,7 +129,7 @@ def greedy_split(n_layers: int, load: Load) -> Split:
 def _alike(
     load: Callable[[Split], Sequence[int]], least: Split, n_layers: int, limit: int
 ) -> _Options:
-    """Return a rank's best way to have each number of layers, of loads up to ``limit``."""
+    """Return a rank's best share by number of layers, of loads up to ``limit``."""
     best: dict[int, _Share] = {}
     for layers in _up_to(load, least, n_layers, limit):
         share, n = _share(load(layers), layers), sum(layers)
@@ -141,7 +141,7 @@ def _alike(
 
 
 def _unlike(load: Load, rank: int, least: int, n_layers: int) -> _Options:
-    """Return the ways in which a rank of one stage can have layers that differ."""
+    """Return the shares of unlike layers for a rank with a single stage."""
 
     @functools.cache
     def options(start: int) -> list[tuple[int, _Share]]:
@@ -161,9 +161,9 @@ def _share(parts: Sequence[int], layers: Split) -> _Share:
 def _up_to(
     load: Callable[[Split], Sequence[int]], least: Split, n_layers: int, limit: int
 ) -> Iterator[Split]:
-    """Yield the layers of a rank's stages whose load is at most ``limit``, front ones rising.
+    """Yield the layers of a rank's stages with a load up to ``limit``, front ones rising.
 
-    Loads do not fall with layers, so beyond the first that is too large there is none.
+    Loads do not fall with layers, so the search ends at the first overload.
     """
 
     def extend(front: Split, rest: Split) -> Iterator[Split]:
@@ -182,9 +182,9 @@ def _up_to(
 def _least(
     n_layers: int, options: Sequence[_Options], nothing: T, add: Callable[[_Share, T], T]
 ) -> tuple[T, tuple[Split, ...]]:
-    """Return the least that ``add`` makes of shares of all layers, and each rank's stages in it.
+    """Return the least sum by ``add`` over shares of all layers, with the ranks' stages.
 
-    Goes from the last rank to the first; of equals the one with more layers in front is taken.
+    Goes from the last rank to the first; equals are decided by more layers in front.
     """
     # By the layer that the ranks from here on begin with.
     best: dict[int, tuple[T, tuple[Split, ...]]] = {n_layers: (nothing, ())}
@@ -224,7 +224,7 @@ class PartParameters:
 
     @property
     def units(self) -> list[int]:
-        """Parameters of each layer; embedding and head count with the first and the last."""
+        """Parameters of layers; embedding and head count with the first and the last."""
         units = list(self.layers)
         units[0] += self.first
         units[-1] += self.last
@@ -232,7 +232,7 @@ class PartParameters:
 
 
 def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
-    """Return loads of each stage, nanoseconds: forward and full backward of a microbatch."""
+    """Return loads of stages, nanoseconds: forward and full backward of a microbatch."""
     n_stages, ranks = len(stage_to_rank), stages_of_ranks(stage_to_rank)
     if isinstance(model, BlockTimes):
         stage_of, least = model.stage, fewest_layers(n_stages)
@@ -252,7 +252,7 @@ def _work_ns(times: StageTimes) -> int:
 
 
 def parameter_load(sizes: PartParameters, stage_to_rank: Sequence[int]) -> Load:
-    """Return loads of each stage: its parameters."""
+    """Return loads of stages: their parameters."""
     n_stages, before = len(stage_to_rank), [0, *accumulate(sizes.layers)]
 
     def of_stage(stage: int, start: int, stop: int) -> int:
@@ -269,7 +269,7 @@ def _sum_of_stages(
     least: Split,
     are_alike: bool,
 ) -> Load:
-    """Return a load whose parts are those of a rank's stages, given the layers of each."""
+    """Return a load summed over a rank's stages, from their layers."""
 
     def of_rank(rank: int, spans: Sequence[Span]) -> list[int]:
         return [of_stage(stage, *span) for stage, span in zip(ranks[rank], spans, strict=True)]
@@ -308,9 +308,9 @@ def best_split(
 ) -> Split:
     """Move layers until no batch without freezing would end sooner.
 
-    Starts from the split whose most loaded rank has least to do, or from one of ``also`` where that
-    is faster, and moves one layer at a time, always the one that helps most. The result is no
-    slower than any of these; that no other split is faster is not proved.
+    Starts from the split with the least largest load, or a faster split of ``also``, and moves a
+    single layer at a time, the most helpful first. The result is no slower than any start;
+    optimality is not proved.
     """
     rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
     load = time_load(model, [rank_of[stage] for stage in range(dag.n_stages)])
@@ -332,7 +332,7 @@ def shortest_split(
 ) -> Split:
     """Take the best of ``starts`` and move a layer at a time while the batch gets shorter.
 
-    ``n_actions`` of a batch tell how long it takes to find ``batch_ms``.
+    ``n_actions`` of a batch bound the cost of ``batch_ms``.
     """
     best = min((batch_ms(split), split) for split in starts)
     if n_actions * len(min_layers) ** 2 > _MAX_ACTIONS_IN_ROUND:
@@ -346,7 +346,7 @@ def shortest_split(
 
 
 def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
-    """Yield every split that differs by one layer moved."""
+    """Yield every split with a single layer moved."""
     for giver, taker in itertools.permutations(range(len(split)), 2):
         if split[giver] > min_layers[giver]:
             moved = list(split)

@@ -1,7 +1,7 @@
-"""What a rank's memory holds at its fullest, from the bytes of the parts of a model.
+"""Peak memory of a rank, from the bytes of the parts of a model.
 
-A part is the embedding, a layer, the last norm or the head. Nothing is taken to be frozen, which is
-the most that a run needs, except what is told to be frozen.
+A part is the embedding, a layer, the last norm or the head. Nothing counts as frozen unless given,
+for the largest need of a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ _NO_PARTS: Parts = {}
 
 @dataclass(frozen=True)
 class PartBytes:
-    """Bytes that one part of a model takes wherever it is."""
+    """Bytes of a part of a model, on any rank."""
 
     weights: Count
     # Weights in the type that autocast computes in; made once for all microbatches of a batch.
@@ -36,13 +36,13 @@ class PartBytes:
 
     @property
     def gradients(self) -> int:
-        """What gradients take; each of the optimizer's states takes as much."""
+        """Bytes of gradients; every state of the optimizer takes as much."""
         return self.weights if self.trained is None else self.trained
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Bytes of a model that trains with Adam, in microbatches of one size."""
+    """Bytes of a model in training with Adam, in microbatches of the same size."""
 
     embedding: PartBytes
     layer: PartBytes
@@ -74,19 +74,19 @@ class ModelBytes:
         return part
 
     def layer_name(self, index: int) -> str:
-        """Return the part that a layer is, given its number."""
+        """Return the part of a layer, by its number."""
         return str(index) if self.blocks else LAYER
 
     def received(self, parts: Parts) -> int:
-        """Return the bytes of a message that a stage with these parts gets."""
+        """Return the bytes of a message received by a stage with these parts."""
         return self._output(min(_numbers(parts), default=len(self.blocks)))
 
     def sent(self, parts: Parts) -> int:
-        """Return the bytes of a message that it sends; a first stage may have no layers."""
+        """Return the bytes of a message sent; a first stage may have no layers."""
         return self._output(max(_numbers(parts), default=-1) + 1)
 
     def _output(self, layer: int) -> int:
-        """Return what goes into a layer."""
+        """Return a layer's input."""
         return self.outputs[layer] if self.outputs else self.message
 
 
@@ -96,7 +96,7 @@ def _numbers(parts: Parts) -> list[int]:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes that a rank holds at the fullest moment of a training step."""
+    """Peak bytes of a rank in a training step."""
 
     parameters: int  # the weights
     gradients: int  # one for each weight that is trained
@@ -116,7 +116,7 @@ class RankMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def fits(self, device_bytes: float) -> bool:
-        """Return whether a device of that size has room for it beside the reserve."""
+        """Return whether a device of this size has room beside the reserve."""
         return self.total + RESERVE_BYTES <= device_bytes
 
 
@@ -134,11 +134,10 @@ def rank_memory(
     order: ScheduleOrder,
     frozen: Parts = _NO_PARTS,
 ) -> RankMemory:
-    """Return what a device holds that runs ``actions`` of an order one after the other.
+    """Return the memory of a device running ``actions`` of an order one after the other.
 
-    Of ``frozen`` parts, that is the weights, what the optimizer had of them, and a forward of one
-    layer, which is passing. ``stages`` have the others; one without any keeps nothing for a
-    backward.
+    ``frozen`` parts take their weights, their optimizer states, and the passing forward of a single
+    layer. ``stages`` have the other parts; without any, nothing is stored for a backward.
     """
     last = order.n_stages - 1
     kept = {
@@ -172,7 +171,7 @@ def rank_memory(
 def cut_memory(
     model: ModelBytes, order: ScheduleOrder, rank: int, start: int, stop: int, n_frozen: int = 0
 ) -> RankMemory:
-    """Return what a rank holds whose one stage has layers ``start`` to before ``stop``.
+    """Return the memory of a rank with a single stage of layers ``start`` to before ``stop``.
 
     Of the model's front ``n_frozen`` layers are frozen, the embedding with them.
     """
@@ -190,7 +189,7 @@ def peak_bytes(
     kept: Callable[[int], int],
     kept_between_halves: Callable[[int], int],
 ) -> int:
-    """Return the most bytes that ``actions``, run one after the other, hold at once.
+    """Return the largest sum of bytes held by ``actions`` run one after the other.
 
     A forward leaves ``kept`` until its backward or weight backward is done, and an input backward
     adds ``kept_between_halves`` until then.

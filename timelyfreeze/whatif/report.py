@@ -29,7 +29,7 @@ _OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
 
 @dataclass(frozen=True)
 class Report:
-    """What was asked and what comes of it, as a table for the terminal, as JSON and as CSV."""
+    """Question and answer, as a table for the terminal, as JSON and as CSV."""
 
     title: str
     asked: Mapping[str, Any]  # what JSON has besides the cases and notes
@@ -41,8 +41,8 @@ class Report:
     def text(self) -> str:
         """Return the table under its title, with notes below, as wide as a terminal.
 
-        Empty columns are left out. What all rows have in common is told once, as are rows that say
-        the same; columns without room are named.
+        Empty columns are left out. Common values of all rows, and equal rows, are shown once;
+        columns without room are named.
         """
         columns = [name for name in self.cells[0] if any(row[name] for row in self.cells)]
         values = {name: {row[name] for row in self.cells} for name in columns}
@@ -65,7 +65,7 @@ class Report:
         return json.dumps({**self.asked, "cases": self.rows, "notes": self.notes}, indent=2) + "\n"
 
     def csv(self) -> str:
-        """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
+        """Return the cases as CSV; lists are joined by spaces, unknown values are empty."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(self.rows[0])
@@ -82,7 +82,7 @@ def _wrapped(line: str) -> str:
 
 
 def _table(cells: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
-    """Return the lines of a table; rows that differ in how they were asked for alone are one."""
+    """Return the lines of a table; rows unlike in the question alone are joined."""
     rows = [{name: row[name] for name in columns} for row in cells]
     for asked in (name for name in _ASKED if name in columns):
         alike: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -121,7 +121,7 @@ def plan_report(answer: Answer[Case], file: BoundsFile, grid: Grid) -> Report:
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: tuple[float, float] | None) -> str:
-    """Return what the metrics are made from, and how well times of stages stand for it."""
+    """Return the origin of the metrics, and the quality of their stage times."""
     lines = [
         f"{file.path}: {file.n_stages} stages, {file.n_microbatches} microbatches measured; "
         f"planning for {grid.n_ranks} ranks"
@@ -176,7 +176,7 @@ def best_of(cases: Sequence[Case]) -> list[str]:
 
 
 def _least(case: Case) -> float:
-    """Return the time to a loss over that without freezing, of the better of the two."""
+    """Return the time to a loss over the time without freezing, of the better of both."""
     return 1.0 if case.time_to_loss is None else min(1.0, case.time_to_loss)
 
 
@@ -192,14 +192,14 @@ def _where(case: Case) -> str:
 
 
 def cells_of(case: Case, unit: str) -> dict[str, str]:
-    """Return what the table has of a case; throughput counts ``unit``."""
+    """Return a case's cells; throughput counts ``unit``."""
     row = asdict(case) | {"max_freeze_ratio": render_cap(case.max_freeze_ratio)}
     values = {k: _Stages(v) if isinstance(v, tuple) else v for k, v in row.items()}
     return {title.format(unit=unit): cell for title, cell in _cells("plan", values).items()}
 
 
 class _Stages(tuple[float, ...]):
-    """A value for each stage, or their range where a row is too narrow for that."""
+    """A value per stage, or their range in a narrow row."""
 
     def __format__(self, form: str) -> str:
         if len(self) > _MAX_STAGES_SHOWN:

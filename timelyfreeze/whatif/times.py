@@ -1,13 +1,12 @@
-"""How long the actions of a stage and messages take, whatever the schedule and the microbatch.
+"""Durations of a stage's actions and of messages, for any schedule and number of microbatches.
 
 Bounds belong to one schedule: they name its actions. A question such as "what if the schedule were
-another" needs times that belong to a stage. Those of a full backward and of a split one follow from
-each other, as far as only one of the two was measured: the input half I takes what a backward takes
-with everything frozen, and the weight half W takes what freezing can save. The first stage sends no
-gradient, so its I takes nothing and its W does the whole backward.
+another" needs times of stages. Times of a full backward and of a split backward follow from each
+other, if only one was measured: the input half I takes as long as a backward with everything
+frozen, and the weight half W as long as freezing can save. The first stage sends no gradient, so
+its I takes nothing and its W does the whole backward.
 
-A microbatch stays as large as it was measured, and with it every message. What changes is how many
-there are and over which links they go.
+Microbatches and messages keep their measured size; their number and links change.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ Overhead = Annotated[float, Within(-MOST, MOST), WRITTEN]  # may be below 0: a d
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Milliseconds that the actions of one stage take for one microbatch.
+    """Milliseconds of a stage's actions for a microbatch.
 
-    Also the overhead of a part of a stage, such as a layer, and differences of such; sums of these
-    need not be possible times, which ``errors`` tells.
+    Also the overhead of a part of a stage, such as a layer, and differences of such; sums need not
+    be possible times (``errors``).
     """
 
     forward_ms: Overhead = 0.0  # F
@@ -62,11 +61,10 @@ class StageTimes:
         }[kind]
 
     def pinned(self) -> StageTimes:
-        """Return the times with backwards that are no faster frozen taken as unfrozen.
+        """Return the times with backwards no faster frozen taken as unfrozen.
 
-        As ``timing.bounds_from_samples`` takes measured ones: as far as anybody can tell, freezing
-        does not shorten them. W, a small difference of larger times, may even come out below 0; it
-        is then 0.
+        As in ``timing.bounds_from_samples``. W, a small difference of larger times, may even come
+        out below 0, and is then 0.
         """
         weight_ms = max(self.weight_ms, 0.0)
         return replace(
@@ -77,7 +75,7 @@ class StageTimes:
         )
 
     def errors(self) -> list[str]:
-        """Say which of these cannot be times of a stage."""
+        """Yield impossible times of a stage."""
         found = [
             f"{field.name} would be {value:.4g}"
             for field, value in zip(fields(self), astuple(self), strict=True)
@@ -92,7 +90,7 @@ class StageTimes:
 
 
 def complete_times(pairs: Mapping[ActionKind, Pair], *, is_first: bool) -> StageTimes:
-    """Fill in what is missing of (shortest, longest) durations by kind: of B, or of I and W."""
+    """Fill in missing (shortest, longest) durations by kind: of B, or of I and W."""
     forward_ms, _ = pairs[ActionKind.FORWARD]
     if ActionKind.WEIGHT_BACKWARD not in pairs:
         low_ms, high_ms = pairs[ActionKind.FULL_BACKWARD]
@@ -130,7 +128,7 @@ class Links:
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def over(self, dag: PipelineDag) -> dict[tuple[int, int], float]:
-        """Return what the links of a pipeline take, by sending and receiving rank."""
+        """Return the times of a pipeline's links, by sending and receiving rank."""
         if not self.p2p_latency_ms:
             return {}
         others_ms = statistics.median(self.p2p_latency_ms.values())
@@ -144,7 +142,7 @@ FREE = Links()
 def bounds_from_times(
     dag: PipelineDag, stages: Sequence[StageTimes], links: Links = FREE
 ) -> DurationBounds:
-    """Give every action of a schedule the times of its stage, and messages what links take."""
+    """Give the actions of a schedule the times of their stage, and messages the times of links."""
     pairs = np.array(
         [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
     )
@@ -158,6 +156,6 @@ def unfrozen_batch_ms(
     n_processors: float | None = None,
     links: Links = FREE,
 ) -> float:
-    """Return the time of a batch whose actions take what their stages take unfrozen."""
+    """Return the time of a batch of unfrozen actions."""
     bounds = bounds_from_times(dag, stages, links)
     return simulate_batch(dag, bounds.max_ms, n_processors, bounds.delays_ms(dag))[1]

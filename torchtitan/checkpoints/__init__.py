@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what is finished, and a manager that survives faults and resizing."""
+"""Checkpoints of a run: finished steps, and a manager surviving faults and resizing."""

@@ -1,4 +1,4 @@
-"""A checkpoint's table of contents, which torch pickles, read without running what it names."""
+"""A checkpoint's table of contents, pickled by torch, read without running code in it."""
 
 import pickle
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_contents(folder: Path) -> metadata.Metadata:
-    """Return the table of a finished checkpoint; raises anything if torch has not written it."""
+    """Return the table of a finished checkpoint; raises anything for a file not of torch."""
     with (folder / METADATA).open("rb") as file:
         found = _Unpickler(file).load()
     if not isinstance(found, metadata.Metadata) or not _has_types_of_torch(found):
@@ -45,7 +45,7 @@ def read_contents(folder: Path) -> metadata.Metadata:
 
 
 def _has_types_of_torch(table: metadata.Metadata) -> bool:
-    """Return whether all values are of the types that readers count on."""
+    """Return whether all values have the types expected by readers."""
     entries = (table.state_dict_metadata or {}).values()
     tensors = [each for each in entries if isinstance(each, metadata.TensorStorageMetadata)]
     places = (table.storage_data or {}).values()
@@ -60,7 +60,7 @@ def _has_types_of_torch(table: metadata.Metadata) -> bool:
 
 @contextmanager
 def readable(checkpoint: Path) -> Iterator[None]:
-    """Read a checkpoint inside; ValueError if it cannot be, whatever torch raises."""
+    """Read a checkpoint inside; torch's errors become a ValueError."""
     try:
         yield
     except (Exception, CheckpointException) as error:
@@ -70,7 +70,7 @@ def readable(checkpoint: Path) -> Iterator[None]:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the first rank's reason in one line, without its stack or torch's advice to run it."""
+    """Return the first rank's reason in a line, without its stack or torch's advice to run code."""
     rank = ""
     if isinstance(error, CheckpointException):
         number, (error, _) = min(error.failures.items(), key=lambda item: item[0])

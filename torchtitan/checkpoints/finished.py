@@ -20,7 +20,7 @@ TRAIN_STATE = "train_state"
 
 
 def read_run_settings(run: Path) -> dict[str, Any]:
-    """Return the configuration that a run was started with, from its folder, or ValueError."""
+    """Return a run's start configuration, from its folder, or ValueError."""
     try:
         return read_object(run / SETTINGS_FILE)
     except OSError as error:
@@ -30,14 +30,14 @@ def read_run_settings(run: Path) -> dict[str, Any]:
 
 
 def all_steps(checkpoints: Path) -> dict[int, Path]:
-    """Return the folders of checkpoints by their step, also of those not written to the end."""
+    """Return the folders of checkpoints by step, also unfinished."""
     folders = checkpoints.glob("step-*")
     found = ((re.fullmatch(r"step-(0|[1-9]\d*)", folder.name), folder) for folder in folders)
     return {int(match[1]): folder for match, folder in found if match}
 
 
 def finished_steps(checkpoints: Path) -> dict[int, Path]:
-    """Return the folders of finished checkpoints by their step; what is written last is there."""
+    """Return the folders of finished checkpoints by step; the file written last is there."""
     return {
         step: folder
         for step, folder in all_steps(checkpoints).items()
@@ -46,7 +46,7 @@ def finished_steps(checkpoints: Path) -> dict[int, Path]:
 
 
 def chosen_step(run: Path, settings: Mapping[str, Any], step: int | None) -> tuple[int, Path]:
-    """Return a finished checkpoint of a run, the last one without ``step``, or ValueError.
+    """Return a finished checkpoint of a run, the last without ``step``, or ValueError.
 
     Checkpoints lie beside the run's folder, also if both were moved together.
     """
@@ -68,21 +68,21 @@ def chosen_step(run: Path, settings: Mapping[str, Any], step: int | None) -> tup
 
 
 def resumable_step(steps: Mapping[int, Path], excluded: Sequence[str] = ()) -> int | None:
-    """Return the last step that a run can go on from: not from the model alone; or None."""
+    """Return the last step with more than the model alone, to resume from; or None."""
     return next(
         (step for step in sorted(steps, reverse=True) if is_whole(steps[step], excluded)), None
     )
 
 
 def is_whole(folder: Path, excluded: Sequence[str] = ()) -> bool:
-    """Return whether a checkpoint has what a run goes on from: at step 0 the model alone."""
+    """Return whether a checkpoint can be resumed: at step 0 the model alone."""
     if TRAIN_STATE in excluded or folder.name == "step-0" or damage(folder) is not None:
         return True  # what is damaged is told as that
     return any(key.startswith(f"{TRAIN_STATE}.") for key in saved_keys(folder))
 
 
 def model_only_error(folder: Path) -> str:
-    """Return why a run cannot go on from a checkpoint that is not whole, and what to do."""
+    """Return why a run cannot resume from an incomplete checkpoint, and advice."""
     return (
         f"the checkpoint {str(folder)!r} holds the model alone (checkpoint.last_save_model_only), "
         "so a run cannot go on from it; checkpoint.load_step names another, if there is one; a new "
@@ -92,10 +92,9 @@ def model_only_error(folder: Path) -> str:
 
 
 def damage(folder: Path) -> str | None:
-    """Return what is wrong with the files of a finished checkpoint; None if they are all there.
+    """Return missing or short files of a finished checkpoint; None if complete.
 
-    A disk that was full, or a copy that was cut off, leaves files shorter than the checkpoint says.
-    What is in them is not looked at.
+    A full disk, or an interrupted copy, leaves short files. Their content is not looked at.
     """
     if not (folder / METADATA).is_file():
         return None if (folder / INDEX_FILE).is_file() else f"it has no {METADATA}"
@@ -124,7 +123,7 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def saved_keys(folder: Path) -> dict[str, Any]:
-    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
+    """Return the full names in a finished checkpoint; empty if unreadable."""
     try:
         return read_contents(folder).state_dict_metadata
     except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
@@ -132,7 +131,7 @@ def saved_keys(folder: Path) -> dict[str, Any]:
 
 
 def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return plain values of a checkpoint; nothing that they name is executed, but ValueError."""
+    """Return plain values of a checkpoint, without executing code; ValueError for others."""
     stored = read_contents(folder).storage_data or {}
     places = {index.fqn: at for index, at in stored.items()}
     values = {}
@@ -155,12 +154,12 @@ _OUTPUT = ("checkpoint", "comm", "job", "metrics", "plots", "profiling", "report
 
 
 def save_settings(checkpoint: Path, settings: Mapping[str, Any]) -> None:
-    """Write down in the folder of a checkpoint what the run's configuration was."""
+    """Write the run's configuration into the folder of a checkpoint."""
     write_whole(checkpoint / SETTINGS_FILE, (json.dumps(settings, indent=2) + "\n").encode())
 
 
 def changed_settings(checkpoint: Path, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (then, now)} of what a run changes; nothing if the checkpoint is silent."""
+    """Return {key: (then, now)} of changed settings; empty without saved settings."""
     try:
         saved = dict(table_values(read_run_settings(checkpoint)))
     except ValueError:

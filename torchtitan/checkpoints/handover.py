@@ -1,4 +1,4 @@
-"""A checkpoint in memory, for a pipeline that goes on with other ranks."""
+"""A checkpoint in memory, for a pipeline going on with other ranks."""
 
 import io
 from collections import ChainMap
@@ -23,10 +23,10 @@ from torch.futures import Future
 
 
 class MemoryCheckpoint(StorageWriter, StorageReader):
-    """What this process has saved, and the way to what the others have.
+    """Saved state of this process, and access to that of others.
 
     All processes save together and then read together, in as many process groups as they like.
-    Tensors travel on ``device``: one that the default process group talks from.
+    Tensors travel on ``device``, known to the default process group.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
     # -- what torch asks of both -------------------------------------------------------------------
 
     def reset(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare nothing: there is one checkpoint, without a place."""
+        """Prepare nothing: the only checkpoint has no path."""
 
     set_up_storage_writer = set_up_storage_reader = reset
 
@@ -49,7 +49,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         return False
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Return the plan as it is, or all plans."""
+        """Return the plan or plans unchanged."""
         return plan
 
     prepare_global_plan = prepare_local_plan
@@ -57,7 +57,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
     # -- saving ------------------------------------------------------------------------------------
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy what the plan gives this process to the host."""
+        """Copy this process's part of the plan to the host."""
         written = []
         for item in plan.items:
             data = planner.resolve_data(item)
@@ -74,18 +74,18 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Note who holds what; torch hands the metadata to everybody."""
+        """Note the holders of parts; torch hands the metadata to everybody."""
         metadata.storage_data = {one.index: one.storage_data for each in results for one in each}
 
     # -- reading -----------------------------------------------------------------------------------
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what all processes have saved."""
+        """Return the metadata of all processes."""
         assert self.metadata is not None, "nothing was saved"
         return self.metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Send to each process what it reads, and read; every process must call this together."""
+        """Send and receive parts as planned; a collective call of all processes."""
         wanted: list[list[ReadItem]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(wanted, plan.items)
         # What is no tensor is small, so that everyone gets all of it.
@@ -105,7 +105,7 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         return done
 
     def _pass_on(self, item: ReadItem, reader: int, planner: LoadPlanner) -> None:
-        """Move one part from its holder to its reader, as far as this process takes part."""
+        """Move a part from its holder to its reader, on both processes."""
         rank, holder = dist.get_rank(), self.read_metadata().storage_data[item.storage_index]
         part = None
         if rank == holder:

@@ -1,10 +1,9 @@
-"""Upstream's checkpoint manager, for jobs that die at night and go on in another size.
+"""Upstream's checkpoint manager, for interrupted jobs resumed in another size.
 
-What it adds: an unfinished checkpoint does not pass for one, nor does one of the model alone; a
-damaged or foreign one is named with what to do, one that is written over is never taken for whole
-meanwhile, one can be saved at any step, each has the configuration of its run, and what each
-process has saved of its own can be read by more processes or fewer.
-``docs/upstream.md`` says what upstream does without.
+Additions: unfinished checkpoints, and those of the model alone, are never resumed; damaged or
+foreign checkpoints are named with advice; a checkpoint being overwritten counts as unfinished;
+saving works at any step; the run's configuration is saved; and states of processes can be read by
+more processes or fewer. ``docs/upstream.md`` has upstream's behaviour.
 """
 
 import errno
@@ -43,7 +42,7 @@ _BLOCK = 4096
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read or written; the message says which, why and what to do."""
+    """A checkpoint cannot be read or written; the message names checkpoint, reason and advice."""
 
 
 class SafeCheckpointManager(CheckpointManager):
@@ -114,7 +113,7 @@ class SafeCheckpointManager(CheckpointManager):
             self.folder = kept
 
     def _last_whole(self, finished: Mapping[int, Path]) -> int:
-        """Return the last step that has more than the model, and say what is passed over."""
+        """Return the last step with more than the model, and log skipped steps."""
         last, step = max(finished), resumable_step(finished, self.exclude_from_loading)
         if step is None:
             raise CheckpointError(model_only_error(finished[last]))
@@ -132,17 +131,17 @@ class SafeCheckpointManager(CheckpointManager):
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
-        """Load as upstream does, but what the checkpoint has (:func:`fitted_states`)."""
+        """Load as upstream, but only the checkpoint's content (:func:`fitted_states`)."""
         if not from_hf:
             state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
 
     def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after ``step``, be it the last or not."""
+        """Return whether a checkpoint is saved after ``step``, the last step or another."""
         return bool(self._should_save(step))
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """Save as upstream does; CheckpointError if that fails, and former ones are whole."""
+        """Save as upstream; CheckpointError for a failure, with earlier checkpoints intact."""
         if not self._should_save(curr_step, last_step):
             super().save(curr_step, last_step)
             return
@@ -166,7 +165,7 @@ class SafeCheckpointManager(CheckpointManager):
         self._saved_step = curr_step
 
     def _purge_stale_checkpoints(self) -> None:
-        """Remove what ``checkpoint.keep_latest_k`` does not keep.
+        """Remove checkpoints beyond ``checkpoint.keep_latest_k``.
 
         Upstream takes everything with "step-" and a number in its name for a checkpoint.
         """
@@ -175,7 +174,7 @@ class SafeCheckpointManager(CheckpointManager):
                 self.purge_queue.put(str(old))
 
     def last_finished(self) -> str:
-        """Say which checkpoint a run would resume from."""
+        """Log the checkpoint for a resume."""
         finished = finished_steps(Path(self.folder))
         if not finished:
             return f"{self.folder} has no finished checkpoint"
@@ -185,10 +184,10 @@ class SafeCheckpointManager(CheckpointManager):
         return f"the same command resumes from {finished[step]}"
 
     def save_now(self, step: int, *, last_step: bool) -> str:
-        """Save at the step that was finished last, unless it is saved; say what became of it.
+        """Save at the last finished step, unless saved; log the result.
 
-        Where training ends for good here, what ``checkpoint.last_save_*`` ask for is saved,
-        otherwise all that a run needs to go on.
+        Where training ends for good here, ``checkpoint.last_save_*`` apply; otherwise all state for
+        a resume is saved.
         """
         if not self.enable:
             return "; nothing is saved, since checkpoint.enable is false"
@@ -214,7 +213,7 @@ _STATE = "state."
 
 
 def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -> Any:
-    """Return optimizers whose tensors that were never updated get zeros, as before the first."""
+    """Return optimizers with zeros for tensors never updated, as before the first update."""
     every = optimizers.state_dict()
     without = {k: v for k, v in every.items() if k.startswith(_STATE) and k not in keys}
 
@@ -236,7 +235,7 @@ def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -
 
 
 def fitted_states(states: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Return states that ask for what a checkpoint has, of which ``keys`` are the full names."""
+    """Return states restricted to a checkpoint's content, the full names ``keys``."""
 
     def of(name: str) -> list[str]:
         return [key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")]

@@ -1,11 +1,10 @@
-"""Chat templates: from the messages of a conversation to the text that a model reads.
+"""Chat templates: from the messages of a conversation to the model's text.
 
-A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in a
-limited process (``torchtitan.data.text.renderer``) with what transformers gives it: ``messages``,
+A template is a Jinja program, as in a tokenizer's folder of transformers, run in a limited process
+    (``torchtitan.data.text.renderer``) with transformers' variables: ``messages``,
 ``add_generation_prompt``, the tokenizer's special tokens, ``tools`` and ``raise_exception``. Two
-things differ. There are no documents. And there is no ``strftime_now``: examples that carry today's
-date would differ from one day to the next, so templates that ask whether it exists (Llama 3.1 and
-3.2) write their own date.
+things differ. There are no documents. And there is no ``strftime_now``: today's date would change
+    examples from day to day, so templates with a fallback (Llama 3.1 and 3.2) write their own date.
 """
 
 from collections.abc import Mapping
@@ -48,7 +47,7 @@ class ChatTemplate:
 
     With ``reads_context`` the template puts ``message.context`` into words; without, the context
     follows the content after a blank line. ``for_tools`` is the program for conversations with
-    tools, where that is another one. A source that is no Jinja program is refused at once.
+    tools, if different. A source other than a Jinja program is refused at once.
     """
 
     def __init__(
@@ -70,12 +69,11 @@ class ChatTemplate:
     def mark(self, said: Conversation) -> ChatText:
         """Render a conversation and find its answers in the text.
 
-        Where the template marks each answer itself, by generation blocks, its marks count.
-        Elsewhere the text before an answer is that of the messages before it with the generation
-        prompt, as at inference; what the answer adds is learned, but for blanks at its end. A
-        template may write an answer otherwise once messages follow (Qwen3 drops its thoughts). That
-        one is read, and not learned: the model never has to write it so. ChatTemplateError if no
-        answer is left.
+        Generation blocks of a template mark its answers. Elsewhere the text before an answer is the
+        earlier messages with the generation prompt, as at inference; the added text is learned, but
+        for blanks at its end. A template may change an answer once messages follow (Qwen3 drops its
+        thoughts): changed answers are read, not learned, since the model never writes them so.
+        ChatTemplateError if no answer is left.
         """
         messages, program = said.messages, self._program(said)
         require_words(self.name, program, said)
@@ -118,11 +116,11 @@ class ChatTemplate:
     def tokens(
         self, said: Conversation, tokenizer: HuggingFaceTokenizer
     ) -> tuple[list[int], list[bool]]:
-        """Return the tokens of a conversation, and which of them are learned.
+        """Return the tokens of a conversation, and the learned among them.
 
-        The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
-        beginning of a text in its own way meets one beginning. No token is added. Learned are
-        tokens that begin within an answer or the mark that ends it.
+        The text is encoded as a whole, as transformers does, so that a tokenizer with special
+        treatment of a text's beginning meets a single beginning. No token is added. Learned are
+        tokens beginning within an answer or its end mark.
         """
         chat = self.mark(said)
         encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
@@ -141,7 +139,7 @@ class ChatTemplate:
         return ids, learned
 
     def end_of_answer(self) -> str:
-        """Return what follows an answer and is learned with it; empty where nothing marks it."""
+        """Return the learned text behind an answer; empty without an end mark."""
         question = [Message("user", "question"), Message("assistant", "answer")]
         chat = self.mark(Conversation(question))
         ((start, end),) = chat.answers
@@ -169,7 +167,7 @@ def _tell_once(name: str) -> None:
 
 
 def require_words(name: str, source: str, said: Conversation) -> None:
-    """Refuse a conversation with tools or thoughts that a template would leave out in silence."""
+    """Refuse a conversation with tools or thoughts unknown to the template."""
     there = {field for message in said.messages for field in message.others}
     there |= {TOOLS} if said.tools else set()
     for words in ((TOOL_CALLS,), (TOOLS,), THOUGHTS):
@@ -182,7 +180,7 @@ def require_words(name: str, source: str, said: Conversation) -> None:
 
 
 def template_in_folder(folder: str | Path, name: str = "default") -> str | None:
-    """Return the source of a tokenizer's chat template, where transformers finds it, or None."""
+    """Return the source of a tokenizer's chat template, from transformers' places, or None."""
     found = _templates_in_folder(Path(folder))
     if found and "default" not in found:
         raise ChatTemplateError(

@@ -1,8 +1,8 @@
-"""Sequences of instruction data for fine-tuning, in a stream that is resumable to the example.
+"""Sequences of instruction data for fine-tuning, in a stream resumable to the example.
 
 Only answers are learned (see ``torchtitan.data.chat_template``). An example is encoded on its own
-while training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many
-examples as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
+while training. A sequence of ``seq_len`` tokens is a single example and padding, or, packed, as
+many examples as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 
 @dataclass
 class _Progress(Progress):
-    """How far a reader is, and what became of its epoch's examples, the whole window's included."""
+    """Position of a reader, and the fate of its epoch's examples, the whole window's included."""
 
     seen: int = 0
     dropped: int = 0
@@ -50,18 +50,18 @@ class _Progress(Progress):
 
 
 class InstructDataset(ResumableDataset):
-    """Sequences of one data-parallel rank; order and resuming are those of its base.
+    """Sequences of a data-parallel rank; order and resuming come from the base class.
 
-    An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
-    at the end of the epoch. An endless stream goes on to the next example. A finite one finds these
-    examples before it starts, by encoding all examples once: dropped on the way, they would make
-    one rank's part shorter than another's. Packed sequences are made of :data:`WINDOW_EXAMPLES`
+    Examples without answer tokens within ``seq_len`` are dropped, counted, and reported at the end
+        of the epoch. An endless stream goes on to the next example. A finite stream finds such
+        examples first, by encoding all: dropped on the way, they would make ranks' parts unequal.
+        Packed sequences are made of :data:`WINDOW_EXAMPLES`
     examples of a rank's part at a time. Ranks do not have equally many of them: packing is for
     endless streams.
 
-    It yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
+    Yields ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``,
     where ``"rows"`` is the example's index in the data set; packed, the inputs have
-    ``"positions"``, int64 [T], and ``"lengths"`` instead of it: see :func:`join_examples`.
+    ``"positions"``, int64 [T], and ``"lengths"`` instead: see :func:`join_examples`.
     """
 
     _progress = _Progress
@@ -128,11 +128,11 @@ class InstructDataset(ResumableDataset):
             self._leave(window)
 
     def join(self, examples: Sequence[EncodedExample]) -> Sample:
-        """Return one sequence of examples that fit into it; see :func:`join_examples`."""
+        """Return a sequence of fitting examples; see :func:`join_examples`."""
         return join_examples(examples, self._seq_len, pad_id(self._tokenizer))
 
     def sequences(self) -> Iterator[list[int]]:
-        """Yield which examples share each sequence where one reader packs the split, once."""
+        """Yield the examples of each sequence, where a single reader packs the split, once."""
         at = _Progress()
         for first in range(0, len(self._indices), self._window):
             indices = self._indices[first : first + self._window].tolist()
@@ -142,7 +142,7 @@ class InstructDataset(ResumableDataset):
         self._report(at, "the data set", is_whole=at.seen > 0)
 
     def _dealt_window(self, indices: Sequence[int]) -> tuple[list[EncodedExample], list[list[int]]]:
-        """Return the examples at ``indices``, and the places here of those in each sequence."""
+        """Return the examples at ``indices``, and the positions of each sequence's examples."""
         examples = [self.encode(index) for index in indices]
         usable = [place for place, example in enumerate(examples) if example.has_target]
         if self.names_rows:
@@ -177,7 +177,7 @@ class InstructDataset(ResumableDataset):
         )
 
     def require_targets(self) -> None:
-        """Refuse data of which every example would be dropped; reads on to the first that fits."""
+        """Refuse data without any usable example; reads on to the first."""
         if not any(self.encode(int(index)).has_target for index in self._indices):
             raise self._all_dropped("the data set", len(self._indices))
 
@@ -190,11 +190,11 @@ class InstructDataset(ResumableDataset):
         return super()._identity() | {"packing": packed_as, "weights": self.examples.mixed_as}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this reader is, and by which template."""
+        """Position of this reader, and its template."""
         return super().state_dict() | {"template": self.template.name}
 
     def change_since(self, state: Mapping[str, Any]) -> str | None:
-        """Return what to tell where examples were written by another template; formerly "plain"."""
+        """Return a message where examples were written by another template; formerly "plain"."""
         saved, now = state.get("template"), self.template.name
         if now == (saved or PLAIN_TEMPLATE.name):
             return None
@@ -206,11 +206,11 @@ class InstructDataset(ResumableDataset):
 
 
 class PackedOnce(ResumableDataset):
-    """Each example of a packed data set once, in sequences that are the same for any readers.
+    """Examples of a packed data set once, in sequences equal for any readers.
 
-    Behind them come sequences of padding alone, so that their number is a multiple of ``multiple``:
-    with readers times batch size all readers have equally many full batches. There are at most
-    ``most`` sequences with examples.
+    Behind them come sequences of padding alone, for a multiple of ``multiple``: with readers times
+    batch size all readers have equally many full batches. There are at most ``most`` sequences with
+    examples.
     """
 
     names_rows = False

@@ -1,7 +1,7 @@
-"""What every pipeline stage gets of a batch: positions, and which tokens are learned.
+"""Inputs of every pipeline stage: positions, and learned tokens.
 
 The last stage computes logits of learned tokens alone. Their places are found on the host, where a
-batch comes from, so that no device is waited for to learn how many there are.
+batch comes from, without waiting for a device.
 """
 
 from typing import Any
@@ -15,18 +15,18 @@ LEARNED, N_LEARNED = "learned", "n_learned"
 
 
 class HostTensor(Tensor):
-    """A tensor that stays on the host, whoever moves a batch to a device: upstream, or FSDP."""
+    """A tensor staying on the host, although upstream or FSDP moves its batch to a device."""
 
     def to(self, *args: Any, **kwargs: Any) -> "HostTensor":
-        """Return this tensor as it is."""
+        """Return this tensor unchanged."""
         return self
 
 
 def learned_tokens(labels: Tensor) -> dict[str, Tensor]:
-    """Return which tokens of a batch are learned, from its labels, int64 [B, T], on the host.
+    """Return the learned tokens of a batch from its labels, int64 [B, T], on the host.
 
-    ``learned``, int64 [B, 2, T], are places in the row and their labels, the learned ones first, in
-    ascending order. ``n_learned``, int64 [B], counts those of each row, and stays on the host.
+    ``learned``, int64 [B, 2, T], are places in the row and their labels, learned tokens first, in
+    ascending order. ``n_learned``, int64 [B], counts them by row, and stays on the host.
     """
     if labels.device.type != "cpu":
         raise ValueError(f"labels are on {labels.device}; learned tokens are found on the host")
@@ -39,7 +39,7 @@ def learned_tokens(labels: Tensor) -> dict[str, Tensor]:
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move what all stages get out of what the first pipeline stage gets."""
+    """Move all stages' inputs out of the first pipeline stage's inputs."""
     every = (POSITIONS, LENGTHS, LEARNED, N_LEARNED)
     first = {name: value for name, value in extra_inputs.items() if name not in every}
     moved = {name: value for name, value in extra_inputs.items() if name in every}

@@ -1,4 +1,4 @@
-"""Batches of a data set, from a loader that any number of ranks and workers can resume."""
+"""Batches of a data set, from a loader resumable by any number of ranks and workers."""
 
 import io
 import pickle
@@ -22,11 +22,10 @@ RANK_KEY = "dp_rank_"
 
 
 class ResizableDataloader(ParallelAwareDataloader):
-    """Upstream's loader, which saves what upstream's saves but can load what other ranks saved.
+    """Upstream's loader, able to load the states of other ranks.
 
-    Each rank saves its own state; upstream's loads no other. Here all are loaded: where there are
-    as many readers of the same parts as before, each goes on from its own, otherwise all from what
-    is left over.
+    Ranks save their own state; upstream's loads no other. Here all are loaded: with the same number
+    of readers of the same parts, readers resume their own state, otherwise all share the rest.
     """
 
     dataset: ResumableDataset
@@ -37,7 +36,7 @@ class ResizableDataloader(ParallelAwareDataloader):
         return self.dp_world_size * max(1, self.num_workers)
 
     def upcoming(self, n_batches: int) -> list[list[int]]:
-        """Return the rows of the batches that come next; none if packed, or where workers read."""
+        """Return the rows of the next batches; none if packed, or with workers."""
         if self.num_workers or not self.dataset.names_rows:
             return []
         size = self.batch_size
@@ -47,12 +46,12 @@ class ResizableDataloader(ParallelAwareDataloader):
         return [batch for batch in batches if len(batch) == size]
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load of a checkpoint that has ``keys``: the states of all ranks."""
+        """Return the states of all ranks to load from a checkpoint with ``keys``."""
         ranks = [key for key in keys if key.startswith(RANK_KEY)]
         return {**dict.fromkeys(ranks or [self._rank_id], b""), "world_size": 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the states of all ranks; ValueError if one is missing or of other data."""
+        """Resume from the states of all ranks; ValueError for missing states or other data."""
         if not state_dict:  # nothing was read yet
             return
         dp_degree = state_dict["world_size"]
@@ -87,12 +86,12 @@ class ResizableDataloader(ParallelAwareDataloader):
         )
 
     def require_same(self, saved: bytes) -> None:
-        """Refuse, with a DataError, what a rank has saved of other data or in another order."""
+        """Refuse, with a DataError, a rank's state of other data or another order."""
         self.dataset.require_same(next(_dataset_states(_plain(saved))))
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads values that need no code: numbers, texts, lists, dicts."""
+    """Reads values without code: numbers, texts, lists, dicts."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ValueError(
@@ -106,7 +105,7 @@ def _plain(pickled: bytes) -> dict[str, Any]:
 
 
 def _dataset_states(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the states of a rank's data set, or of each worker's, where torchdata puts them."""
+    """Yield the states of a rank's data set, or of its workers', from torchdata's places."""
     if "_snapshot" not in state:
         yield state["dataset_state"]
         return
@@ -144,7 +143,7 @@ def loader_of(dataset: ResumableDataset, batch_size: int, **loading: Any) -> Res
 
 
 def validation_loader(dataset: ResumableDataset, validation: Validation) -> ResizableDataloader:
-    """Return the loader of what validation reads, at least a batch for each reader."""
+    """Return the loader of validation data, at least a batch per reader."""
     size = validation.local_batch_size
     # A loader draws a seed whenever it is iterated: not from the generator that training uses.
     generator = torch.Generator()
@@ -173,7 +172,7 @@ Batch = tuple[dict[str, Tensor], Tensor]
 
 
 class Lookahead:
-    """The batches of a loader; what it saves counts those that were handed out."""
+    """The batches of a loader; its state counts batches handed out."""
 
     def __init__(self, loader: ResizableDataloader) -> None:
         self._loader = loader
@@ -182,7 +181,7 @@ class Lookahead:
         self._held: tuple[dict[str, Any], Batch | None] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin where the loader is; only one iterator is there at a time."""
+        """Begin at the loader's position; a single iterator at a time."""
         self._batches = iter(self._loader)
         return self
 
@@ -196,19 +195,19 @@ class Lookahead:
         return held[1]
 
     def peek(self) -> Batch | None:
-        """Return the batch that comes next, which stays there; None if there is none."""
+        """Return the next batch without taking it; None at the end."""
         if self._held is None:
             self._held = self._loader.state_dict(), next(self._batches, None)
         return self._held[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state before the batch that comes next."""
+        """Return the loader's state before the next batch."""
         return self._loader.state_dict() if self._held is None else self._held[0]
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load of a checkpoint that has ``keys`` of the loader."""
+        """Return the states to load from a checkpoint with ``keys`` of the loader."""
         return self._loader.state_to_load(keys)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was saved; raises as the loader does."""
+        """Resume from a saved state; raises as the loader does."""
         self._loader.load_state_dict(state_dict)

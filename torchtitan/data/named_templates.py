@@ -1,4 +1,4 @@
-"""Chat templates by name, for tokenizers that bring none or models tuned in another format."""
+"""Chat templates by name, for tokenizers without a template or models tuned in another format."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ FROM_TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A template that we bring; ``tokens`` are single tokens or names of special ones it needs."""
+    """A template of ours; ``tokens`` are its single tokens, or names of special tokens."""
 
     source: str
     tokens: tuple[str, ...] = ()
@@ -93,19 +93,19 @@ NAMED_TEMPLATES = {
 
 
 def known_templates() -> tuple[str, ...]:
-    """Return what ``data.chat_template`` may be."""
+    """Return the values of ``data.chat_template``."""
     return (AUTO, PLAIN, FROM_TOKENIZER, *NAMED_TEMPLATES)
 
 
 def chosen_template(name: str, folder: str) -> str:
-    """Return the template that "auto" stands for, the tokenizer's own or alpaca; else the name."""
+    """Return the template behind "auto", the tokenizer's own or alpaca; else the name."""
     if name != AUTO:
         return name
     return "alpaca" if template_in_folder(folder) is None else FROM_TOKENIZER
 
 
 def choice_told(name: str, folder: str) -> str | None:
-    """Return which template was chosen and why, for the log; None where one is named."""
+    """Return the choice of template and its reason, for the log; None for a named template."""
     if name != AUTO:
         return None
     chosen = chosen_template(name, folder)
@@ -117,7 +117,7 @@ def choice_told(name: str, folder: str) -> str | None:
 
 
 def template_error(name: str, folder: str) -> str | None:
-    """Return what is wrong with ``data.chat_template``, as far as files tell, or None."""
+    """Return the error of ``data.chat_template``, as far as files tell, or None."""
     if name not in known_templates():
         return f"data.chat_template is {name!r}; known: {', '.join(known_templates())}"
     if name not in (AUTO, FROM_TOKENIZER) or not Path(folder).is_dir():
@@ -136,7 +136,7 @@ def template_error(name: str, folder: str) -> str | None:
 
 
 def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Template:
-    """Return the template that ``data.chat_template`` names, if the tokenizer suits it."""
+    """Return the template named by ``data.chat_template``, if the tokenizer suits."""
     if name == PLAIN:
         return PLAIN_TEMPLATE
     if message := template_error(name, folder):

@@ -1,4 +1,4 @@
-"""Data of one data-parallel rank, in an order that any number of ranks and workers can resume."""
+"""Data of a data-parallel rank, in an order resumable by any number of ranks and workers."""
 
 import math
 from abc import abstractmethod
@@ -24,10 +24,10 @@ from torchtitan.data.stream import (
 
 @dataclass
 class Progress:
-    """How far a reader is.
+    """Position of a reader.
 
-    ``taken`` counts examples of the windows behind it, ``in_window`` samples handed out of the one
-    that it is in; ``epoch`` is that of what it read last, None before the first example.
+    ``taken`` counts examples of finished windows, ``in_window`` samples handed out of the present
+    window; ``epoch`` is the last read example's, None before the first example.
     """
 
     taken: int = 0
@@ -36,22 +36,21 @@ class Progress:
 
 
 class ResumableDataset(IterableDataset, Stateful):
-    """Samples of one data-parallel rank, in an order that a checkpoint can resume.
+    """Samples of a data-parallel rank, in an order resumable from a checkpoint.
 
     An epoch is a pass over ``indices``, which may name an example several times, in their order or
     in a permutation drawn from ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each
-    other in one stream (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th
-    example from the r-th on; of W loader workers, worker w counts as rank r W + w of D W. So the
-    stream does not depend on who reads it, and any number of ranks can go on where others have
-    stopped: see :meth:`remaining`.
+    other in a stream (:mod:`torchtitan.data.stream`); rank r of D takes every D-th example from the
+    r-th on; of W loader workers, worker w counts as rank r W + w of D W. So the stream is
+    independent of its readers, and any number of ranks can resume the work of others: see
+    :meth:`remaining`.
 
-    With ``fixed_shards`` each of several ranks, and each of its workers, has the same examples in
-    every epoch, in another order, except for the n mod (D W) of them that do not divide. The first
-    epoch is the same without. After a resume by other readers, or with the other setting, this
-    begins with the next epoch.
+    With ``fixed_shards`` ranks, and workers, have the same examples in every epoch, in another
+    order, except for the remaining n mod (D W). The first epoch is the same without. After a resume
+    by other readers, or with the other setting, the shards begin with the next epoch.
 
-    A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
-    runs dry before another: up to D - 1 (D W - 1) examples are left out.
+    A finite stream (``infinite=False``) is a single epoch, cut to equal parts, so that no rank runs
+    dry before another: up to D - 1 (D W - 1) examples are left out.
 
     A subclass makes any number of samples of the examples of a ``window``, all of one epoch.
     """
@@ -86,18 +85,18 @@ class ResumableDataset(IterableDataset, Stateful):
 
     @abstractmethod
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Any]:
-        """Yield what is left of a window, given its numbers, and :meth:`_leave` it behind.
+        """Yield the rest of a window, given its numbers, and :meth:`_leave` it behind.
 
-        ``self._at.in_window`` counts a sample before it is handed out, since a checkpoint is taken
-        after that.
+        ``self._at.in_window`` counts a sample before handing it out, since a checkpoint comes
+        later.
         """
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
-        """Return the numbers of a window, each with its index, that are not handed out yet."""
+        """Return the numbers of a window not handed out yet, with their indices."""
         return []
 
     def _report_epoch(self) -> None:
-        """Tell of the epoch that ends, if one does."""
+        """Report an epoch's end."""
 
     @property
     def n_examples_of_epoch(self) -> int:
@@ -110,7 +109,7 @@ class ResumableDataset(IterableDataset, Stateful):
         return self._indices
 
     def require_targets(self) -> None:
-        """Refuse data of which no example gives a sample."""
+        """Refuse data without any sample."""
 
     def _begin(self, stream: ExampleStream) -> None:
         """Be at the first example of ``stream``."""
@@ -123,7 +122,7 @@ class ResumableDataset(IterableDataset, Stateful):
         return self.dp_rank * workers + worker_id, self.dp_world_size * workers
 
     def examples_of_a_reader(self, n_readers: int) -> int:
-        """Return how many examples of an epoch each reader gets at least; DataError if none."""
+        """Return the least number of examples per reader and epoch; DataError for none."""
         usable = len(self._usable)
         if usable < n_readers:
             raise DataError(
@@ -137,11 +136,11 @@ class ResumableDataset(IterableDataset, Stateful):
         return EpochOrder(self._usable, self._shuffle_seed)
 
     def _index(self, number: int) -> int:
-        """Return which example of the data set a number of the stream stands for."""
+        """Return the data set's example for a number of the stream."""
         return self._order.index(self._stream, number)
 
     def _dealt(self, stream: ExampleStream, n_readers: int) -> ExampleStream:
-        """Return the stream as so many readers take it."""
+        """Return the stream dealt to so many readers."""
         if not (self._fixed_shards or stream.dealings):
             return stream
         return stream.in_parts(n_readers if self._fixed_shards else 1, len(self._usable))
@@ -170,11 +169,10 @@ class ResumableDataset(IterableDataset, Stateful):
         return math.inf if self.infinite else left // n_readers
 
     def upcoming(self, n: int) -> list[int]:
-        """Return the indices of the examples that this reader hands out next; it stays where it is.
+        """Return the indices of this reader's next examples, without moving.
 
-        For a data set that is being iterated in this process and names its rows. There are fewer
-        than ``n`` where the examples end. One that will be dropped is among them if this reader has
-        not come by it before.
+        For a data set iterated in this process, with named rows. Fewer than ``n`` at the end of the
+        examples. Examples to be dropped are among them until this reader has met them.
         """
         readers = self._reader()
         taken, most = self._at.taken, self._most(readers[1])
@@ -190,7 +188,7 @@ class ResumableDataset(IterableDataset, Stateful):
     def _window_at(
         self, stream: ExampleStream, taken: int, reader: int, n_readers: int
     ) -> list[int]:
-        """Return the numbers that a reader takes next: a window full, all of one epoch."""
+        """Return a reader's next numbers: a full window, all of the same epoch."""
         n_examples = len(self._usable)
         numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
         return [number for number in numbers if number // n_examples == numbers[0] // n_examples]
@@ -200,7 +198,7 @@ class ResumableDataset(IterableDataset, Stateful):
         self._at.in_window = 0
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same example."""
+        """Identity of a position's example."""
         return {
             "examples": self._n_examples,
             "shuffle_seed": self._shuffle_seed,
@@ -222,7 +220,7 @@ class ResumableDataset(IterableDataset, Stateful):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next iteration go on from a state that :meth:`continues`; or ValueError."""
+        """Let the next iteration resume a state that :meth:`continues`; or ValueError."""
         n_readers = self._reader()[1]
         if not self.continues([state_dict], n_readers):
             raise ValueError(
@@ -234,7 +232,7 @@ class ResumableDataset(IterableDataset, Stateful):
         self._resumed = True
 
     def change_since(self, state: Mapping[str, Any]) -> str | None:
-        """Return what to tell of samples that are made otherwise than before a state; or None."""
+        """Return a message on samples made otherwise than before a state; or None."""
         return None
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
@@ -252,10 +250,10 @@ class ResumableDataset(IterableDataset, Stateful):
         self._resumed = True
 
     def remaining(self, states: Sequence[Mapping[str, Any]]) -> ExampleStream:
-        """Return the examples that readers have not handed out, for any number of others.
+        """Return the examples not handed out by readers, for any number of others.
 
-        Examples of a window that was half handed out are read once more, to see which it were.
-        ``states`` are those of all readers in order; DataError or ValueError if they do not belong
+        Examples of a window handed out in part are read once more, to identify the rest.
+        ``states`` are of all readers in order; DataError or ValueError if they do not belong
         together.
         """
         n_readers = len(states)
@@ -270,7 +268,7 @@ class ResumableDataset(IterableDataset, Stateful):
     def _place(
         self, stream: ExampleStream, state: Mapping[str, Any], reader: int, n_readers: int
     ) -> ReaderPlace:
-        """Return how far a reader has come in the stream, and what it kept of its window."""
+        """Return a reader's position in the stream, and the rest of its window."""
         if not state["in_window"]:
             return ReaderPlace(state["taken"])
         window = self._window_at(stream, state["taken"], reader, n_readers)
@@ -290,6 +288,6 @@ class ResumableDataset(IterableDataset, Stateful):
 
 
 def _stream_of(state: Mapping[str, Any]) -> ExampleStream:
-    """Return the stream that a reader's state was saved of; older ones have no dealings."""
+    """Return the stream of a reader's state; older streams have no dealings."""
     dealings = tuple(ShardAssignment(*dealing) for dealing in state.get("dealings", ()))
     return ExampleStream(state["start"], tuple(state["left"]), dealings)

@@ -1,7 +1,7 @@
-"""Sequences of instruction data: tokens of one example or, packed, of several; text for people.
+"""Sequences of instruction data: tokens of an example or, packed, of several; text for people.
 
-Examples are packed in windows of consecutive examples of a stream. What a window becomes depends on
-its examples alone, so a stream is resumed by the number of its window and of the sequence in it.
+Examples are packed in windows of consecutive examples of a stream. A window's sequences depend on
+    its examples alone, so a stream is resumed by the numbers of window and sequence.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ IGNORE_INDEX = -100
 
 
 class Turn(NamedTuple):
-    """A piece of an example: an answer that is learned, one that is given, or neither."""
+    """A piece of an example: a learned answer, a given answer, or neither."""
 
     role: str
     text: str
@@ -33,8 +33,8 @@ class Turn(NamedTuple):
 class EncodedExample(NamedTuple):
     """An example as tokens, int64 [T], padded on the right; T is ``seq_len``.
 
-    Labels are the next token where it is learned, else -100. ``n_tokens`` counts no padding,
-    ``n_cut`` the tokens that did not fit into T.
+    Labels are the next token if learned, else -100. ``n_tokens`` counts no padding, ``n_cut`` the
+    tokens beyond T.
     """
 
     input_ids: torch.Tensor
@@ -51,16 +51,16 @@ class EncodedExample(NamedTuple):
 class PlainTemplate:
     """Our own plain format, for any tokenizer: headers in words, no special tokens.
 
-    An instruction is written as in Alpaca, other messages under the name of their role. Each turn
-    is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's end token
-    follows each answer and is learned with it; its begin token opens the example. Either is left
-    out where the tokenizer has none.
+    An instruction is written as in Alpaca, other messages under the name of their role. Turns are
+    encoded separately, so that no token spans a prompt and an answer. The tokenizer's end token
+    follows answers and is learned too; its begin token opens the example. Missing tokens are left
+    out.
     """
 
     name = "plain"
 
     def mark(self, said: Conversation) -> list[Turn]:
-        """Return a conversation in turns; ChatTemplateError if it has tools, or is too long."""
+        """Return a conversation in turns; ChatTemplateError for tools or excessive length."""
         require_words(self.name, "", said)
         turns: list[Turn] = []
         for before, message in zip((None, *said.messages), said.messages, strict=False):
@@ -72,7 +72,7 @@ class PlainTemplate:
         return turns
 
     def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
-        """Return the tokens of a conversation, and which of them are learned; see :meth:`mark`."""
+        """Return the tokens of a conversation, and the learned among them; see :meth:`mark`."""
         turns = self.mark(said)
         bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
         ids = [] if bos is None else [bos]
@@ -125,7 +125,7 @@ def encode(
 
 
 def pad_id(tokenizer: BaseTokenizer) -> int:
-    """The id that fills the input behind the example; any id will do, since no label is there."""
+    """The id of padding behind the example; any id will do, without labels there."""
     known = (getattr(tokenizer, "pad_id", None), tokenizer.eos_id)
     return next((token for token in known if token is not None), 0)
 
@@ -146,12 +146,11 @@ READ, LEARNED = "        | ", "learned | "
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Choose which examples share a sequence, by first fit, longest examples first.
+    """Choose the examples of sequences by first fit, longest examples first.
 
-    No example is split. An example goes into the first sequence that has room for it. Lengths are
-    from 1 to ``capacity``. Returned are for each sequence the places of its examples in
-    ``lengths``, ascending; sequences are in the order of their first examples, each place is in one
-    of them.
+    No example is split. An example goes into the first sequence with room. Lengths are from 1 to
+    ``capacity``. Returns each sequence's places in ``lengths``, ascending; sequences are in the
+    order of their first examples, with all places once.
     """
     rooms: list[int] = []
     sequences: list[list[int]] = []
@@ -167,11 +166,11 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> Sample:
-    """Put examples, together at most T = ``seq_len`` tokens, one behind the other, then padding.
+    """Join examples of at most T = ``seq_len`` tokens, then padding.
 
-    Labels are as in an example. ``positions``, int64 [T], are the place of each token in its
-    example, from 0; the padding counts as one more example. ``lengths``, int32 [examples + 1], are
-    the tokens of each, T together. ``n_tokens`` counts no padding.
+    Labels are as in an example. ``positions``, int64 [T], are places of tokens in their example,
+    from 0; the padding counts as another example. ``lengths``, int32 [examples + 1], are their
+    tokens, T together. ``n_tokens`` counts no padding.
     """
     input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
@@ -192,7 +191,7 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
 def as_batch(samples: Sequence[Sample]) -> Sample:
     """Return samples as a batch; ``lengths``, [B, K], end in zeros, K is a power of 2.
 
-    So few shapes come up, and the work of a kernel, which grows with K, stays little.
+    So there are few shapes, and a kernel's work, growing with K, stays little.
     """
     counts = [len(inputs[LENGTHS]) for inputs, _ in samples if LENGTHS in inputs]
     n_documents = 1 << (max(counts, default=1) - 1).bit_length()
@@ -223,7 +222,7 @@ def sequence_text(
 def _example_lines(
     ids: Sequence[int], labels: Sequence[int], decode: Callable[[list[int]], str]
 ) -> Iterator[str]:
-    """Yield the lines of one example; a label belongs to the token behind its place."""
+    """Yield the lines of an example; a label belongs to the token behind its place."""
     tokens = list(zip([False, *(label != IGNORE_INDEX for label in labels)], ids, strict=False))
     if labels[-1] != IGNORE_INDEX:  # the last target is no input any more
         tokens.append((True, labels[-1]))

@@ -1,4 +1,4 @@
-"""Which files, folders and hub data sets a configuration reads examples from."""
+"""Files, folders and hub data sets of a configuration's examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchtitan.settings import JobConfig
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where examples are, and what they are; ``weight`` says how often they come in an epoch."""
+    """Place and kind of examples; ``weight`` is their number of times in an epoch."""
 
     kind: str
     path: str
@@ -45,7 +45,7 @@ def read_sources(sources: Sequence[DataSource]) -> ExampleMixture:
 
 
 def training_sources(config: JobConfig) -> tuple[DataSource, ...]:
-    """Return what training reads, nothing for text; ValueError if keys do not say that."""
+    """Return the sources of training, empty for text; ValueError for contradicting keys."""
     data, training = config.data, config.training
     kind = training.dataset.lower()
     if not is_instruct_dataset(kind):
@@ -65,10 +65,10 @@ def training_sources(config: JobConfig) -> tuple[DataSource, ...]:
 
 
 def validation_sources(config: JobConfig) -> tuple[DataSource, ...]:
-    """Return what validation reads, each example once; nothing for text.
+    """Return the sources of validation, examples once each; empty for text.
 
-    Without a path of its own it reads what training reads, if that has the same data set. A path
-    that training reads is read in the same way, any other one as a whole. Raises as for training.
+    Without a path of its own validation reads training's sources, if the data set is the same. A
+    path of training is read in the same way, any other path as a whole. Raises as for training.
     """
     validation, kind = config.validation, config.validation.dataset.lower()
     if not is_instruct_dataset(kind):
@@ -100,7 +100,7 @@ def reads_training_data(config: JobConfig) -> bool:
 
 
 def default_path(kind: str) -> str | None:
-    """Return the hub data set of a kind of rows; None if it has none."""
+    """Return the hub data set of a kind of rows; None without."""
     spec = ROW_KINDS.get(kind)
     return None if spec is None else spec.default_path
 
@@ -113,7 +113,7 @@ def _no_place(section: str, kind: str, or_paths: str) -> str:
 
 
 def _for_each(key: str, value: str | Sequence[str | float], n_places: int) -> list[str | float]:
-    """Return a key's value for each place; one text stands for all."""
+    """Return a key's value for all paths; a single text stands for all."""
     if isinstance(value, str) or not value:
         return [value or ""] * n_places
     if len(value) != n_places:
@@ -131,7 +131,7 @@ MOST_REPEATS = 1000
 
 
 class ExampleMixture:
-    """Sources one behind the other, counted through; an epoch has each as often as weighed."""
+    """Sources one behind the other, numbered through; an epoch repeats examples by weight."""
 
     def __init__(self, sources: Sequence[InstructExamples], weights: Sequence[float] = ()) -> None:
         self.sources = tuple(sources)
@@ -139,11 +139,11 @@ class ExampleMixture:
         self._starts = [0, *accumulate(map(len, sources))]
 
     def __len__(self) -> int:
-        """Count the examples, each once."""
+        """Count the examples, once each."""
         return self._starts[-1]
 
     def read(self, index: int, use: Callable[[Conversation], T]) -> T:
-        """Return what ``use`` makes of an example; see :meth:`InstructExamples.read`."""
+        """Return the result of ``use`` on an example; see :meth:`InstructExamples.read`."""
         source = bisect_right(self._starts, index) - 1
         return self.sources[source].read(index - self._starts[source], use)
 
@@ -153,11 +153,10 @@ class ExampleMixture:
             yield from range(first, first + (1 if source.is_remote else len(source)))
 
     def epoch(self, split: ExampleSplit) -> NDArray[np.int64]:
-        """Return the examples of an epoch, int64, those of one source behind those of another.
+        """Return the examples of an epoch, int64, source after source.
 
-        Of a source with weight w each example comes floor(w) times, and a part of them, drawn once
-        and always the same, once more; so many that the source has w times its examples, rounded.
-        Examples that are held out come once.
+        Examples of a source with weight w come floor(w) times, and a part of them, drawn once for
+            all, once more, for w times the examples in total, rounded. Held-out examples come once.
         """
         indices = split.indices(len(self))
         if split.held_out or not self.mixed_as:
@@ -178,7 +177,7 @@ class ExampleMixture:
 
     @property
     def mixed_as(self) -> list[Any] | None:
-        """Examples and weight of each source; None where each example comes once in an epoch."""
+        """Examples and weight of all sources; None where all examples come once in an epoch."""
         if set(self.weights) == {1.0}:
             return None
         return [
@@ -192,10 +191,10 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class ExampleSplit:
-    """One of the two parts of a data set: to train on, or ``held_out``.
+    """A part of a data set: to train on, or ``held_out``.
 
-    Which examples are held out depends on the number of examples and the fraction, in [0, 1),
-    alone. Those of a smaller fraction are among those of a larger one.
+    Held-out examples depend on the number of examples and the fraction, in [0, 1), alone. A smaller
+    fraction's are among a larger fraction's.
     """
 
     validation_fraction: float = 0.0
@@ -204,8 +203,8 @@ class ExampleSplit:
     def indices(self, n_examples: int) -> NDArray[np.int64]:
         """Return the examples of this part, int64.
 
-        Those to train on come in the order of the data set, those held out in a random one, so that
-        any first few of them are a fair sample. DataError if none is left to train on.
+        Training examples come in the order of the data set, held-out examples in random order, so
+        that their beginning is a fair sample. DataError if none is left to train on.
         """
         n_held_out = round(self.validation_fraction * n_examples)
         if not n_held_out:

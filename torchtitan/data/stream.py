@@ -1,4 +1,4 @@
-"""The endless stream of a data set's examples, and what is left of it when its readers change."""
+"""The endless stream of a data set's examples, and its rest when readers change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class ShardAssignment(NamedTuple):
-    """Who gets number g from an epoch on: part (g + shift) mod n_parts; with one part, anybody."""
+    """Readers of number g from an epoch on: part (g + shift) mod n_parts; any for a single part."""
 
     first_epoch: int = 0
     n_parts: int = 1
@@ -20,15 +20,14 @@ class ShardAssignment(NamedTuple):
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """Numbers of the examples that nobody had read when the readers began, ascending.
+    """Numbers of the examples unread when the readers began, ascending.
 
     Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n
-    is the number of examples. So a number means the same example whoever reads it. Of R readers, r
+    is the number of examples. So a number means the same example for all readers. Of R readers, r
     takes every R-th number from the r-th on.
 
-    All numbers from ``start`` on are in the stream, and those before it that are ``left``. Epochs
-    are dealt as ``dealings`` say, which are in order; those before the first of these have one
-    part.
+    All numbers from ``start`` on are in the stream, and of earlier numbers ``left``. Epochs are
+    dealt by ``dealings``, in order; epochs before the first have a single part.
     """
 
     start: int = 0
@@ -46,9 +45,9 @@ class ExampleStream:
         return next(there, ShardAssignment())
 
     def in_parts(self, n_parts: int, n_examples: int) -> ExampleStream:
-        """Return the stream with a part for each of as many readers, one for 1.
+        """Return the stream with a part per reader, 1 for no parts.
 
-        Epochs, of ``n_examples``, of which something was read before stay as they are.
+        Epochs of ``n_examples`` stay as they are once something was read.
         """
         shift = (len(self.left) - self.start) % n_parts
         wanted = ShardAssignment(-(-self.start // n_examples), n_parts, shift)
@@ -59,14 +58,14 @@ class ExampleStream:
 
 
 class ReaderPlace(NamedTuple):
-    """How many of its numbers a reader has left behind, and which of them it has not handed out."""
+    """Count of a reader's finished numbers, and the unfinished among them."""
 
     taken: int
     kept: Collection[int] = ()
 
 
 def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleStream:
-    """Return what all readers together have not handed out, for any number of others."""
+    """Return the examples not handed out by all readers together, for any number of others."""
     n = len(readers)
     firsts = [r + n * reader.taken for r, reader in enumerate(readers)]
     end = max(*firsts, len(stream.left))
@@ -80,11 +79,11 @@ def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleS
 
 
 class EpochOrder:
-    """Says which example of the data set a number of the stream stands for.
+    """Maps numbers of the stream to examples of the data set.
 
     The order of an epoch is a permutation of ``indices`` drawn from ``(seed, epoch)``, or their own
-    without a seed. Where the stream's epochs are dealt in parts, examples change places in it so
-    that each part's readers find its own.
+    without a seed. Where epochs are dealt in parts, examples change places so that a part's readers
+    find its own.
     """
 
     def __init__(self, indices: NDArray[np.int64], seed: int | None) -> None:
@@ -93,7 +92,7 @@ class EpochOrder:
         self._orders: dict[tuple[int, ShardAssignment], NDArray[np.int64]] = {}
 
     def index(self, stream: ExampleStream, number: int) -> int:
-        """Return the index of the example that ``number`` of ``stream`` stands for."""
+        """Return the index of the example at ``number`` of ``stream``."""
         epoch, place = divmod(number, len(self._indices))
         key = epoch, stream.dealing(epoch)
         if key not in self._orders:
@@ -120,13 +119,12 @@ class EpochOrder:
 def in_parts(
     order: NDArray[np.int64], first: NDArray[np.int64], n_parts: int, shift: int
 ) -> NDArray[np.int64]:
-    """Return ``order`` with examples moved to where the readers of their parts find them.
+    """Return ``order`` with examples moved to the readers of their parts.
 
     Place p of an epoch is read by the readers of part (p + shift) mod ``n_parts``, and example
-    number p of ``first``, the same n in another order, belongs to part p mod ``n_parts``. What does
-    not divide is nobody's: the last n mod ``n_parts`` examples of ``first`` go to those parts that
-    have a place more in this epoch. Within a part examples keep the order that they have in
-    ``order``.
+    number p of ``first``, the same n in another order, belongs to part p mod ``n_parts``. The last
+    n mod ``n_parts`` examples of ``first`` belong to no part, and go to parts with a further place
+    in this epoch. Within a part examples keep the order of ``order``.
     """
     n = len(order)
     n_dealt = n - n % n_parts

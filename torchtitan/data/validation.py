@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class BatchValidator(Validator):
-    """Upstream's validator over a loader of ours, which is handed one batch at a time.
+    """Upstream's validator over a loader of ours, handed a batch at a time.
 
-    So what it finds can be weighed by what a batch holds. With ``validation.steps`` set the loader
-    is started over as needed; every validation begins with its first batch.
+    So losses can be weighted by a batch's content. With ``validation.steps`` set the loader is
+    restarted as needed; every validation begins with the first batch.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BatchValidator(Validator):
     def _evaluate(
         self, model_parts: list[nn.Module], step: int, inputs: dict[str, Tensor], labels: Tensor
     ) -> float:
-        """Return upstream's loss of one batch of all replicas."""
+        """Return upstream's loss of a batch of all replicas."""
         self.validation_dataloader = [(inputs, labels)]
         super().validate(model_parts, step)
         return self._one_loss.value
@@ -89,8 +89,8 @@ class BatchValidator(Validator):
 class InstructValidator(BatchValidator):
     """Validates on examples of instruction data, in batches of ``build_validation_loader``.
 
-    The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
-    more weight the fewer its batch has; so its answers for each batch are weighed by their tokens.
+    The loss is the mean over all target tokens. Upstream averages over batches, with more weight
+    for tokens of small batches; here batches are weighted by their tokens.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -134,7 +134,7 @@ class InstructValidator(BatchValidator):
     def post_dataloading_process(
         self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
-        """Sort out what the first stage and what every stage gets."""
+        """Separate the first stage's inputs from every stage's."""
         inputs, labels, *kwargs = super().post_dataloading_process(input_dict, labels, model_parts)
         return inputs, labels, *to_every_stage(*kwargs)
 
@@ -152,7 +152,7 @@ class _Microbatches:
 
 
 class _OneLoss:
-    """Stands in for the metrics processor while upstream evaluates one batch."""
+    """Stands in for the metrics processor while upstream evaluates a batch."""
 
     ntokens_since_last_log = 0
     value = float("nan")
@@ -201,10 +201,10 @@ def build_instruct_validator(
 def build_validation_loader(
     *, job_config: JobConfig, split: ExampleSplit, **of_dataset: Any
 ) -> ResizableDataloader:
-    """Build the loader of the examples to validate on; DataError if they do not fill a batch.
+    """Build the loader of validation examples; DataError for less than a batch.
 
-    They are packed where training is, which changes no loss: none is left out then, and batches
-    are filled with padding.
+    Packed like training, which changes no loss: no example is left out then, and batches are filled
+    with padding.
     """
     validation, steps = job_config.validation, job_config.validation.steps
     dataset = read_dataset(

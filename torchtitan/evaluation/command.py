@@ -54,7 +54,7 @@ Exporter = Callable[[Path, int], Path]
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be scored: its Hugging Face folder, and the run and step that it comes from."""
+    """A model to be scored: its Hugging Face folder, and its run and step."""
 
     folder: Path
     run: Path | None = None
@@ -62,7 +62,7 @@ class Model:
 
 
 def unscored(model: Model, options: argparse.Namespace, source: str, **others: Any) -> Scores:
-    """Return the scores of a model that has not been asked anything yet, its device chosen."""
+    """Return a model's empty scores, its device chosen."""
     import torch
 
     on_cpu = options.device == "cpu"
@@ -128,7 +128,7 @@ def _find_run(path: Path) -> Path:
 def main(
     arguments: Sequence[str], *, runner: Runner = run_lm_eval, exporter: Exporter = export
 ) -> int:
-    """Score a model, and return the exit status; what follows ``--`` is lm-eval's."""
+    """Score a model, and return the exit status; words behind ``--`` are lm-eval's."""
     options = _parse(arguments)
     try:
         _check(options, runner)
@@ -158,12 +158,12 @@ def main(
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Raise ValueError for arguments of :func:`main` that are wrong, as far as no model tells."""
+    """Raise ValueError for wrong arguments of :func:`main`, as far as known without a model."""
     _check(_parse(arguments), run_lm_eval)
 
 
 def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Runner) -> Scores:
-    """Score a model, and keep what is known after each task; ValueError if lm-eval fails."""
+    """Score a model, and save the scores after each task; ValueError if lm-eval fails."""
     batch_size = "8" if options.device == "cpu" else "auto"
     local = find_files(options.data_dir, options.tasks) if options.data_dir else {}
     scores = unscored(model, options, str(options.data_dir or HUB))
@@ -197,7 +197,7 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
 
 
 def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Scores:
-    """Score an image classifier; raise for options of questions, which it is not asked."""
+    """Score an image classifier; raise for options of questions."""
     asked = {"--tasks": options.tasks != [*BY_KEY], "--data-dir": options.data_dir is not None,
              "--limit": options.limit is not None, "--": bool(options.further)}  # fmt: skip
     if given := [name for name, is_given in asked.items() if is_given]:
@@ -257,7 +257,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(options: argparse.Namespace, runner: Runner) -> None:
-    """Raise for what cannot be, before a model is exported or loaded; split the tasks."""
+    """Raise for impossible options, before a model is exported or loaded; split the tasks."""
     for name in ("limit", "step"):
         value = getattr(options, name)
         if value is not None and (rule := broken_rule(Number, value)):
@@ -283,7 +283,7 @@ def _check(options: argparse.Namespace, runner: Runner) -> None:
 
 
 def _check_device(name: str) -> None:
-    """Raise where there is no such device: the model would be put on another one, or nowhere."""
+    """Raise for a missing device: the model would be put on another, or nowhere."""
     if name == "cpu":
         return
     kind, _, number = name.partition(":")

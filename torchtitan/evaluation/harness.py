@@ -1,4 +1,4 @@
-"""lm-eval's own command line: what it is given, and what its results say."""
+"""lm-eval's own command line: its arguments and results."""
 
 import gzip
 import json
@@ -27,16 +27,23 @@ Runner = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
 def run_lm_eval(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run ``python -m lm_eval``, which ends with this process; ValueError if it fails."""
+    """Run ``python -m lm_eval``, ended with this process; ValueError if it fails."""
     lm_eval_tasks()
     command = [sys.executable, "-m", "lm_eval", *arguments]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+        status = subprocess.run(
+            command, env={**os.environ, **environment}, check=False, preexec_fn=_ignore_interrupts
+        ).returncode
     finally:
         signal.signal(signal.SIGTERM, before)
     if status != 0:
         raise ValueError(f"{' '.join(command)} ended with status {status}")
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent process, which ends this one without a stack trace."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def ask(
@@ -65,7 +72,7 @@ def ask(
 
 
 def check_tasks(tasks: Sequence[str], further: Sequence[str], runner: Runner) -> None:
-    """Have lm-eval refuse ``tasks`` it does not know; patterns and files are not checked."""
+    """Have lm-eval refuse unknown ``tasks``; patterns and files are not checked."""
     names = [task for task in tasks if not re.search(r"[*?\[]|\.yaml$", task)]
     if names:
         pairs = pairwise(further)
@@ -74,7 +81,7 @@ def check_tasks(tasks: Sequence[str], further: Sequence[str], runner: Runner) ->
 
 
 def read_score(results: Mapping[str, Any], benchmark: Benchmark, questions: str) -> Score:
-    """Return what lm-eval's ``results`` of one benchmark say; ValueError without its metric."""
+    """Return a benchmark's score from lm-eval's ``results``; ValueError without its metric."""
     metrics = _numbers(results["results"][benchmark.task])
     name = f"{benchmark.metric},{FILTER}"
     if name not in metrics:
@@ -102,7 +109,7 @@ def read_metrics(results: Mapping[str, Any], task: str) -> dict[str, dict[str, f
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is a metric and was computed: lm-eval has texts, counts and NaN among them."""
+    """Return the computed metrics: lm-eval has texts, counts and NaN among them."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -115,9 +122,9 @@ ENDINGS = (".jsonl", ".jsonl.gz")
 
 @dataclass(frozen=True)
 class Source:
-    """Which files hold a benchmark: the first part of their names; the rest is the split.
+    """Files of a benchmark: the first part of their names; the rest is the split.
 
-    ``fields`` are what each line has. ``tasks`` are lm-eval's task files, several for MMLU alone.
+    ``fields`` are the keys of a line. ``tasks`` are lm-eval's task files, several for MMLU alone.
     Solved examples are taken from the split ``shots``. ``changes`` are further keys of the task.
     """
 
@@ -145,10 +152,10 @@ SOURCES = {
 
 
 def find_files(folder: Path, tasks: Iterable[str]) -> dict[str, dict[str, Path]]:
-    """Return the files of tasks, by the split that each stands for, the one asked first.
+    """Return the files of tasks by split, the asked split first.
 
-    They are ``<name>_<split>.jsonl`` or ``.jsonl.gz``. Where there is no file of the split that
-    lm-eval asks from, the validation split is asked. ValueError names all that are missing.
+    Names are ``<name>_<split>.jsonl`` or ``.jsonl.gz``. Without lm-eval's split for questions the
+    validation split is taken. ValueError names all missing files.
     """
     if not os.path.isdir(folder):
         raise ValueError(f"--data-dir is {shown(str(folder))}, which is not a folder")
@@ -177,7 +184,7 @@ def find_files(folder: Path, tasks: Iterable[str]) -> dict[str, dict[str, Path]]
 
 
 def write_tasks(files: Mapping[str, Path], task: str, folder: Path) -> None:
-    """Write task files, for ``--include_path``, that ask the local questions of a benchmark."""
+    """Write task files, for ``--include_path``, with the local questions of a benchmark."""
     source = SOURCES[task]
     examples = {split: list(_read_lines(path, source.fields)) for split, path in files.items()}
     for original in sorted(lm_eval_tasks().glob(source.tasks)):
@@ -198,7 +205,7 @@ def write_tasks(files: Mapping[str, Path], task: str, folder: Path) -> None:
 
 
 def lm_eval_tasks() -> Path:
-    """Return lm-eval's folder of tasks, without the seconds that importing it takes."""
+    """Return lm-eval's folder of tasks, without its import, which takes seconds."""
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
         raise ValueError("lm-eval is not installed: pip install 'timelyfreeze[eval]'")

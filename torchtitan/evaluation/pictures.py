@@ -1,4 +1,4 @@
-"""Scores an image classifier on the validation pictures of its run: each of them, once."""
+"""Scores an image classifier on all validation pictures of its run, once."""
 
 from __future__ import annotations
 

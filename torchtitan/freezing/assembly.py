@@ -1,4 +1,4 @@
-"""What freezing adds to a trainer that is built: clocks on its stages, and a controller."""
+"""Freezing's additions to a built trainer: clocks on its stages, and a controller."""
 
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from torchtitan.settings import cache_folder, model_family, pipeline_order
 
 
 class Assembly:
-    """What a trainer gets for freezing; its ranks share ``n_processors``, None if they do not."""
+    """A trainer's parts for freezing; ranks share ``n_processors``, None for one each."""
 
     def __init__(self, trainer: Trainer, n_processors: float | None) -> None:
         self._trainer, self._config = trainer, trainer.job_config
@@ -70,7 +70,7 @@ class Assembly:
         return recorder
 
     def emulation(self, recorder: ActionRecorder) -> EmulationRecord | None:
-        """Return what puts together virtual steps; None for a real pipeline."""
+        """Return the maker of virtual steps; None for a real pipeline."""
         if self._optimizers is None or not isinstance(recorder, EmulatedRecorder):
             return None
         n_batches = self._trainer.gradient_accumulation_steps
@@ -132,7 +132,7 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
 
 
 def front_identity(trainer: Trainer) -> str:
-    """Return what the front's output depends on besides weights and tokens."""
+    """Return the influences on the front's output besides weights and tokens."""
     config, dtypes = trainer.job_config, trainer.job_config.training
     numbers = dtypes.dtype, dtypes.mixed_precision_param, torch.get_default_dtype()
     are_cast = {dtypes.dtype, dtypes.mixed_precision_param} != {"float32"}

@@ -11,10 +11,10 @@ from torchtitan.settings import JobConfig, with_preset
 
 
 def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
-    """Return the configuration of ``args`` and of the TOML file that they name.
+    """Return the configuration of ``args`` and of their TOML file.
 
     A model named by its id on the hub is fetched, if its folder is not there yet, with ``weights``
-    too, should the run begin from them. A ConfigError names every key that is wrong.
+    too, should the run begin from them. A ConfigError names every wrong key.
     """
     job_config, given = read_values(args)
     try:

@@ -1,4 +1,4 @@
-"""``timelyfreeze estimate``: what each rank's memory will hold. Needs no GPU and no launch."""
+"""``timelyfreeze estimate``: predicted memory of all ranks. Needs no GPU and no launch."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from timelyfreeze.settings import GIB
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a table for each schedule and return the exit status."""
+    """Print a table per schedule and return the exit status."""
     options, keys = parse_with_keys(_parser(), arguments)
     return status_of(lambda: _estimate(options, keys))
 
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def render(ranks, names) -> str:
-    """Return a markdown table, a row for each device, in GiB."""
+    """Return a markdown table, a row per device, in GiB."""
     parts = [field.name for field in fields(ranks[0])]
     return markdown_table(
         ["GiB", *parts, "total"],

@@ -39,8 +39,8 @@ _WORD_OF_THE_FIRST_S = 60.0
 def launch(args: Sequence[str], local_rank: int) -> int:
     """Parse ``args``, check them and train; return the exit status.
 
-    It is 2 if the configuration has errors, which the first process of each host prints, or if data
-    cannot be used; 0 where nothing is left to do.
+    2 for errors of the configuration, printed by the first process of a host, or for unusable data;
+    0 with nothing left to do.
     """
     has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if has_torchrun:
@@ -90,7 +90,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
 
 def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager[object]:
-    """Keep other runs from saving where this one does, by its first process, until it ends."""
+    """Lock the run's checkpoints against other runs, by its first process, until its end."""
     checkpoint, folder = job_config.checkpoint, job_config.job.dump_folder
     is_first = os.environ.get("RANK", "0") == "0"
     if not is_first or not checkpoint.enable or checkpoint.load_only:
@@ -112,7 +112,7 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
 
 
 def trainer_for(job_config: JobConfig) -> Any:
-    """Return what builds the trainer that a configuration asks for."""
+    """Return the builder of a configuration's trainer."""
     from torchtitan.freezing.elastic.ahead import RunningAhead
     from torchtitan.freezing.elastic.packing import RunPart
     from torchtitan.freezing.elastic.run import ElasticRun
@@ -131,7 +131,7 @@ def trainer_for(job_config: JobConfig) -> Any:
 
 
 def _done_run(job_config: JobConfig) -> str:
-    """Return what is said of a run that is done: at which step, and its report if it has one."""
+    """Return the text on a finished run: its step, and its report if any."""
     start, report = start_of(job_config), last_report(job_config)
     excluded = job_config.checkpoint.exclude_from_loading
     step = resumable_step(finished_steps(start.folder.parent), excluded)
@@ -149,9 +149,10 @@ def _done_run(job_config: JobConfig) -> str:
 
 
 def _leave_to_the_first(message: str) -> None:
-    """Wait for torchrun to end this process, so that the host's first one can say what is wrong.
+    """Wait for torchrun to end this process, so that the host's first process tells the error.
 
-    Torchrun ends all processes as soon as one fails. If the first finds no fault, this one tells.
+    Torchrun ends all processes as soon as one fails. If the first finds no fault, this process
+    tells.
     """
     time.sleep(_WORD_OF_THE_FIRST_S)
     print(message, flush=True)
@@ -163,7 +164,7 @@ def check(args: Sequence[str]) -> None:
 
 
 def prepare(args: Sequence[str]) -> JobConfig:
-    """Parse and check ``args``, and register the train spec that a trainer is built from."""
+    """Parse and check ``args``, and register the trainer's train spec."""
     upstream_fixes.install()
     # torchdata 0.11 calls a function that torch 2.13 has deprecated, once per process.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")

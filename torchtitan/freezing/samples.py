@@ -1,7 +1,7 @@
 """``timelyfreeze samples``: sequences of instruction data as the model sees them.
 
-What is learned stands in the margin. Examples, chat template, packing and order are those that
-training with the same configuration would use; no model is built.
+Learned tokens are marked in the margin. Examples, chat template, packing and order are as in
+training with the same configuration; no model is built.
 """
 
 import argparse

@@ -59,7 +59,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     """Return ``upstream``'s spec for ``model.name`` with this fork's builders around its own.
 
     A ValueError if the flavor is unknown, its folder cannot be read, RoPE keys are set for a model
-    that has none, or the model cannot read packed sequences or conversations.
+    without RoPE, or the model cannot read packed sequences or conversations.
     """
     flavor = job_config.model.flavor
     model_args = chosen_args(job_config, upstream.model_args)
@@ -95,7 +95,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
 
 def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what cuts a model into stages as upstream does, and mends what it builds."""
+    """Return a function cutting a model into stages as upstream, with upstream's faults mended."""
 
     @wraps(upstream)
     def pipelined(
@@ -117,10 +117,10 @@ def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loading_of(job_config: JobConfig, dp_world_size: int) -> Loading:
-    """Return how training reads: on GPUs a process makes the next step's batches ready meanwhile.
+    """Return the settings of reading: on GPUs a process prepares the next step's batches.
 
     Copies from pinned memory need not be waited for. A cache reads ahead in the process itself.
-    Pictures may be too large for the memory that processes share in a container.
+    Pictures may be too large for shared memory in a container.
     """
     training = job_config.training
     given, on_gpu = training.dataloader, titan_tools.device_type == "cuda"
@@ -136,7 +136,7 @@ def loading_of(job_config: JobConfig, dp_world_size: int) -> Loading:
 
 @dataclass(frozen=True)
 class _Builders:
-    """What stands in place of upstream's builders, by the same arguments."""
+    """Replacements of upstream's builders, with the same arguments."""
 
     upstream: TrainSpec  # has those that are called where nothing of ours is wanted
     learns_alone: bool  # whether the last stage can leave out tokens that nobody learns

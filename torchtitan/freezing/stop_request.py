@@ -1,4 +1,4 @@
-"""A signal to stop, on which all ranks act after the same step."""
+"""A signal to stop, obeyed by all ranks after the same step."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _is_listening = False
 
 
 def _end_by_the_rank_alone() -> None:
-    """Have workers that read data end when their rank says so; torch would end them by SIGTERM."""
+    """End reading workers by their rank's word; torch would end them by SIGTERM."""
     if _is_listening:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         threading.Thread(target=_wait_for, args=(os.getppid(),), daemon=True).start()
@@ -33,11 +33,11 @@ os.register_at_fork(after_in_child=_end_by_the_rank_alone)
 
 
 class StopRequest:
-    """A signal to stop to any rank, known to all of them one step later.
+    """A signal to stop at any rank, known to all ranks a step later.
 
-    A rank that stopped alone would leave others waiting. So before every step each tells what it
-    has ``heard``, 0 for nothing, and asks what was said a step ago, which has long arrived.
-    Without a timeout there are no others, and signals end the process as ever.
+    A rank stopping alone would leave others waiting. So before every step ranks send their
+    ``heard`` signal, 0 for none, and read the messages of a step ago, which have long arrived.
+    Without a timeout there are no others, and signals end the process as usual.
     """
 
     def __init__(self, timeout: timedelta | None) -> None:
@@ -53,7 +53,7 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Take note of signals instead of ending by them; further ones change nothing.
 
-        A signal that whoever started the run had it ignore, as nohup does, is ignored still.
+        Signals ignored at the start, as by nohup, stay ignored.
         """
         # Only the main thread may handle signals.
         if self._group is None or threading.current_thread() is not threading.main_thread():
@@ -73,7 +73,7 @@ class StopRequest:
         self.heard = self.heard or number
 
     def agreed(self) -> signal.Signals | None:
-        """Return the signal by which the run ends now; all ranks ask before each step."""
+        """Return the signal to end the run now; a question of all ranks before a step."""
         found = self.settled()
         if found is None and self._group is not None:
             self._said = torch.tensor(self.heard, dtype=torch.int64)
@@ -83,14 +83,14 @@ class StopRequest:
         return found
 
     def is_so_anywhere(self, is_so: bool) -> bool:
-        """Return whether it is so on any rank; every rank must call this, and waits for all."""
+        """Return whether a condition holds on any rank; a collective call of all ranks."""
         heard = torch.tensor(int(is_so), dtype=torch.int64)
         if self._group is not None:
             dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._group)
         return bool(heard)
 
     def close(self) -> None:
-        """Give the group back, unless a rank that died has left something on its way."""
+        """Release the group, unless messages of a dead rank are on their way."""
         is_silent = self._on_its_way is None or self._on_its_way.is_completed()
         group, self._group = self._group, None
         if group is not None and is_silent:
@@ -98,7 +98,7 @@ class StopRequest:
             dist.destroy_process_group(group)
 
     def settled(self) -> signal.Signals | None:
-        """Return what all ranks knew at the last call of :meth:`agreed`, without asking again."""
+        """Return the common answer of the last :meth:`agreed`, without asking again."""
         if self._on_its_way is not None:
             self._on_its_way.wait()
             self._on_its_way = None

@@ -48,10 +48,10 @@ _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class FreezingTrainer(Trainer):
-    """Upstream's trainer with the freeze controller around each step and each pipeline batch.
+    """Upstream's trainer with the freeze controller around steps and pipeline batches.
 
-    ``output`` is that of a run that began elsewhere, set before this is built; ``device_seconds``
-    are those of all its steps and moves, each times the processes.
+    ``output`` belongs to a run begun elsewhere, and is set before construction; ``device_seconds``
+    are seconds of all steps and moves, times the processes.
     """
 
     output: RunRecorder | None = None
@@ -86,7 +86,7 @@ class FreezingTrainer(Trainer):
         self.metrics_processor.begin_run(self.controller, self.emulation, self.output)
 
     def init_distributed(self) -> ParallelDims:
-        """Set up the process groups, then let only the rank that has the loss talk."""
+        """Set up the process groups, then let only the rank with the loss talk."""
         if self.job_config.emulation.enable:
             with as_one_process(self.job_config):
                 parallel_dims = EmulatedDims.of(super().init_distributed())
@@ -102,7 +102,7 @@ class FreezingTrainer(Trainer):
         return parallel_dims
 
     def _shared_processors(self) -> float | None:
-        """Return how many ranks of a pipeline compute at once; None if each has its own device."""
+        """Return how many ranks of a pipeline compute at once; None for a device per rank."""
         emulates = self.job_config.emulation.enable
         return None if emulates else processors_of(self.device, self.parallel_dims.pp)
 
@@ -133,12 +133,12 @@ class FreezingTrainer(Trainer):
     def post_dataloading_process(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
-        """Sort out what the first stage and what every stage gets."""
+        """Separate the first stage's inputs from every stage's."""
         inputs, labels, extra, kwargs = super().post_dataloading_process(input_dict, labels)
         return inputs, labels, *to_every_stage(extra, kwargs)
 
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
-        """Run one optimizer step in its phase; the controller knows its rows if it keeps them."""
+        """Run an optimizer step in its phase; the controller knows its rows if stored."""
         started = time.perf_counter()
         if self.emulation is not None:
             self.emulation.begin_step()
@@ -161,7 +161,7 @@ class FreezingTrainer(Trainer):
         )
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
-        """Return the batches of the next step; examples that end, end on all replicas at once."""
+        """Return the batches of the next step; examples end on all replicas at once."""
         is_endless = getattr(getattr(self.dataloader, "dataset", None), "infinite", False)
         if is_endless or not self.parallel_dims.dp_enabled:
             return data_iterator
@@ -176,7 +176,7 @@ class FreezingTrainer(Trainer):
     def forward_backward_step(
         self, *, labels: torch.Tensor, global_valid_tokens: torch.Tensor, **inputs: Any
     ) -> torch.Tensor:
-        """Run one pipeline batch, its loss divided by the step's tokens before the backward."""
+        """Run a pipeline batch, its loss divided by the step's tokens before the backward."""
         global_valid_tokens = global_valid_tokens / shares_of_target(labels)
         run = partial(super().forward_backward_step, labels=labels, **inputs)
         if not self.parallel_dims.pp_enabled:
@@ -189,7 +189,7 @@ class FreezingTrainer(Trainer):
             return run(global_valid_tokens=torch.ones((), device=self.device))
 
     def _one_batch(self) -> AbstractContextManager[None]:
-        """Return what a pipeline batch runs in: masks and clocks, clocks alone, or nothing."""
+        """Return the context of a pipeline batch: masks and clocks, clocks alone, or nothing."""
         if self.controller is not None:
             return self.controller.one_batch()
         return nullcontext() if self.recorder is None else self.recorder.recorded_batch()
@@ -212,7 +212,7 @@ class FreezingTrainer(Trainer):
                 raise SystemExit(128 + stopped_by)
 
     def _tell_where(self, error: Exception) -> None:
-        """Say what was lost, above a stack trace that ends somewhere in torch."""
+        """Log a failure's step and the kept checkpoint, above torch's stack trace."""
         phase = "" if self.controller is None else f" ({self.controller.phase.value})"
         kept = "no checkpoint is kept, since checkpoint.enable is false"
         if self.checkpointer.enable:
@@ -231,7 +231,7 @@ class FreezingTrainer(Trainer):
         return super().should_continue_training() and stopped_by is None
 
     def _end_early(self) -> str | None:
-        """Save what a run has that ends before its last step; return why it does."""
+        """Save a run ending before its last step; return the reason."""
         n_steps = self.job_config.training.steps
         done, self.step = self.step, self._steps_done if self._steps_done is not None else self.step
         if self.step >= n_steps:
@@ -245,7 +245,7 @@ class FreezingTrainer(Trainer):
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what upstream saves, and what all processes together have used; all come here."""
+        """Return upstream's state, and all processes' device seconds; a collective call."""
         n_tokens = self.ntokens_seen
         if self.parallel_dims.dp_enabled:
             mine = torch.tensor(n_tokens, dtype=torch.int64, device=self.device)
@@ -254,7 +254,7 @@ class FreezingTrainer(Trainer):
         return {**super().state_dict(), **ours}
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load of a checkpoint that has ``keys`` of the trainer."""
+        """Return the states to load from a checkpoint with ``keys`` of the trainer."""
         ours = (ALL_TOKENS, DEVICE_SECONDS)
         return {k: v for k, v in self.state_dict().items() if k not in ours or k in keys}
 
@@ -271,7 +271,7 @@ class FreezingTrainer(Trainer):
             self.ntokens_seen = whole + (rank < rest)
 
     def close(self) -> None:
-        """End what runs in the background, then what upstream has opened."""
+        """End background work, then upstream's resources."""
         if self.controller is not None:
             self.controller.close()
         if isinstance(self.parallel_dims, EmulatedDims):

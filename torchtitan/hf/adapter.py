@@ -36,11 +36,11 @@ _BIASES_AND_NORMS = {
 
 
 class LlamaAdapter(Llama3StateDictAdapter):
-    """Upstream's adapter for llama3, and what it does not know.
+    """Upstream's adapter for llama3, with further kinds of models.
 
-    That is folders whose embeddings are tied, heads of any width, biases, and norms of heads.
-    Upstream rotates neighbours of a head where the files' models rotate its halves, so the rows of
-    ``wq`` and ``wk`` are reordered; biases and norms of queries and keys follow them.
+    Folders with tied embeddings, heads of any width, biases, and norms of heads. Upstream rotates
+    neighbours of a head, the files' models its halves, so the rows of ``wq`` and ``wk`` are
+    reordered; biases and norms of queries and keys follow them.
     """
 
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
@@ -56,7 +56,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
             index.setdefault(HEAD, index[EMBEDDING])
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors as the files have them, which have none of adapters."""
+        """Return the tensors in the files' form, without adapters."""
         names = {ours: theirs for theirs, ours in self.from_hf_map.items()}
         return {
             _renamed(name, names): self._reordered(name, tensor, (-1, 2))
@@ -72,7 +72,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
         }
 
     def _reordered(self, name: str, tensor: Tensor, halves: tuple[int, int]) -> Tensor:
-        """Return one of the model's tensors with the rows of each head in the other order."""
+        """Return a tensor of the model with the rows of heads in the other order."""
         args = self.model_args
         # How many heads lie behind one another in a tensor; all share one norm.
         n_heads = {
@@ -96,7 +96,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
     ) -> HuggingFaceStorageReader:
-        """Return a reader of ``path``, which unties the embeddings if they are tied there."""
+        """Return a reader of ``path``, untying embeddings tied there."""
         is_tied = read_settings(Path(path)).get("tie_word_embeddings")
         # An output layer that such a folder holds all the same is taken, as by transformers.
         if not is_tied or HEAD in stored_shapes(Path(path)):
@@ -110,7 +110,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return another name of a tensor, from ``names`` that stand for those of all layers."""
+    """Return another name of a tensor, from ``names`` standing for all layers."""
     return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 
 
@@ -123,7 +123,7 @@ def tensor_shapes(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_errors(args: DecoderArgs, shapes: Shapes) -> Iterator[str]:
-    """Say what keeps tensors of some ``shapes`` from being the weights of ``args``."""
+    """Yield why tensors of some ``shapes`` cannot be the weights of ``args``."""
     expected = tensor_shapes(args)
     if HEAD in shapes:
         expected[HEAD] = expected[EMBEDDING]
@@ -135,10 +135,10 @@ def tensor_errors(args: DecoderArgs, shapes: Shapes) -> Iterator[str]:
 
 
 class RenamingReader(HuggingFaceStorageReader):
-    """Reads a folder as if it held tensors of other names: ``stored_as`` has what these are there.
+    """Reads a folder under other names of its tensors, by ``stored_as``.
 
-    Several may be one tensor there, be they asked for on the same rank or on others. ``absent`` has
-    the shapes of what is not there, which is left as it is.
+    Several names may share a stored tensor, on the same rank or on others. ``absent`` has the
+    shapes of missing tensors, left unchanged.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RenamingReader(HuggingFaceStorageReader):
         self._absent = absent or {}
 
     def read_metadata(self) -> Metadata:
-        """Return what the files hold, under the other names too, and what they lack."""
+        """Return the files' metadata, under the other names too, with absent tensors."""
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
         stored.update({name: stored[there] for name, there in self._stored_as.items()})
@@ -159,7 +159,7 @@ class RenamingReader(HuggingFaceStorageReader):
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what ``plan`` asks for."""
+        """Read the tensors of ``plan``."""
         items = []
         for item in plan.items:
             name = item.storage_index.fqn

@@ -1,12 +1,12 @@
-"""A model as ``config.json`` describes it: upstream's llama3, and what it lacks for its relatives.
+"""A model as described in ``config.json``: upstream's llama3, extended for its relatives.
 
 In packed sequences the examples do not see one another. Upstream ends a document at every end
-token, which a conversation has after each of its answers, so a turn would not see the turns before
-it. And its masks go with kernels that train on GPUs alone (flex, varlen), while its positions run
-on through all documents. Here a document begins where ``positions`` is 0. They and the ``lengths``
-of documents travel to every pipeline stage, split into microbatches like the batch.
+token, also behind a conversation's answers, so a turn would not see earlier turns. And its masks
+need kernels for GPUs alone (flex, varlen), while positions run on through all documents. Here a
+document begins where ``positions`` is 0. Positions and ``lengths`` of documents travel to every
+pipeline stage, split into microbatches like the batch.
 
-GPUs have a kernel that goes from document to document: memory grows with the sequence. Elsewhere a
+GPUs have a kernel going from document to document: memory grows with the sequence. Elsewhere a
 mask, a plain tensor, follows from ``positions``, at the cost of the full square of the sequence.
 """
 
@@ -43,11 +43,11 @@ _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass
 class DecoderArgs(TransformerModelArgs):
-    """Upstream's description of a llama3 model, and what it does not know of one or its relatives.
+    """Upstream's description of a llama3 model, extended for its relatives.
 
-    ``output_bias`` is of the projection behind the attention, ``qk_norm`` head by head. A token
-    sees ``sliding_window`` tokens, itself included; None for all before it. That embeddings are
-    tied is true of the files alone.
+    ``output_bias`` belongs to the projection behind the attention, ``qk_norm`` head by head. A
+    token sees ``sliding_window`` tokens, itself included; None for all before it. Embeddings are
+    tied in the files alone.
     """
 
     model_type: str = "llama"
@@ -64,7 +64,7 @@ class DecoderArgs(TransformerModelArgs):
         self.n_kv_heads = self.n_kv_heads or self.n_heads
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Return the number of parameters, and of operations for each token."""
+        """Return the number of parameters, and of operations per token."""
         return get_dense_model_nparams_and_flops(self, model, 2 * self.head_dim, seq_len)
 
 
@@ -74,10 +74,10 @@ def as_decoder(args: TransformerModelArgs) -> DecoderArgs:
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """Return which tokens see which: those before them in the same document, and themselves.
+    """Return the attention mask: earlier tokens of the same document, and the token itself.
 
-    ``positions``, int64 [B, T], count from 0 in each document. The mask is bool, [B, 1, T, T], True
-    where the query (third dimension) sees the key (last).
+    ``positions``, int64 [B, T], count from 0 in every document. The mask is bool, [B, 1, T, T],
+    True where the query (third dimension) sees the key (last).
     """
     documents = (positions == 0).cumsum(dim=1)
     same = documents[:, :, None] == documents[:, None, :]
@@ -92,7 +92,7 @@ def rotated(x: Tensor, freqs_cis: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _shared_mask(positions: Tensor) -> Tensor:
-    """Return the mask of a microbatch, one tensor for all layers: they keep it for the backward."""
+    """Return a microbatch's mask, a single tensor for all layers, kept for the backward."""
     if torch.compiler.is_compiling():
         return document_mask(positions)
     if not hasattr(positions, "document_mask"):
@@ -101,9 +101,9 @@ def _shared_mask(positions: Tensor) -> Tensor:
 
 
 def document_bounds(lengths: Tensor) -> Tensor:
-    """Return where documents begin among all tokens of a microbatch, and its end: int32 [B K + 1].
+    """Return the begins of documents among a microbatch's tokens, and the end: int32 [B K + 1].
 
-    ``lengths``, int32 [B, K], are of the documents of each sequence; no device is waited for.
+    ``lengths``, int32 [B, K], are lengths of documents by sequence; no device is waited for.
     """
     bounds = F.pad(lengths.flatten().cumsum(0, dtype=torch.int32), (1, 0))
     torch._dynamo.maybe_mark_dynamic(bounds, 0)  # another K compiles nothing again
@@ -180,7 +180,7 @@ class DecoderAttention(Attention):
     def _heads(
         self, x: Tensor, freqs_cis: Tensor, positions: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, [B, T, heads, d] each, the former two rotated."""
+        """Return queries, keys and values, [B, T, heads, d], the former two rotated."""
         shape, n_kv = (*x.shape[:2], -1, self.head_dim), self.n_kv_heads
         joined = joined_output((self.wq, self.wk, self.wv), x)
         if joined is not None and self.q_norm is None:
@@ -204,7 +204,7 @@ class DecoderAttention(Attention):
 
 
 class DecoderFeedForward(FeedForward):
-    """Upstream's feed-forward, whose two layers of one input may be computed as one."""
+    """Upstream's feed-forward, with two layers of the same input possibly computed as one."""
 
     linear_groups = (("w1", "w3"),)
 
@@ -226,7 +226,7 @@ class SwiGlu(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Return the gradients of a and of b side by side, as one product takes them."""
+        """Return the gradients of a and of b side by side, for a single product."""
         (joined,) = ctx.saved_tensors
         gate, up = joined.chunk(2, dim=-1)
         both = torch.empty_like(joined)
@@ -237,7 +237,7 @@ class SwiGlu(Function):
 
 
 class Decoder(Transformer):
-    """Upstream's llama3 for packed sequences; without ``positions`` it computes what that does."""
+    """Upstream's llama3 for packed sequences; without ``positions`` the same as upstream."""
 
     def __init__(self, model_args: TransformerModelArgs) -> None:
         args = as_decoder(model_args)
@@ -287,7 +287,7 @@ class Decoder(Transformer):
 
 
 def for_packing(model_cls: type, flavor: str, model_args: Any) -> DecoderArgs:
-    """Return the description of a model that reads packed sequences; ValueError if it cannot."""
+    """Return the description of a model reading packed sequences; ValueError if impossible."""
     if model_cls is not Transformer:
         raise ValueError(
             "data.packing is true, and model.name is not llama3, whose attention alone can be kept "

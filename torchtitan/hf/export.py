@@ -1,7 +1,6 @@
 """Turns a checkpoint of a run into a Hugging Face folder.
 
-The checkpoint is read one output file at a time, so that no more than a file's worth of weights is
-in memory, whatever the size of the model.
+The checkpoint is read by output file, so memory holds a file's weights at most.
 """
 
 import shutil
@@ -50,7 +49,7 @@ Forms = Mapping[str, Callable[[JobConfig, StoredWeights], FolderForm]]
 
 
 def find_checkpoint(run: Path, step: int | None, names: Collection[str]) -> tuple[Path, JobConfig]:
-    """Return the checkpoint of ``run`` at ``step``, or its last one, of a model in ``names``."""
+    """Return the checkpoint of ``run`` at ``step``, or the last, of a model in ``names``."""
     try:
         settings = read_run_settings(run)
     except ValueError as error:
@@ -71,9 +70,9 @@ def find_checkpoint(run: Path, step: int | None, names: Collection[str]) -> tupl
 
 
 def _lead_home(job_config: JobConfig, run: Path) -> None:
-    """Let paths lead from here to what they led to from the folder that the run began in.
+    """Let relative paths lead to the same places as from the run's start folder.
 
-    That folder is known where ``job.dump_folder`` is relative too, and the run was not moved.
+    The start folder is known if ``job.dump_folder`` is relative too, and the run was not moved.
     """
     output, places = Path(job_config.job.dump_folder), Path(job_config.metrics.save_tb_folder)
     above = len(places.parts) + len(output.parts)
@@ -97,12 +96,12 @@ def export_run(
     forms: Forms | None = None,
     adapter: bool = False,
 ) -> Path:
-    """Write the weights of a run as a folder that transformers loads, and return the folder.
+    """Write the weights of a run as a folder for transformers, and return the folder.
 
-    Adapters are merged into them, or with ``adapter`` written alone as a folder that peft loads.
-    The folder, ``<run>/hf_step-<step>`` or ``adapter_step-<step>`` unless named, is either whole or
-    not there. Without ``step`` it is of the last finished checkpoint. Without ``dtype`` weights are
-    as they lie in the checkpoint, so that the folder computes what the training model did.
+    Adapters are merged, or with ``adapter`` written alone as a folder for peft. The folder,
+    ``<run>/hf_step-<step>`` or ``adapter_step-<step>`` unless named, is written whole or not at
+    all. Without ``step`` the last finished checkpoint is taken. Without ``dtype`` weights keep
+    their type in the checkpoint, so that the folder computes the same as the training model.
     """
     forms = {LLAMA: llama_form} if forms is None else forms
     checkpoint, job_config = find_checkpoint(run, step, list(forms))
@@ -138,8 +137,8 @@ def export_run(
 def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
     """Return the form of a LLaMA; ValueError if the checkpoint or its model lacks something.
 
-    Embeddings that were tied in the folder the run began from stay tied if what is written of them
-    is still equal, bit for bit; trained apart, they are written apart.
+    Embeddings tied in the run's first folder stay tied if still equal, bit for bit; trained apart,
+    they are written apart.
     """
     assets = Path(job_config.model.hf_assets_path)
     if not (assets.is_absolute() or assets.exists()):
@@ -187,8 +186,8 @@ def llama_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
 def hf_settings(args: DecoderArgs, source: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the contents of ``config.json``.
 
-    Where ``source`` describes the same model it is kept, so that token ids and everything else we
-    do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
+    A ``source`` for the same model is kept, with token ids and keys unknown to us. Of another
+    model's only the token ids are, which are the tokenizer's.
     """
     ids = {key: source[key] for key in TOKEN_IDS if key in source}
     settings = {**to_settings(args), **ids}
@@ -217,7 +216,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def _drop_code(folder: Path) -> None:
-    """Leave out what names files of Python: they stay behind, and would be missed."""
+    """Drop keys naming files of Python, which stay behind and would be missed."""
     for file in folder.glob("*config.json"):
         with suppress(ValueError):  # what cannot be read goes along as it is
             settings = read_object(file)
@@ -264,10 +263,10 @@ def write_chat_template(folder: Path, name: str, tokenizer: FolderTokenizer | No
 def write_generation_config(
     folder: Path, config: Mapping[str, Any], end: int | None, *, other_ids: bool = False
 ) -> None:
-    """Write how to generate: as copied, else, or if it has ``other_ids``, with those of ``config``.
+    """Write the settings of generation: copied, or with the ids of ``config`` for ``other_ids``.
 
-    A model that learned to end its answers by ``end`` would otherwise be let talk on where the
-    settings of the model it began from know another token only.
+    A model that learned to end its answers by ``end`` would otherwise talk on, if the base model's
+    settings know another token only.
     """
     path = folder / GENERATION_FILE
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Which model a configuration asks for: a flavor by name, or what a Hugging Face folder says."""
+"""The model of a configuration: a flavor by name, or a Hugging Face folder's."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -91,7 +91,7 @@ def chosen_args(job_config: JobConfig, upstream: Mapping[str, Any]) -> Any:
 
 
 def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
-    """Return ``model_args`` with the RoPE scaling that the configuration asks for.
+    """Return ``model_args`` with the RoPE scaling of the configuration.
 
     Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
     SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.

@@ -13,7 +13,7 @@ from torchtitan.checkpoints.finished import INDEX_FILE
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor, nothing without an index; ValueError for a broken one."""
+    """Return the file of each tensor, empty without an index; ValueError for a broken index."""
     path = folder / INDEX_FILE
     try:
         files: dict[str, str] = read_object(path)["weight_map"]
@@ -27,10 +27,10 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def file_numbers(folder: str | None) -> dict[str, int] | None:
-    """Return the number of each tensor's file from 1, by which upstream names what it saves.
+    """Return the number of each tensor's file from 1, for names of saved files.
 
-    Upstream itself looks for digits in the files' names, which may have none, or others. None where
-    there is no index: one file then holds all.
+    Upstream looks for digits in the files' names, which may have none, or others. None without an
+    index: a single file then holds all.
     """
     files = {} if folder is None else read_index(Path(folder))
     places = {file: number for number, file in enumerate(sorted(set(files.values())), start=1)}
@@ -44,7 +44,7 @@ _OTHER_FORM = "consolidated"
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a folder's files, whole and each in one of them alone."""
+    """Return the shape of every tensor of a folder's files, each whole and in a single file."""
     paths = folder.glob(f"*{SUFFIX}")
     files = sorted(path for path in paths if not path.name.startswith(_OTHER_FORM))
     absent = sorted(set(read_index(folder).values()) - {file.name for file in files})
@@ -74,7 +74,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def misfits(wanted: Shapes, stored: Shapes) -> Iterator[str]:
-    """Say which tensors a folder lacks of a model, or has in another shape."""
+    """Yield a model's tensors missing in a folder, or of another shape."""
     if missing := [name for name in wanted if name not in stored]:
         yield f"it lacks {listed(missing)}"
     misshapen = [

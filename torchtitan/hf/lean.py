@@ -1,4 +1,4 @@
-"""A stage of a decoder that computes in 16 bits, from the embedding's output to the logits."""
+"""A decoder's stage computing in 16 bits, from the embedding's output to the logits."""
 
 from functools import wraps
 from typing import Any

@@ -1,7 +1,7 @@
-"""The loss of learned tokens alone, whose logits never stand whole in float32.
+"""The loss of learned tokens alone, without all logits in float32.
 
-The rows of learned tokens are taken out in front of the last norm. Logits stay in the type that the
-head computes in, and their gradient is written over them. Blocks of them pass through float32.
+The rows of learned tokens are taken out in front of the last norm. Logits stay in the head's type,
+and are overwritten by their gradient. Blocks of them pass through float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ def learned_loss(
 
     ``head`` computes logits, [n, V], of rows, [n, d], of ``hidden``, [B, T, d]. ``learned``, int64
     [B, 2, T], has places and labels of the first ``n_learned`` tokens of each row. Without any, the
-    loss and all gradients are 0, and there is a graph nevertheless. A head that ``is_sharded`` over
-    replicas, whose batches differ, is called once, whatever logits take: it may gather its weights.
+    loss and all gradients are 0, still with a graph. A head ``is_sharded`` over replicas with
+    different batches is called once, for any size of logits: the call may gather its weights.
     """
     n = sum(n_learned)
     length = hidden.shape[1]
@@ -59,7 +59,7 @@ def _computed_in(hidden: Tensor) -> torch.dtype:
 
 
 def _again(head: Head, rows: Tensor) -> Callable[[], Tensor]:
-    """Return what computes logits once more, as they were computed, without a graph."""
+    """Return a function recomputing the logits, without a graph."""
     rows, kind = rows.detach(), rows.device.type
     is_cast, dtype = torch.is_autocast_enabled(kind), _computed_in(rows)
 
@@ -73,8 +73,8 @@ def _again(head: Head, rows: Tensor) -> Callable[[], Tensor]:
 class _CrossEntropy(Function):
     """The sum of cross entropies, float32 [], of logits, [n, V], under labels, int64 [n].
 
-    ``again`` computes the logits once more for the backward; None keeps them. The gradient takes
-    the place of the logits: a second backward of one graph is an error.
+    ``again`` recomputes the logits for the backward; None keeps them. The gradient takes the place
+    of the logits: a second backward of a graph is an error.
     """
 
     @staticmethod

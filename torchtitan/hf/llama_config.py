@@ -1,4 +1,4 @@
-"""What a LLaMA, Mistral, Qwen2 or Qwen3 model is made of, in the words of ``config.json``."""
+"""Contents of a LLaMA, Mistral, Qwen2 or Qwen3 model, in the words of ``config.json``."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ _NO_KEYS = ("qkv_bias", "output_bias", "qk_norm")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what ``config.json`` of ``folder`` says; ValueError if it is no JSON object."""
+    """Return the contents of ``folder``'s ``config.json``; ValueError if no JSON object."""
     path = folder / CONFIG_FILE
     try:
         return read_object(path)
@@ -75,7 +75,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> DecoderArgs:
-    """Return the model that a Hugging Face folder holds; ValueError as for its settings."""
+    """Return the model of a Hugging Face folder; ValueError as for its settings."""
     settings = read_settings(folder)
     try:
         return parse_config(settings)
@@ -84,11 +84,11 @@ def read_config(folder: Path) -> DecoderArgs:
 
 
 def parse_config(settings: Mapping[str, Any]) -> DecoderArgs:
-    """Return the model that ``settings``, the contents of a ``config.json``, describe.
+    """Return the model described by ``settings``, the contents of a ``config.json``.
 
     Both forms of the rotary embeddings are understood: ``rope_parameters`` of transformers 5, and
     ``rope_theta`` beside ``rope_scaling`` of the releases before, which wins as in transformers.
-    ValueError names everything for which the model has no place.
+    ValueError names all settings without a place in the model.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     family = given.get("model_type", "llama")
@@ -123,7 +123,7 @@ def parse_config(settings: Mapping[str, Any]) -> DecoderArgs:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that have rules; ValueError names all that break one."""
+    """Return the values with rules; ValueError names all breaking a rule."""
     found, problems = {}, []
     is_scaled = given["rope_type"] == "llama3"
     for key, hint in {**_HINTS, **(_SCALING_HINTS if is_scaled else {})}.items():
@@ -151,7 +151,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sliding_window(given: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
-    """Return the window of the layers that have one, or None."""
+    """Return the window of layers with a window, or None."""
     if given["model_type"] == "mistral":
         has_window = True
     elif given["model_type"] == "llama" or not given.get("use_sliding_window"):
@@ -165,7 +165,7 @@ def _sliding_window(given: Mapping[str, Any], settings: Mapping[str, Any]) -> in
 
 
 def feed_forward_size(args: TransformerModelArgs) -> int:
-    """Return the width that upstream's ``FeedForward`` makes of ``args``."""
+    """Return the width of upstream's ``FeedForward`` for ``args``."""
     size = _plain_size(args.dim)
     if args.ffn_dim_multiplier is not None:
         size = int(args.ffn_dim_multiplier * size)
@@ -177,7 +177,7 @@ def _plain_size(dim: int) -> int:
 
 
 def _described(args: DecoderArgs) -> dict[str, Any]:
-    """Return a model in the words of ``config.json``, or its own where that has none."""
+    """Return a model in the words of ``config.json``, or in its own where missing."""
     scaling = dict(zip(_SCALING_HINTS, astuple(args.rope_scaling_args), strict=True))
     return {
         **{theirs: getattr(args, ours) for theirs, (ours, _) in _NAMES.items()},
@@ -188,7 +188,7 @@ def _described(args: DecoderArgs) -> dict[str, Any]:
 
 
 def differences(expected: DecoderArgs, found: DecoderArgs) -> list[str]:
-    """Return a sentence for each value in which two models, and so their weights, differ."""
+    """Return a sentence per value in which two models, and so their weights, differ."""
     there = _described(found)
     return [
         f"{name} is {_text(there[name])}, not {_text(here)}"

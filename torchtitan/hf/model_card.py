@@ -1,4 +1,4 @@
-"""The page of a model on the hub: data, method and figures of the run that made it."""
+"""The page of a model on the hub: data, method and figures of its run."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +9,7 @@ from timelyfreeze.records.summary import RunSummary, as_shown
 
 
 def model_card(name: str, summary: RunSummary) -> str:
-    """Return a model card; of a path, which is nobody's business, its last part alone is told."""
+    """Return a model card; only the last part of paths is shown."""
     data = " ".join(w if is_hub_id(w) else Path(w).name for w in summary.dataset.split())
     method = f"`{summary.method}`, {summary.schedule or 'no pipeline'}"
     length = f"{summary.n_devices} processes; {summary.steps_done} of {summary.steps} steps"

@@ -21,9 +21,9 @@ from torchtitan.lora.adapters import adapter_of, is_adapter
 
 
 class StoredWeights:
-    """The tensors of a checkpoint that torch has written, by name, and adapters merged in.
+    """The tensors of a checkpoint of torch, by name, with adapters merged.
 
-    They are of ``dtype``, or as they lie in the checkpoint.
+    Their type is ``dtype``, or the checkpoint's.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class StoredWeights:
             self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the checkpoint has a tensor of that name."""
+        """Return whether the checkpoint has a tensor of this name."""
         return name in self._entries
 
     def require(self, names: Iterable[str]) -> None:
-        """Raise ValueError if the checkpoint lacks one of the named tensors."""
+        """Raise ValueError for a named tensor missing in the checkpoint."""
         for name in names:
             if name not in self:
                 raise ValueError(f"{str(self._checkpoint)!r} lacks {name} of the run's model")
@@ -51,12 +51,12 @@ class StoredWeights:
         return any(map(is_adapter, self._entries))
 
     def empty(self, name: str, device: str = "meta") -> Tensor:
-        """Return a tensor as it lies in the checkpoint, without its values."""
+        """Return a tensor in the checkpoint's type and shape, without its values."""
         entry = self._entries[name]
         return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type in which a tensor is loaded."""
+        """Return the type of a tensor when loaded."""
         pair = [one for one in adapter_of(name) if one in self]
         # Frozen weights may be of a smaller type than what was learned.
         own = reduce(torch.promote_types, (self.empty(one).dtype for one in [name, *pair]))
@@ -80,10 +80,10 @@ class StoredWeights:
 
 @dataclass(frozen=True)
 class FolderForm:
-    """What a folder of one model is made of.
+    """Contents of a model's folder.
 
-    ``names`` are the tensors to write, by their names here, which ``translate`` turns into those of
-    the files. ``settings`` makes ``config.json``, and writes what transformers reads besides into
+    ``names`` are the tensors to write, by their names here, turned into the files' names by
+    ``translate``. ``settings`` makes ``config.json``, and writes further files of transformers into
     the folder.
     """
 
@@ -123,7 +123,7 @@ def _save(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as a file that people may read."""
+    """Write plain data as a readable file."""
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
@@ -134,7 +134,7 @@ _PREFIX = "base_model.model."  # what peft puts before a model's own names
 def write_adapter(
     folder: Path, weights: StoredWeights, form: FolderForm, lora: Lora, base: str
 ) -> None:
-    """Write the adapters of a checkpoint into a folder that peft loads onto the model ``base``."""
+    """Write the adapters of a checkpoint into a folder for peft, on the model ``base``."""
     tensors, layers, every = {}, [], set()
     for name in form.names:
         layer = form.empty(name, weights)[0].removesuffix(".weight")

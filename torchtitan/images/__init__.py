@@ -1,1 +1,1 @@
-"""Pictures: where they come from, what is done to them, resumable batches, validation."""
+"""Pictures: their places, transforms, resumable batches, validation."""

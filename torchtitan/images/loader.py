@@ -1,4 +1,4 @@
-"""Batches of pictures, from a loader that any number of ranks and workers can resume."""
+"""Batches of pictures, from a loader resumable by any number of ranks and workers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def build_image_dataloader(*, job_config: JobConfig, **place: Any) -> ResizableD
 def build_validation_dataloader(
     *, job_config: JobConfig, split: ExampleSplit = ALL_EXAMPLES, **place: Any
 ) -> ResizableDataloader:
-    """Build the loader of pictures to validate on, in a random order that is always the same."""
+    """Build the loader of validation pictures, in a constant random order."""
     validation = job_config.validation
     examples, classes = read_validation_images(job_config)
     check_labels(examples, classes)
@@ -62,12 +62,11 @@ def build_validation_dataloader(
 
 
 class ImageDataset(ResumableDataset):
-    """Pictures and labels of one data-parallel rank; order and resuming are those of its base.
+    """Pictures and labels of a data-parallel rank; order and resuming come from the base class.
 
-    What is drawn for a picture depends on ``(seed, epoch, row)`` alone: not on who reads it, nor on
-    what was read before. It yields ``({"input": float32 [3, S, S], "rows": int64 []}, label int64
-    [])``, where ``"rows"`` is the picture's index in the data set; with mixup also ``"share"``,
-    float32 [].
+    Draws for a picture depend on ``(seed, epoch, row)`` alone, not on its reader or earlier
+    pictures. Yields ``({"input": float32 [3, S, S], "rows": int64 []}, label int64 [])``, where
+    ``"rows"`` is the picture's index in the data set; with mixup also ``"share"``, float32 [].
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ImageDataset(ResumableDataset):
         self._mixup = mixup
 
     def sample(self, epoch: int, index: int) -> Sample:
-        """Return what an epoch has of the picture at ``index``."""
+        """Return an epoch's sample of the picture at ``index``."""
         key = (self._seed, epoch, index)
         picture = self._transform(self._examples.picture(index), *key)
         inputs = {"input": picture, ROWS: torch.tensor(index)}

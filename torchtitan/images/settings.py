@@ -1,4 +1,4 @@
-"""What a configuration says of pictures: where they are, their colors, their classes."""
+"""A configuration's settings of pictures: places, colors, classes."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ def training_place(config: JobConfig) -> ImagePlace:
 
 
 def validation_place(config: JobConfig) -> ImagePlace:
-    """Return where the pictures to validate on are: unless said otherwise those of training."""
+    """Return the place of the validation pictures, by default the training's."""
     section = "training" if config.validation.dataset_path is None else "validation"
     return _place(config, section, config.vision.validation_split or config.vision.split)
 
@@ -50,19 +50,19 @@ def read_validation_images(config: JobConfig) -> tuple[ImageExamples, int]:
 
 
 def configured_classes(config: JobConfig) -> int:
-    """Return the number of classes of a run; the data is read if no key tells it."""
+    """Return the number of classes of a run; the data is read without a key."""
     return config.vision.classes or read_images(training_place(config)).classes
 
 
 def transform_of(config: JobConfig, *, is_training: bool) -> ImageTransform:
-    """Return what makes tensors of pictures."""
+    """Return the transform from pictures to tensors."""
     vision, said = config.vision, _preprocessor(config)
     mean, std = (_colors(config, said, name) for name in _COLORS)
     return ImageTransform(vision.image_size, mean, std, vision.augmentation, is_training)
 
 
 def color_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with mean and standard deviation of colors."""
+    """Yield errors of mean and standard deviation of colors."""
     try:
         said = _preprocessor(config)
     except (OSError, ValueError) as error:
@@ -81,7 +81,7 @@ def _preprocessor(config: JobConfig) -> dict[str, Any]:
 
 
 def _colors(config: JobConfig, said: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    """Return what a key says of colors, or else the model's folder, or else what is usual."""
+    """Return a key's colors, or else the model folder's, or else the usual."""
     values, key = getattr(config.vision, name), f"vision.{name}"
     if values is None:
         values, key = said.get(f"image_{name}"), f"image_{name} of {PREPROCESSOR} in {_ASSETS}"

@@ -1,4 +1,4 @@
-"""Where pictures come from: a folder for each class, parquet files, or a name on the hub."""
+"""Sources of pictures: a folder per class, parquet files, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True)
 class ImagePlace:
-    """What names pictures: a folder, parquet files or the hub's; and the key that holds it."""
+    """Place of pictures: a folder, parquet files or a hub name; and its key."""
 
     path: str
     key: str
@@ -38,12 +38,12 @@ class ImagePlace:
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this disk; FileNotFoundError for a path that is not there."""
+        """Whether the place is on this disk; FileNotFoundError for a missing path."""
         return is_pattern(self.path) or is_local_path(self.path, key=self.key)
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The same for two places that hold the same pictures."""
+        """Equal for two places with the same pictures."""
         if is_pattern(self.path) or os.path.exists(self.path):
             return (os.path.realpath(self.path),)
         return self.path, self.subset, self.split
@@ -54,12 +54,12 @@ class ImagePlace:
 
 
 def is_pattern(path: str) -> bool:
-    """Return whether a path stands for files that match it."""
+    """Return whether a path is a pattern of files."""
     return glob.has_magic(path) and not os.path.exists(path)
 
 
 def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
-    """Read where pictures are, and their labels; no picture is decoded.
+    """Read the places of pictures and their labels; no picture is decoded.
 
     ``names`` are the training data's classes, if it has names: a folder of pictures gets its labels
     from them; without, from its own classes in the order of their names.
@@ -136,7 +136,7 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """Yield what is in a folder and below it, in torchvision's order, but for what is hidden."""
+    """Yield files below a folder, in torchvision's order, without hidden ones."""
     found = []
     for root, inside, names in os.walk(folder, followlinks=True):
         if os.path.realpath(root) in map(os.path.realpath, Path(root).parents):
@@ -226,17 +226,16 @@ _MOST_HEADERS = 10_000
 
 
 class ImageError(DataError):
-    """A picture or its label cannot be used; the message says which and why."""
+    """A picture or its label cannot be used; the message names picture and reason."""
 
 
 @dataclass(frozen=True)
 class ImageExamples:
     """The pictures of a data set.
 
-    Each is the path of its file, or a row of ``column`` as ``datasets`` gives it: bytes and path.
+    A picture is the path of its file, or a row of ``column`` from ``datasets``: bytes and path.
     Labels are int64, [n]; ``names`` of the classes, in the order of labels, may be missing.
-    ``files`` has ``(name, rows)`` of each file or hub name in order; none where each picture is
-    one.
+    ``files`` has ``(name, rows)`` of files or hub names in order; empty if pictures are files.
     """
 
     images: Sequence[Any]
@@ -262,7 +261,7 @@ class ImageExamples:
         return f"{name}, row {row}"
 
     def picture(self, index: int) -> Image.Image:
-        """Return a picture in red, green and blue, upright, as ``datasets`` turns it."""
+        """Return a picture in red, green and blue, upright, as turned by ``datasets``."""
         from PIL import ImageOps
 
         with self.opened(index) as image:
@@ -274,7 +273,7 @@ class ImageExamples:
                 raise self._damaged(index, error) from error
 
     def opened(self, index: int) -> Image.Image:
-        """Return a picture of which no more than the header was read."""
+        """Return a picture with only its header read."""
         # Imported here: a configuration is read without Pillow.
         from PIL import Image
 

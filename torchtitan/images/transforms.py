@@ -1,4 +1,4 @@
-"""From a picture to what the model gets, with draws that are named by seed, epoch and row."""
+"""From a picture to the model's input, with draws keyed by seed, epoch and row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ImageTransform:
 
     @property
     def shorter_side(self) -> int:
-        """To how many pixels validation brings it, before the middle is cut out."""
+        """Pixels of the shorter side in validation, before the middle is cut out."""
         center = _CENTER if self.augmentation == RESIZED_CROP else 1.0
         return round(self.size / center)
 
@@ -81,7 +81,7 @@ _DRAW = 1
 
 @dataclass(frozen=True)
 class Mixup:
-    """Mixes each picture of a batch with the one before it, the first with the last."""
+    """Mixes each picture of a batch with its predecessor, the first with the last."""
 
     alpha: float
     classes: int
@@ -92,7 +92,7 @@ class Mixup:
         return torch.tensor(drawn, dtype=torch.float32)
 
     def collate(self, samples: Sequence[Sample]) -> Sample:
-        """Return the mixed batch of samples that have shares; labels are float32 [B, C]."""
+        """Return the mixed batch of samples with shares; labels are float32 [B, C]."""
         inputs, labels = default_collate(list(samples))
         shares = inputs.pop(SHARE)
         pictures, targets = inputs["input"], functional.one_hot(labels, self.classes).float()

@@ -31,7 +31,7 @@ class ImageValidator(BatchValidator):
         super().__init__(loader, job_config, metrics_processor, **kwargs)
 
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
-        """Evaluate the model and log what was found; all ranks come here at the same steps."""
+        """Evaluate the model and log the results; a collective call at the same steps."""
         scores = torch.zeros(4, dtype=torch.float64)
         parts: list[tuple[int, float]] = []
         with counted_apart(self._metrics_processor) as processor:
@@ -62,7 +62,7 @@ class ImageValidator(BatchValidator):
 
 
 class _Outputs:
-    """Keeps what the last stage puts out, whose loss alone upstream's validator asks for."""
+    """Keeps the last stage's outputs, since upstream's validator asks for its loss alone."""
 
     def __init__(self, schedule: Any, loss_fn: Any) -> None:
         self._schedule = schedule
@@ -92,9 +92,9 @@ def build_image_validator(
 
 
 def scores_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return sums over logits, [B, C]: loss, places among the first and first five, pictures.
+    """Return sums over logits, [B, C]: loss, hits in the first and first five, pictures.
 
-    float64 [4]. The loss has no label smoothing; of fewer than six classes each is among five.
+    float64 [4]. The loss has no label smoothing; with fewer than six classes all are among five.
     """
     logits = logits.float()
     hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]

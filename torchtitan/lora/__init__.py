@@ -26,10 +26,10 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What an adapter's output is multiplied by."""
+        """Factor of an adapter's output."""
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
         return alpha / self.rank
 
     def rate(self, of_weights: float) -> float:
-        """Return the learning rate of adapters, given that of weights."""
+        """Return the learning rate of adapters, given the weights'."""
         return _FASTER * of_weights if self.learning_rate is None else self.learning_rate

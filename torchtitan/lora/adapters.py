@@ -1,7 +1,7 @@
-"""Puts peft's adapters into stages, with the names and first values that the rest expects.
+"""Puts peft's adapters into stages, with expected names and first values.
 
-A weight is called in a checkpoint as it is without adapters: ``layers.0.attention.wq.weight``. Its
-adapter's two are ``layers.0.attention.wq.lora_A.default.weight`` and the same with ``lora_B``.
+A weight's name in a checkpoint is the same as without adapters: ``layers.0.attention.wq.weight``.
+Its adapter's two are ``layers.0.attention.wq.lora_A.default.weight`` and the same with ``lora_B``.
 """
 
 import math
@@ -39,7 +39,7 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
-    """Return those of ``layers`` that get an adapter; all but the head without ``targets``.
+    """Return the ``layers`` with an adapter; all but the head without ``targets``.
 
     A target names a layer whole, or by the last words of its name, ours or Hugging Face's.
     """
@@ -53,7 +53,7 @@ def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
 def adapter_shapes(
     model: nn.Module, layers: Iterable[str], rank: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor of the adapters of ``layers``, by its name."""
+    """Return the shapes of the adapters' tensors for ``layers``, by name."""
     shapes = {}
     for name in layers:
         layer = model.get_submodule(name)
@@ -64,7 +64,7 @@ def adapter_shapes(
 
 
 def adapter_of(weight: str) -> tuple[str, str]:
-    """Return the names of the two tensors of a weight's adapter: that goes down, that goes up."""
+    """Return the names of both tensors of a weight's adapter: down, up."""
     layer = weight.removesuffix(".weight")
     return layer + DOWN, layer + UP
 
@@ -83,12 +83,11 @@ def add_adapters(
 ) -> nn.Module:
     """Freeze all weights of a stage for good and put adapters beside its linear layers.
 
-    Call it before parallelisms are applied. The adapters get their values, which follow from the
-    seed and their names alone, when ``init_weights`` is called, as all weights do, and are of the
-    type that weights were.
+    To be called before parallelisms are applied. The adapters get their values, from the seed and
+    their names alone, in ``init_weights``, as all weights, and have the weights' type.
 
-    Autocast keeps what it has cast of weights that learn, but not of others: each microbatch would
-    have a copy of all frozen weights of its own. So these are in its type, if any, from the start.
+    Autocast caches casts of learning weights only: microbatches would all copy the frozen weights.
+    So frozen weights are in autocast's type, if any, from the start.
     """
     part.requires_grad_(False)
     layers = chosen_layers(linear_layers(part), settings.targets)
@@ -147,7 +146,7 @@ def _name_as_within(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 @torch.no_grad()
 def _begin(name: str, tensor: Tensor, seed: int) -> None:
-    """Give an adapter's tensor peft's values, the same in each process; what goes up gets zeros."""
+    """Give an adapter's tensor peft's values, the same in all processes; zeros for the upper."""
     if name.endswith(UP):
         tensor.zero_()
         return
@@ -164,7 +163,7 @@ def _begin(name: str, tensor: Tensor, seed: int) -> None:
 
 
 def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
-    """Return ``spec`` with adapters in each stage, which learn at their own rate."""
+    """Return ``spec`` with adapters in all stages, learning at their own rate."""
 
     def parallelized(part: nn.Module, dims: ParallelDims, config: JobConfig) -> nn.Module:
         dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
@@ -183,10 +182,10 @@ def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
 
 
 def count_trained(parts: Sequence[nn.Module], n_copies: int) -> dict[str, int]:
-    """Return ``parameters`` and ``parameters_trained`` of the whole model; nothing if all are.
+    """Return ``parameters`` and ``parameters_trained`` of the whole model; nothing if equal.
 
-    Where parts of the model are frozen for good, they are so on every rank, and all come here.
-    ``n_copies`` processes hold each stage, or a share of its tensors.
+    A collective call of all ranks if parts of the model are frozen for good. ``n_copies`` processes
+    hold a stage, or a share of its tensors.
     """
     every = [parameter for part in parts for parameter in part.parameters()]
     trained = sum(parameter.numel() for parameter in every if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""The configuration of a run, and the pipeline that it describes."""
+"""The configuration of a run, and the pipeline described by it."""
 
 from torchtitan.settings.job_config import (
     Freezing,

@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, and the sections that this fork adds.
+"""The configuration: TorchTitan's, and the sections of this fork.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -51,7 +51,7 @@ class Vision:
 
     augmentation: str = "resized_crop"
     """What training does to a picture at random. "resized_crop": a part of it, 8% to all of its
-    area, resized; half of them flipped. "padded_crop", for small pictures: moved by up to an eighth
+    area, resized, half of them flipped. "padded_crop", for small pictures: moved by up to an eighth
     of its size, half of them flipped. "none": the same as validation."""
 
     mean: list[float] | None = None
@@ -81,17 +81,16 @@ class Freezing(FreezeSettings):
 
     preset: str = ""
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
-    otherwise by default; docs/method.md lists it. A run prints what it has set."""
+    otherwise by default (see docs/method.md). A run prints what it has set."""
 
     # a width is known here; the library has numbers
     gradient_rank: int | list[int] | str = "auto"  # type: ignore[assignment]
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning; nothing but those weights is frozen (see docs/low_rank.md). Of several, ascending, the
+    learning. Only those weights are frozen then (see docs/low_rank.md). Of several, ascending, the
     warm-up takes the one with which a loss is estimated to be reached soonest. "auto": 16, 32 and
-    64 for text models at least 512 wide, else 0; and 0 where it does not work, as with tensor
-    parallelism."""
+    64 for text models at least 512 wide, else 0, as where it does not work (tensor parallelism)."""
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.
@@ -130,7 +129,7 @@ class Columns:
     """What is asked."""
 
     input: str = ""
-    """What an instruction is about; may be missing."""
+    """What an instruction is about, which may be missing."""
 
     output: str = ""
     """The answer."""
@@ -148,13 +147,13 @@ class Data:
     twice, and half of them, always the same, once more. Unset: once each."""
 
     subset: str | list[str] = ""
-    """Subset (configuration) of a hub data set; one value, or one for each of data.paths."""
+    """Subset (configuration) of a hub data set: one value, or one for each of data.paths."""
 
     split: str | list[str] = ""
-    """Split of a hub data set; one value, or one for each of data.paths. Unset: "train"."""
+    """Split of a hub data set: one value, or one for each of data.paths. Unset: "train"."""
 
     revision: str | list[str] = ""
-    """Commit, branch or tag of a hub data set; one value, or one for each of data.paths."""
+    """Commit, branch or tag of a hub data set: one value, or one for each of data.paths."""
 
     columns: Columns = field(default_factory=Columns)
 
@@ -162,7 +161,7 @@ class Data:
     """Draw the examples of each epoch in a new random order."""
 
     seed: int = 42
-    """Seed of that order; the same on every rank."""
+    """Seed of that order, the same on every rank."""
 
     validation_fraction: float = 0.0
     """Fraction of the examples, in [0, 1), that is held out of training. Validation reads it where
@@ -176,7 +175,7 @@ class Data:
 
     packing: bool = False
     """Put several examples into one sequence of training.seq_len tokens, without attention from one
-    to another; otherwise each example is padded to that length. training.local_batch_size counts
+    to another. Otherwise each example is padded to that length. training.local_batch_size counts
     sequences."""
 
 
@@ -195,10 +194,10 @@ class Plots:
     """Whether a run draws what it measures."""
 
     enable: bool = True
-    """Draw timelines and curves into the folder "plots" of the run, and show them in
-    TensorBoard: whenever a phase has been measured, and at the end. A process of its own draws, at
-    the lowest priority; training does not wait for it. Without, draw them later from the run's
-    files: timelyfreeze draw RUN_FOLDER."""
+    """Draw timelines and curves into the folder "plots" of the run, and show them in TensorBoard:
+    whenever a phase has been measured, and at the end. A process of its own draws, at the lowest
+    priority. Training does not wait for it. Without, draw them later from the run's files:
+    timelyfreeze draw RUN_FOLDER."""
 
 
 @dataclass
@@ -260,7 +259,7 @@ class Parallelism(TitanParallelism):
 
     partition_profile: str = ""
     """For partition "time": the bounds.json that `timelyfreeze profile` or a training run with a
-    plan has written for this model; the same file on every host."""
+    plan has written for this model, the same file on every host."""
 
 
 @dataclass
@@ -315,12 +314,12 @@ _KEYS = {
 
 
 def toml_key(argument: str) -> str:
-    """Return the key that stands for an argument of the library."""
+    """Return the key behind an argument of the library."""
     return _KEYS.get(argument, f"freezing.{argument}")
 
 
 def cache_folder(config: JobConfig) -> str:
-    """Return where a run keeps what its frozen front puts out."""
+    """Return the folder of a run's stored front outputs."""
     return os.path.join(config.job.dump_folder, config.freezing.cache.folder)
 
 

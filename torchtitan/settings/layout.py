@@ -21,9 +21,9 @@ from torchtitan.settings.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
-    """Return the modules of each stage, cut as upstream cuts; ValueError if layers are too few.
+    """Return the modules of stages, cut as by upstream; ValueError for too few layers.
 
-    The schedule is one that torch knows.
+    The schedule is known to torch.
     """
     parallelism = config.parallelism
     if parallelism.module_fqns_per_model_part is not None:
@@ -50,9 +50,9 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
 
 
 def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
-    """Return the order in which the ranks work; without a pipeline, forward and backward.
+    """Return the order of the ranks' work; without a pipeline, forward and backward.
 
-    A ValueError if its stages are not those of the model.
+    A ValueError if its stages are not the model's.
     """
     parallelism = config.parallelism
     n_ranks, csv = parallelism.pipeline_parallel_degree, parallelism.pipeline_parallel_schedule_csv
@@ -85,7 +85,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
 
 
 def examples_of_microbatch(config: JobConfig) -> int:
-    """Return the sequences of a microbatch; without a pipeline that is the whole batch."""
+    """Return the sequences of a microbatch; without a pipeline the whole batch."""
     if config.parallelism.pipeline_parallel_degree == 1:
         return config.training.local_batch_size
     return config.parallelism.pipeline_parallel_microbatch_size
@@ -120,7 +120,7 @@ def pipeline_metadata(
     n_processors: float | None = None,
     sizes: PipelineMetadata | None = None,
 ) -> PipelineMetadata:
-    """Return ``sizes`` with what a configuration tells of the pipeline that was measured."""
+    """Return ``sizes`` with a configuration's facts on the measured pipeline."""
     parallelism, freezing = job_config.parallelism, job_config.freezing
     family = model_family(job_config)
     layers = () if n_layers is None else count_layers(stage_modules(job_config, n_layers))
@@ -149,12 +149,12 @@ def modules_of_split(split: Sequence[int]) -> list[list[str]]:
 
 
 def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return the number of layers among the modules of each stage."""
+    """Return the number of layers among the modules of stages."""
     return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)
 
 
 class ModelFamily(NamedTuple):
-    """A kind of model: what throughput counts, and whether a row is text of ``seq_len`` tokens."""
+    """A kind of model: the unit of throughput, and whether rows are texts of ``seq_len`` tokens."""
 
     unit: str
     reads_text: bool
@@ -164,7 +164,7 @@ IMAGE_MODELS = ("vit", "convnextv2")
 
 
 def padding_note(config: JobConfig) -> str:
-    """Return what stands behind the throughput of steps that counts fewer tokens than are read."""
+    """Return the remark on the throughput of steps counting fewer tokens than are read."""
     leaves_out = model_family(config).reads_text and not config.report.count_padding
     return " without padding" if leaves_out else ""
 

@@ -1,4 +1,4 @@
-"""Presets: one word for keys that belong together, ``freezing.preset``."""
+"""Presets: ``freezing.preset``, a word for a group of keys."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torchtitan.settings.job_config import JobConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """Keys that a preset stands for, where another value is refused, and those it only sets."""
+    """Keys of a preset: fixed, with other values refused, and merely set."""
 
     fixed: Mapping[str, Any]
     usual: Mapping[str, Any]
@@ -39,7 +39,7 @@ PRESETS = {
 
 
 def preset_errors(job_config: JobConfig, given: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with the preset, if ``given`` keys stand in the file or command line."""
+    """Yield errors of the preset, if ``given`` keys stand in the file or command line."""
     name = job_config.freezing.preset
     if not name:
         return
@@ -58,7 +58,7 @@ def preset_errors(job_config: JobConfig, given: Collection[str]) -> Iterator[str
 
 
 def with_preset(job_config: JobConfig, given: Collection[str]) -> JobConfig:
-    """Return a configuration with the keys of the preset that it asks for, if any."""
+    """Return a configuration with the keys of its preset, if any."""
     preset = PRESETS.get(job_config.freezing.preset)
     if preset is None:
         return job_config
@@ -67,7 +67,7 @@ def with_preset(job_config: JobConfig, given: Collection[str]) -> JobConfig:
 
 
 def preset_line(job_config: JobConfig) -> str | None:
-    """Return what a preset has set, as a run tells it; None without one."""
+    """Return the keys set by a preset, as a line of the log; None without a preset."""
     preset = PRESETS.get(job_config.freezing.preset)
     if preset is None:
         return None

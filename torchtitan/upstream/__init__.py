@@ -1,1 +1,1 @@
-"""What this fork changes of upstream, each change with its reason."""
+"""Changes of this fork to upstream, with their reasons."""

@@ -1,4 +1,4 @@
-"""What TorchTitan asks of a device module, answered for a CPU."""
+"""TorchTitan's device module, for a CPU."""
 
 import os
 import platform
@@ -54,7 +54,7 @@ class CpuDevice:
 
     @staticmethod
     def reset_peak_memory_stats(device: Any = None) -> None:
-        """Start a new peak, where the kernel lets a process do that."""
+        """Start a new peak, if the kernel allows."""
         try:
             _CLEAR_REFS.write_text("5")  # proc(5): resets the peak resident set size
         except OSError:
@@ -62,7 +62,7 @@ class CpuDevice:
 
 
 def _entry(file: Path, key: str) -> str | None:
-    """Return what the first line of ``file`` that begins with ``key`` has behind its colon."""
+    """Return the text behind ``key`` and a colon on the first such line of ``file``."""
     lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)
 
@@ -72,7 +72,7 @@ _SLOW = 2.0
 
 
 def slow_precision(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return what to say of ``training.mixed_precision_param`` if float32 is faster here."""
+    """Return a warning on ``training.mixed_precision_param`` if float32 is faster here."""
     if device.type != "cpu" or dtype == torch.float32:
         return None
     factor = product_s(dtype) / product_s(torch.float32)
@@ -85,7 +85,7 @@ def slow_precision(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def product_s(dtype: torch.dtype) -> float:
-    """Return seconds of processor time that a product of matrices takes, the best of some."""
+    """Return the best processor time of some products of matrices, seconds."""
     one = torch.ones(_SIDE, _SIDE, dtype=dtype)
     # The first one prepares.
     return min(timeit.repeat(lambda: one @ one, timer=time.process_time, number=1, repeat=4))

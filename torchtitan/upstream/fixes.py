@@ -1,12 +1,11 @@
-"""Every upstream behaviour that this fork changes, each with its reason.
+"""Every upstream behaviour changed by this fork, with its reason.
 
-TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel
-training on the machines we support, the change stands here and nowhere else.
-Each has a test that fails when the change is taken away, and so tells when upstream no longer needs
-it; ``docs/upstream.md`` names them.
+TorchTitan 0.2.2 is used as installed; changes of wrong or missing behaviour for pipeline-parallel
+training on supported machines stand here and nowhere else. A test fails without its change, and so
+shows when upstream no longer needs the change; ``docs/upstream.md`` names all tests.
 
 Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest
-are functions that the trainer and the train spec call.
+are functions called by the trainer and the train spec.
 """
 
 import logging
@@ -45,7 +44,7 @@ _installed = False
 
 
 def install() -> None:
-    """Apply all attribute patches; calling it again does nothing."""
+    """Apply all attribute patches; idempotent."""
     global _installed
     if _installed:
         return
@@ -71,7 +70,7 @@ def install() -> None:
 
 
 def _patch(module: Any, name: str, new: Callable[..., Any]) -> None:
-    """Replace ``module.name``, also where it was imported by name; ``new`` gets it as well."""
+    """Replace ``module.name``, also where imported by name; ``new`` gets the original too."""
     original = getattr(module, name)
 
     @wraps(new)
@@ -82,7 +81,7 @@ def _patch(module: Any, name: str, new: Callable[..., Any]) -> None:
 
 
 def _replace(name: str, original: Any, new: Any) -> None:
-    """Give every module of upstream that has ``original`` under ``name`` another value."""
+    """Replace ``original`` under ``name`` in every module of upstream."""
     for module in list(sys.modules.values()):
         is_upstream = getattr(module, "__name__", "").startswith("torchtitan")
         if is_upstream and getattr(module, name, None) is original:
@@ -93,10 +92,9 @@ def _replace(name: str, original: Any, new: Any) -> None:
 
 
 def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
-    """Make FSDP's gradient reduction one that gloo knows; the result is the same.
+    """Make FSDP's gradient reduction a sum known to gloo; the result is the same.
 
-    Upstream asks for a sum with a factor of 1, which FSDP2 passes on as an operation that only NCCL
-    has.
+    Upstream asks for a sum with a factor of 1, passed on by FSDP2 as an operation of NCCL alone.
     """
     if titan_tools.device_type == "cpu":
         for part in module.modules():
@@ -120,11 +118,11 @@ def _clip_on_device(
     pp_mesh: Any = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Let a rank without any gradient take part in the gradient norm, and every emulated rank.
+    """Let ranks without gradients, and all emulated ranks, take part in the gradient norm.
 
-    In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on
+    In a step with everything frozen a rank has no gradients; torch's norm of nothing is a zero on
     the CPU, which NCCL cannot reduce over the pipeline. Factory functions under a default device
-    put it where the parameters are.
+    put the zero beside the parameters.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
@@ -138,12 +136,12 @@ def _clip_on_device(
 
 
 class PipelineLoss:
-    """A sum loss divided by the step's number of target tokens before it is back-propagated.
+    """A sum loss divided by the step's number of target tokens before backpropagation.
 
     Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged
     value (issue #2972): gradients come out larger by the number of tokens, which clipping then
     hides. Outside :meth:`divided_by` (in validation, which divides by itself) the loss is the plain
-    sum. With ``of_learned`` the last stage may compute that sum itself, of learned tokens alone.
+    sum. With ``of_learned`` the last stage may compute the sum itself, of learned tokens alone.
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], *, of_learned: bool = False) -> None:
@@ -161,7 +159,7 @@ class PipelineLoss:
             self._n_tokens = 1.0
 
     def __call__(self, prediction: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Return the sum loss of one microbatch over the number of tokens of the step."""
+        """Return the sum loss of a microbatch over the number of tokens of the step."""
         is_summed = self.of_learned and prediction.ndim == 0
         total = prediction if is_summed else self._loss_fn(prediction, labels, **kwargs)
         return total / self._n_tokens
@@ -176,9 +174,9 @@ def autocast_stages(
     """Give ``training.mixed_precision_param`` its meaning under pipeline parallelism without FSDP.
 
     Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or
-    tensor parallelism runs without it: fp32 on GPUs that were bought for bf16. Here a stage of a
-    language model computes in 16 bits throughout, as under FSDP; the forward of any other runs
-    under autocast, as upstream does for DDP and single devices.
+    tensor parallelism runs without it: fp32 on GPUs bought for bf16. Here a stage of a language
+    model computes in 16 bits throughout, as under FSDP; other forwards run under autocast, as in
+    upstream for DDP and single devices.
     """
     dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     if parallel_dims.fsdp_enabled or dtype == torch.float32:
@@ -196,7 +194,7 @@ def autocast_stages(
 def _tell_precision(
     upstream: Callable[..., Any], parallel_dims: ParallelDims, dtype: str, device_type: str
 ) -> Any:
-    """Say in which precision stages compute, where upstream says that it turns autocast off."""
+    """Log the stages' precision, where upstream logs that autocast is off."""
     if parallel_dims.fsdp_enabled or not parallel_dims.pp_enabled:
         return upstream(parallel_dims, dtype, device_type)
     logger.info(f"Stages compute in {dtype}")
@@ -219,9 +217,9 @@ def _autocast(
 def one_cast_for_all() -> Iterator[None]:
     """Cast each weight once for all microbatches of a pipeline batch.
 
-    Autocast remembers what it has cast until the outermost of its contexts ends, which would be
-    that of one forward. Each microbatch would then cast all weights again and keep a copy of them
-    until its backward: for GPipe as many copies as microbatches.
+    Autocast remembers casts until its outermost context ends, otherwise a forward's. Microbatches
+    would then cast all weights again and keep copies until their backward: for GPipe as many copies
+    as microbatches.
     """
     torch.autocast_increment_nesting()
     try:
@@ -232,7 +230,7 @@ def one_cast_for_all() -> Iterator[None]:
 
 
 def copy_without_wait(tensors: Iterable[Tensor]) -> None:
-    """Have ``to`` of tensors in pinned memory return at once: upstream waits for each copy.
+    """Have ``to`` of tensors in pinned memory return at once: upstream waits for copies.
 
     A stream of the device copies before it computes, and torch keeps the memory until then.
     """
@@ -245,9 +243,9 @@ def copy_without_wait(tensors: Iterable[Tensor]) -> None:
 def evaluate_forwards_alone(schedule: Any) -> None:
     """Let ``schedule.eval`` run under every schedule, and keep no outputs.
 
-    torch fails where neighbouring stages share a rank (ZBVZeroBubble, DualPipeV). It also keeps the
-    last stage's outputs of all microbatches and joins them, which for a large vocabulary takes more
-    memory than training; upstream's validator reads the losses alone.
+    torch fails where neighbouring stages share a rank (ZBVZeroBubble, DualPipeV). Torch also keeps
+    and joins the last stage's outputs of all microbatches, with more memory than training for a
+    large vocabulary; upstream's validator reads the losses alone.
     """
     evaluate = schedule.eval
 
@@ -285,10 +283,10 @@ def is_worth_telling(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def lines_count(unit: str, note: str = "") -> Iterator[None]:
-    """Let upstream's lines name what throughput counts, and leaves out, if not all tokens.
+    """Let upstream's lines name the unit of throughput, and omissions, if not all tokens.
 
-    Upstream's "tps" is what a batch's labels count; of a classifier, pictures. An MFU that is not
-    known is left out.
+    Upstream's "tps" counts a batch's labels; for a classifier, pictures. An unknown MFU is left
+    out.
     """
     name = "tps" if unit == "tokens" else f"{unit}/s"
 
@@ -307,7 +305,7 @@ def lines_count(unit: str, note: str = "") -> Iterator[None]:
 def _metrics_rank(
     upstream: Callable[..., int], parallel_dims: ParallelDims, job_config: JobConfig
 ) -> int:
-    """Find the loss on rank 0 for every schedule that folds the pipeline back."""
+    """Find the loss on rank 0 for every schedule folding the pipeline back."""
     schedule = job_config.parallelism.pipeline_parallel_schedule
     if parallel_dims.pp_enabled and places_stages_in_v(schedule):
         return 0
@@ -318,13 +316,13 @@ SGD = "SGD"
 
 
 class SgdContainer(OptimizersContainer):
-    """SGD with momentum for each part, whose state can be saved before every tensor has one."""
+    """SGD with momentum for each part, with state to save before every tensor has any."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the momentum of every tensor, zero for one that was never updated.
+        """Return the momentum of every tensor, zero if never updated.
 
-        Torch would make up for a missing state with a step of zero gradients, which leaves weight
-        decay in the momentum.
+        Torch would replace a missing state by a step of zero gradients, which leaves weight decay
+        in the momentum.
         """
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -338,7 +336,7 @@ class SgdContainer(OptimizersContainer):
 def build_sgd(
     model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
 ) -> OptimizersContainer:
-    """Return SGD for each part, whose momentum is ``beta1``; ``beta2`` and ``eps`` mean nothing."""
+    """Return SGD for all parts, with momentum ``beta1``; ``beta2`` and ``eps`` are unused."""
     settings = {
         "lr": config.lr,
         "momentum": config.beta1,

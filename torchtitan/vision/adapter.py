@@ -16,7 +16,7 @@ from torchtitan.vision.model import VisionArgs, VisionModel
 
 
 class VisionAdapter(StateDictAdapter):
-    """Loads and saves folders that transformers loads; an output layer may be new."""
+    """Loads and saves folders of transformers; an output layer may be new."""
 
     def __init__(self, model_args: VisionArgs, hf_assets_path: str | None) -> None:
         super().__init__(model_args, None)
@@ -42,7 +42,7 @@ class VisionAdapter(StateDictAdapter):
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
     ) -> HuggingFaceStorageReader:
-        """Return a reader of ``path``; what it does not have of the output layer stays as drawn."""
+        """Return a reader of ``path``; missing tensors of the output layer stay as drawn."""
         stored = stored_shapes(Path(path))
         new = {p.name: p.shape for p in new_tensors(self._places, stored).values()}
         if new:
@@ -62,10 +62,9 @@ class Place:
 
 
 def places_in_folder(args: VisionArgs) -> dict[str, Place]:
-    """Return where each tensor of :class:`VisionModel` lies in a folder, by its name here.
+    """Return the places of :class:`VisionModel`'s tensors in a folder, by name here.
 
-    The library is asked for both names: it loads and saves folders of former releases, whose
-    modules had other names than now.
+    The library gives both names, since folders of former releases have other names of modules.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -83,7 +82,7 @@ def places_in_folder(args: VisionArgs) -> dict[str, Place]:
 
 
 def new_tensors(places: Mapping[str, Place], stored: Shapes) -> dict[str, Place]:
-    """Return the output layer's tensors that a folder lacks, or has for other classes."""
+    """Return the output layer's tensors missing in a folder, or for other classes."""
     return {
         name: place
         for name, place in places.items()
@@ -92,5 +91,5 @@ def new_tensors(places: Mapping[str, Place], stored: Shapes) -> dict[str, Place]
 
 
 def name_in(stored: Mapping[str, object], place: Place) -> str:
-    """Return what a folder calls a tensor; a model without output layer has no prefix."""
+    """Return a folder's name of a tensor; a model without output layer has no prefix."""
     return place.bare if place.name not in stored and place.bare in stored else place.name

@@ -21,7 +21,7 @@ _HEAD = "output.weight"
 
 
 def vision_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
-    """Return the form of an image classifier, with the classes that it was trained for."""
+    """Return the form of an image classifier, with the classes of its training."""
     weights.require([_HEAD])
     try:
         args = chosen_args(job_config, vision_flavors(job_config))
@@ -46,7 +46,7 @@ def vision_form(job_config: JobConfig, weights: StoredWeights) -> FolderForm:
 
 
 def _class_names(job_config: JobConfig) -> tuple[str, ...]:
-    """Return the names of the classes that were trained for; none if the data tells none."""
+    """Return the names of the trained classes; none without names in the data."""
     try:
         place = training_place(job_config)
         return read_images(place).names if place.is_local else ()
@@ -56,7 +56,7 @@ def _class_names(job_config: JobConfig) -> tuple[str, ...]:
 
 
 def _processor(job_config: JobConfig) -> dict[str, Any]:
-    """Return what has transformers read pictures as the run's validation did."""
+    """Return transformers' settings to read pictures as in the run's validation."""
     transform = transform_of(job_config, is_training=False)
     return {
         "image_processor_type": "BitImageProcessor",

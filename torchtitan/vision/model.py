@@ -1,6 +1,6 @@
-"""Image classifiers of transformers, which TorchTitan cuts into stages as it cuts its own models.
+"""Image classifiers of transformers, cut into stages by TorchTitan like its own models.
 
-The library is an optional extra, so it is imported when a model is asked for.
+The library is an optional extra, imported when a model is asked for.
 """
 
 from collections import OrderedDict
@@ -25,11 +25,11 @@ VIT, CONVNEXT = IMAGE_MODELS
 
 @dataclass(frozen=True)
 class Library:
-    """One kind of image classifier, by the name that classes of transformers begin with.
+    """A kind of image classifier, by the first part of its class names in transformers.
 
-    ``take_blocks`` returns the blocks of a backbone from front to back. ``pool`` goes from the last
-    block's output to what is normed for each picture, shape [B, d]. With ``fixed_size`` pictures
-    must have the size that the configuration names.
+    ``take_blocks`` returns the blocks of a backbone from front to back. ``pool`` maps the last
+    block's output to the normed vectors of pictures, shape [B, d]. With ``fixed_size`` pictures
+    must have the configured size.
     """
 
     name: str
@@ -90,7 +90,7 @@ class VisionArgs(BaseModelArgs):
         return self.library.count_blocks(self.config())
 
     def config(self) -> Any:
-        """Return the library's configuration; ValueError if it takes the settings for wrong."""
+        """Return the library's configuration; ValueError for refused settings."""
         import transformers
 
         given = {key: value for key, value in self.settings.items() if key != "num_labels"}
@@ -105,7 +105,7 @@ class VisionArgs(BaseModelArgs):
 
     @property
     def model_class(self) -> str:
-        """What transformers calls the classifier."""
+        """The classifier's class in transformers."""
         return f"{self.library.name}ForImageClassification"
 
     def build(self) -> Any:
@@ -115,7 +115,7 @@ class VisionArgs(BaseModelArgs):
         return getattr(transformers, self.model_class)._from_config(self.config())
 
     def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
-        """Take the number of classes and the size of pictures that a run asks for."""
+        """Take the number of classes and the size of pictures from a run."""
         self.classes = job_config.vision.classes or self.classes
         self.image_size = job_config.vision.image_size
 
@@ -154,7 +154,7 @@ FLAVORS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def vision_flavors(job_config: JobConfig) -> dict[str, VisionArgs]:
-    """Return every flavor of ``model.name`` by name, "hf" only if it is asked for."""
+    """Return every flavor of ``model.name`` by name, "hf" only on demand."""
     name = job_config.model.name
     settings = dict(FLAVORS[name])
     if job_config.model.flavor == FROM_FOLDER:
@@ -171,7 +171,7 @@ def folder_settings(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def described(kind: str, settings: dict[str, Any]) -> VisionArgs:
-    """Return the model that ``settings`` describe, with the number of classes that they have."""
+    """Return the model of ``settings``, with their number of classes."""
     classes = len(settings.get("id2label") or ()) or int(settings.get("num_labels") or 1000)
     args = VisionArgs(kind=kind, settings=settings, classes=classes)
     size = args.config().image_size
@@ -181,10 +181,10 @@ def described(kind: str, settings: dict[str, Any]) -> VisionArgs:
 
 
 class VisionModel(ModelProtocol):
-    """Modules of a transformers classifier, under the names by which TorchTitan cuts.
+    """Modules of a transformers classifier, under TorchTitan's names for cuts.
 
-    Stages, partitions and what enters behind a frozen front know a model by these names, so the
-    embedding of patches is ``tok_embeddings`` here too. A part that another stage holds is None.
+    Stages, partitions and frozen fronts know a model by these names, so the embedding of patches is
+    ``tok_embeddings`` here too. Parts of other stages are None.
     """
 
     def __init__(self, model_args: VisionArgs, classifier: Any = None) -> None:
@@ -199,7 +199,7 @@ class VisionModel(ModelProtocol):
         self.output = classifier.classifier
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits, shape [B, classes], or what the next stage gets."""
+        """Return the logits, shape [B, classes], or the next stage's input."""
         if self.tok_embeddings is not None:
             hidden = hidden.to(next(self.tok_embeddings.parameters()).dtype)
             hidden = self.tok_embeddings(hidden)
@@ -215,7 +215,7 @@ class VisionModel(ModelProtocol):
         return hidden.contiguous()  # a block of ConvNeXt puts channels last, which no link takes
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
-        """Draw the weights of the parts that are here by the library's rule for each module."""
+        """Draw the weights of the present parts by the library's rule for each module."""
         import transformers
 
         args = self.model_args
@@ -234,10 +234,10 @@ def image_loss(prediction: Tensor, labels: Tensor, *, label_smoothing: float) ->
 
 
 def shares_of_target(labels: Tensor) -> int:
-    """Return how many numbers say what one target is: 1, or one for each class."""
+    """Return the numbers per target: 1, or the number of classes."""
     return labels.shape[-1] if labels.is_floating_point() else 1
 
 
 def build_image_loss(job_config: JobConfig, **kwargs: Any) -> Any:
-    """Return the loss that ``[vision]`` asks for, as TorchTitan's spec wants it."""
+    """Return the loss of ``[vision]``, for TorchTitan's spec."""
     return partial(image_loss, label_smoothing=job_config.vision.label_smoothing)

@@ -1,4 +1,4 @@
-"""What TorchTitan needs to train an image classifier."""
+"""TorchTitan's train spec of an image classifier."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ def base_spec(job_config: JobConfig) -> TrainSpec:
 
 
 def known_args(job_config: JobConfig) -> Any:
-    """Return the description of the model; None where checks of models tell what is wrong."""
+    """Return the description of the model; None for an error told by checks of models."""
     try:
         return chosen_args(job_config, base_spec(job_config).model_args)
     except (ImportError, ValueError):

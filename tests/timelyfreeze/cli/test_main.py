@@ -1,5 +1,6 @@
 """The command: its map, and what it says of words that are no command."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -78,6 +79,37 @@ def test_whoever_has_read_enough_is_told_nothing() -> None:
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100)
         os.close(writer)
         assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupt_is_told_in_a_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", interrupt)
+    assert main([name, "x"]) == 130
+    assert capsys.readouterr() == ("", "\nInterrupted\n")
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("name", ["plan", "estimate"])
+def test_ctrl_c_ends_a_process_that_reads(name: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "timelyfreeze", name, str(pipe)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        subprocess.Popen(
+            command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        pipe.open("w"),  # which waits until the command reads
+    ):
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (130, (b"", b"\nInterrupted\n"))
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_the_map_loads_nothing_heavy() -> None:

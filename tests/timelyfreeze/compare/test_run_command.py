@@ -174,7 +174,7 @@ def test_an_unfinished_run_starts_anew_and_its_files_are_kept(config: Path, outp
 def test_an_interrupted_call_goes_on_where_it_stopped(config: Path, output: Path) -> None:
     trainer = Trainer()
     trainer.is_interrupted_at = "1F1B apf seed 42"
-    with pytest.raises(SystemExit, match="interrupted; the same command goes on from here"):
+    with pytest.raises(KeyboardInterrupt, match="Interrupted; the same command goes on from here"):
         run(trainer, config, output, methods="none apf fixed")
     trainer.is_interrupted_at = None
     assert run(trainer, config, output, methods="none apf fixed") == 0

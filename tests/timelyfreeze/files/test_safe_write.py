@@ -59,3 +59,17 @@ def test_a_place_that_takes_no_files_is_told() -> None:
     obstacle = write_obstacle(Path("/proc/sys/none"))
     assert obstacle is not None
     assert obstacle.startswith("nothing can be written to '/proc/sys': ")
+
+
+def test_an_interrupt_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_whole(tmp_path / "a.txt", b"old")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(file, b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.txt", b"old")]

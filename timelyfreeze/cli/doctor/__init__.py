@@ -1,1 +1,1 @@
-"""What a host, and ranks together, lack for a run, told before a queue is waited for."""
+"""Faults of a host, and of ranks together, found before a queue is waited for."""

@@ -1,4 +1,4 @@
-"""``timelyfreeze doctor``: what is wrong with this host, and with ranks together."""
+"""``timelyfreeze doctor``: faults of this host, and of ranks together."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ _WRONG_OF_RANK = 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was found; return 1 if something is wrong, 2 for wrong arguments."""
+    """Print the findings; return 1 for a fault, 2 for wrong arguments."""
     options = _parser().parse_args(list(arguments))
     return status_of(lambda: _run(options))
 
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _output_of(config: Path | None) -> Path:
-    """Return the folder that a run with a configuration, or without, writes to."""
+    """Return the output folder of a run, with a configuration or without."""
     if config is None:
         return Path("outputs")
     try:
@@ -80,7 +80,7 @@ def _output_of(config: Path | None) -> Path:
 
 
 def _missing_folders(config: Path | None) -> Iterator[Finding]:
-    """Find that a model's folder is neither here nor named by its id on the hub."""
+    """Find model folders neither here nor on the hub."""
     for key in (KEY, "checkpoint.initial_load_path"):
         name = value_of((), config_table(config), key)
         if isinstance(name, str) and not (is_hub_id(name) or Path(name).expanduser().is_dir()):

@@ -1,4 +1,4 @@
-"""What ranks find together: whether they meet, releases, clocks, what messages take."""
+"""Findings of ranks together: meeting, releases, clocks, times of messages."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ _N_BYTES = 4 * 2**20
 
 
 def meet(timeout_s: float = MEET_WITHIN_S) -> Finding | None:
-    """Form a process group of all ranks; return what is wrong if it cannot be."""
+    """Form a process group of all ranks; return the error of a failure."""
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     try:
         device = _device()
@@ -58,7 +58,7 @@ def group_findings(exchange: Exchange) -> list[Finding]:
 
 
 def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
-    """Judge what ranks have of host and torch, in the order of ranks."""
+    """Judge hosts and torch releases, in the order of ranks."""
     names = list(dict.fromkeys(host for host, _ in hosts))
     shown = ", ".join(f"{sum(h == name for h, _ in hosts)} on {name}" for name in names)
     releases = sorted({release for _, release in hosts})
@@ -86,7 +86,7 @@ def neighbours(links: Sequence[tuple[int, float]]) -> Finding:
 
 
 def _time_links(exchange: Exchange) -> list[tuple[int, float]]:
-    """Time messages between neighbours, one pair after the other, as the lower rank sees it."""
+    """Time messages between neighbours, pair after pair, as the lower rank sees them."""
     found = []
     for low in range(exchange.size - 1):
         if exchange.rank in (low, low + 1):
@@ -98,7 +98,7 @@ def _time_links(exchange: Exchange) -> list[tuple[int, float]]:
 
 
 def _one_way_ms(low: int, rank: int) -> float:
-    """Return half of the median time that a message takes there and back, as a rank sees it."""
+    """Return half the median round trip of a message, as a rank sees it."""
     message = torch.zeros(_N_BYTES, dtype=torch.uint8, device=_device())
     times_ms = []
     for _ in range(_N_ROUNDS):

@@ -1,4 +1,4 @@
-"""What one host has for its processes: versions, devices, memory, disk, cores."""
+"""Findings of a host: versions, devices, memory, disk, cores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def host_findings(n_processes: int, output: Path) -> list[Finding]:
 
 
 def package(name: str, found: str | None) -> Finding:
-    """Judge the version of a package, None if it is not installed."""
+    """Judge the version of a package; None if not installed."""
     first, end = RELEASES[name]
     if found is None:
         return Finding(name, "not installed", 'pip install "timelyfreeze[titan]"')
@@ -54,7 +54,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
-    """Judge devices, their memory, and that of the host through which they pass messages."""
+    """Judge devices, their memory, and the host's memory for messages."""
     if n_listed == 0:
         yield Finding("devices", "no GPU; ranks use the CPU")
         return
@@ -90,7 +90,7 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
 
 
 def shared_memory(free: int) -> Finding:
-    """Judge what /dev/shm has free, bytes; ranks on GPUs pass messages through it."""
+    """Judge the free bytes of /dev/shm, used for messages between GPUs."""
     found = f"{free / _GIB:.2f} GiB free"
     remedy = "NCCL wants 1 GiB or more: start the container with --ipc=host or --shm-size=1g"
     return Finding(str(_SHARED_MEMORY), found, remedy if free < _LEAST_SHARED else None)
@@ -110,7 +110,7 @@ def disk(folder: Path) -> Finding:
 
 
 def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
-    """Judge the cores, and the threads that each process of a run would have on them."""
+    """Judge cores and threads per process."""
     found = f"{n_cores:g} for {n_processes} processes"
     if n_gpus >= n_processes:
         return Finding("cores", found)
@@ -125,7 +125,7 @@ def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of a subject."""
+    """A finding about a subject."""
 
     subject: str  # what was looked at, such as "disk"
     found: str  # what is there, values and all
@@ -138,7 +138,7 @@ class Finding:
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """Return a line for each finding, and below a wrong one what to do."""
+    """Return a line per finding, with advice below a fault."""
     width = max((len(each.subject) for each in findings), default=0)
     lines = []
     for each in findings:
@@ -154,7 +154,7 @@ _TIMEOUT_S = 5.0
 
 
 def meeting_place(options: Sequence[str], variables: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return host and port at which ranks meet, as torchrun has them; None if not told."""
+    """Return host and port of the ranks' meeting, as torchrun has them; None if not given."""
     words = re.findall(r"--([\w-]+)[= ]([^ ]+)", " ".join(options))
     told = {name.replace("-", "_"): value for name, value in words}
     endpoint = told.get("rdzv_endpoint") or variables.get("PET_RDZV_ENDPOINT", "")
@@ -169,7 +169,7 @@ def meeting_place(options: Sequence[str], variables: Mapping[str, str]) -> tuple
 
 
 def reached(host: str, port: int) -> Finding:
-    """Look whether processes of this host can meet there, be it here or on another host."""
+    """Check the meeting place from this host."""
     what, remedy = "is reached", ""
     try:
         address = socket.gethostbyname(host)
@@ -191,7 +191,7 @@ def reached(host: str, port: int) -> Finding:
 
 
 def _can_listen(address: str, port: int) -> bool:
-    """Return whether a port of an address can be opened: 0, any, of each address of this host."""
+    """Return whether the port of an address can be opened here; port 0 is any."""
     with suppress(OSError), socket.create_server((address, port)):
         return True
     return False

@@ -114,7 +114,7 @@ def _plans(item: Item, options: argparse.Namespace) -> int:
 
 
 def _needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
-    """Return what an item needs, how long its runs take, and the commands that make them."""
+    """Return an item's requirements, duration of its runs, and commands."""
     lines = [f"{item.name}: {item.title}"]
     for study in item.studies:
         files = study.settings()

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper: what it shows, and the comparisons of runs behind it."""
+"""Every table and figure of the paper: its content, and its comparisons of runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLD: Mapping[str, Any] = tomllib.loads(
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are made and shown together."""
+    """Runs made and shown together."""
 
     folder: str  # below the output; studies of one folder share their runs
     model: str  # as ``measured`` names it
@@ -59,7 +59,7 @@ class Study:
 
     @property
     def n_runs(self) -> int:
-        """How many runs it has."""
+        """Number of runs."""
         return len(self.schedules) * len(self.seeds) * sum(map(self._n_values, self.methods))
 
     def _n_values(self, method: str) -> int:
@@ -87,7 +87,7 @@ class Study:
         return len(self.seeds) * math.fsum(trained) / 3600.0
 
     def command(self, output: Path, evaluate: str | None, arguments: Sequence[str]) -> list[str]:
-        """Return the words behind ``timelyfreeze compare`` that make or resume the runs."""
+        """Return the words behind ``timelyfreeze compare`` to make or resume the runs."""
         keys = dict(self.keys)
         if self.is_emulated:
             keys |= {"emulation.enable": True, DEGREE: self.n_ranks}
@@ -105,13 +105,13 @@ class Study:
         ]  # fmt: skip
 
     def small(self) -> Study:
-        """Return the same for a small model, emulated by one process, with one seed."""
+        """Return the words for a small model, emulated in a single process, with a single seed."""
         own = {"keys": {}, **self.stand_in}
         return replace(self, **own, seeds=self.seeds[:1], is_emulated=True, is_small=True)
 
 
 def study_of(told: Mapping[str, Any]) -> Study:
-    """Return a study as ``items.toml`` describes it."""
+    """Return a study from its description in ``items.toml``."""
     while "of" in told:
         told = {**TOLD["studies"][told["of"]], **{k: v for k, v in told.items() if k != "of"}}
     own: dict[str, Any] = {
@@ -129,8 +129,8 @@ Values = Mapping[str, float]
 def measured() -> Mapping[tuple[str, str, str], Values]:
     """Return the paper's values by model, schedule and method.
 
-    Image classifiers have ``seconds`` of training. To others ``gain_percent`` is added: tokens/s
-    over those of none. The model before training is the method ``base`` of the schedule "".
+    Image classifiers have ``seconds`` of training. Others get ``gain_percent``: tokens/s over those
+    of none. The model before training is the method ``base`` of the schedule "".
     """
     text = resources.files(__package__).joinpath("measured.csv").read_text()
     found: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -169,11 +169,11 @@ class Item:
 
     @property
     def shows_accuracy(self) -> bool:
-        """Whether it shows accuracies, for which runs are scored."""
+        """Whether the item shows accuracies, so that runs are scored."""
         return "accuracy" in self.columns or self.plot[1] in (ACCURACY, MODELS)
 
     def narrowed(self, asked: Namespace) -> Item:
-        """Return the item with the runs that options ask for, and of none, which gains are over."""
+        """Return the item with the runs of some options, and of none, the base of gains."""
         schedules, methods = asked.schedules, asked.methods
         known = {name for s in self.studies for name in (*s.schedules, *s.methods)}
         if unknown := [name for name in (*schedules, *methods) if name not in known]:

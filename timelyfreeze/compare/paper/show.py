@@ -1,9 +1,9 @@
-"""A table or a figure of the paper, from the runs that a folder has, or from plans.
+"""A table or figure of the paper, from the runs of a folder, or from plans.
 
-A plan file is what ``timelyfreeze plan --json`` writes: its Tables 1, 4 and 5 are told before
-anything is trained. Compared are whole steps: a plan's step has its batches and, where the file of
-bounds or ``--outside-ms`` tells it, the optimizer's time too. Splits other than the default are
-left out, and so are caps that the paper does not have.
+A plan file, of ``timelyfreeze plan --json``, gives Tables 1, 4 and 5 before any training. Compared
+are whole steps: a plan's step has its batches and, where the file of bounds or ``--outside-ms``
+tells it, the optimizer's time too. Splits other than the default are left out, and so are caps
+unknown to the paper.
 """
 
 import math
@@ -27,7 +27,7 @@ UNKNOWN = "-"
 
 
 def show(item: items.Item, output: Path, *, keeps: bool) -> int:
-    """Print the table, or draw the figure, of what runs have left."""
+    """Print the table, or draw the figure, from the runs' files."""
     for study in item.studies:
         if not (output / study.folder).is_dir():
             raise ValueError(f"{output / study.folder} is not there; run {item.name} first")
@@ -72,7 +72,7 @@ def _draw(item: items.Item, groups: Sequence[Group], folder: Path) -> list[str]:
 
 
 def _table(item: items.Item, study: items.Study, output: Path, problems: list[str]) -> str:
-    """Return a study's table with a line about it; ``problems`` gets what cannot be read."""
+    """Return a study's table with a heading line; ``problems`` gets unreadable runs."""
     groups, _ = _groups([study], output)
     base, place = None, output / study.folder / BASE_MODEL
     try:
@@ -88,7 +88,7 @@ def _table(item: items.Item, study: items.Study, output: Path, problems: list[st
 
 
 def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], list[str]]:
-    """Return the groups of the studies' own runs, and what of their folders cannot be read."""
+    """Return the groups of the studies' own runs, and the unreadable folders."""
     found: list[Group] = []
     problems: list[str] = []
     for folder in dict.fromkeys(study.folder for study in studies):
@@ -104,7 +104,7 @@ def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], 
 def _runs_beside(
     study: items.Study, groups: Sequence[Group], base: Scores | None, keys: Sequence[str]
 ) -> str:
-    """Return the table of a study: of each metric ours, the paper's, and the difference.
+    """Return the table of a study: by metric ours, the paper's, and the difference.
 
     Ours are means over seeds. Where ours was not measured, only the paper's stands there.
     """
@@ -138,7 +138,7 @@ _DATASETS = {"alpaca": "Alpaca-GPT4", "sharegpt": "OpenHermes-2.5"}
 
 
 def settings_beside(studies: Sequence[items.Study]) -> str:
-    """Return Table 3: of each model what its configuration file says, and what the paper says."""
+    """Return Table 3: values of our configuration files beside the paper's."""
     files = [
         flatten(study.settings()) | {"": ", ".join(map(str, study.seeds))} for study in studies
     ]
@@ -156,7 +156,7 @@ _Number = Annotated[float, Within(-math.inf)]
 
 @dataclass(frozen=True)
 class Planned:
-    """What a plan file says of a case; the speed is that of a device under the plan."""
+    """A case of a plan file; the speed is a device's under the plan."""
 
     schedule: str
     split: str
@@ -200,10 +200,10 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
 
 
 def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
-    """Return the table: for each method under each schedule, what is planned and what is measured.
+    """Return the table of planned and measured values by method and schedule.
 
-    A hybrid has the plan of TimelyFreeze, since its policy decides which tensors are frozen and not
-    how many. The baselines plan nothing.
+    A hybrid has the plan of TimelyFreeze, since its policy chooses tensors, not their number. The
+    baselines plan nothing.
     """
     columns, rows = items.TOLD["items"]["plans"], []
     schedules = [schedule for schedule in items.SCHEDULES if schedule in plans]
@@ -227,7 +227,7 @@ def plans_beside(study: items.Study, plans: Mapping[str, Planned]) -> str:
 
 
 def _ours(study: items.Study, plan: Planned, method: str) -> items.Values:
-    """Return what a plan says of a method."""
+    """Return a plan's values for a method."""
     speed = plan.tokens_per_second
     if method == "none":
         ours = {"planned_ratio": 0.0, "average_freeze_ratio": 0.0}
@@ -245,10 +245,10 @@ def _ours(study: items.Study, plan: Planned, method: str) -> items.Values:
 
 
 def over_all_steps(study: items.Study, ratio: float) -> float:
-    """Return the mean freeze ratio over all steps of a run whose plan freezes ``ratio``.
+    """Return the mean freeze ratio over all steps of a run with the planned ``ratio``.
 
-    Phases are those of Algorithm 1: nothing up to T_w and in the first half of monitoring, all in
-    its second half, then a ramp up to T_f, step by step.
+    Phases as in Algorithm 1: nothing up to T_w and in the first half of monitoring, all in its
+    second half, then a ramp up to T_f, step by step.
     """
     settings = study.settings()
     freezing, n_steps = settings["freezing"], settings["training"]["steps"]

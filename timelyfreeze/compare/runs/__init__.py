@@ -1,1 +1,1 @@
-"""The runs of a comparison: which are asked for, how they are made and scored, what they left."""
+"""The runs of a comparison: their choice, their making and scoring, their files."""

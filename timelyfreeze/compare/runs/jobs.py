@@ -1,8 +1,7 @@
-"""The runs that a comparison asks for, made one after another where they are not finished yet.
+"""The runs of a comparison, made one after another unless finished.
 
-A run has a folder of its own below the output, which is its ``job.dump_folder`` and holds its log
-and its record. The record says how the run was started, so that runs of other settings are not
-taken for runs of these.
+A run's folder below the output is its ``job.dump_folder``, with log and record. The record holds
+the start settings, so that runs of other settings are told apart.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from timelyfreeze.cli import run_environment, train_command
 from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.cli.hub import config_table, is_on, value_of
 from timelyfreeze.compare.runs.run import RECORD, SET_ASIDE, finished_run
-from timelyfreeze.files import listed, read_object
+from timelyfreeze.files import listed, read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -49,7 +48,7 @@ Starter = Callable[[Sequence[str], Mapping[str, str], Path], int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of a comparison have in common."""
+    """Settings common to all runs of a comparison."""
 
     config: Path  # TOML file
     arguments: tuple[str, ...] = ()  # of the trainer
@@ -57,7 +56,7 @@ class Settings:
 
     @property
     def keys(self) -> set[str]:
-        """Keys that the arguments set, spelled as in the TOML file."""
+        """Keys set by the arguments, spelled as in the TOML file."""
         flags = (word.split("=")[0] for word in self.arguments if word.startswith("--"))
         return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
@@ -67,7 +66,7 @@ class Settings:
 
     @property
     def n_ranks(self) -> int:
-        """How many ranks the configuration asks for: of a pipeline, times those beside it."""
+        """Number of ranks of the configuration: of a pipeline, times replicas."""
         table = config_table(self.config)
         values = (str(value_of(self.arguments, table, key)) for key in _DEGREES)
         return math.prod(int(text) for text in values if text.isdecimal())
@@ -75,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made; jobs of one path are the same run."""
+    """A run to be made; jobs of a path are the same run."""
 
     label: str  # what a reader calls it
     path: Path  # its folder, relative to the output
@@ -93,11 +92,11 @@ class Job:
         return replace(self, keys={**self.keys, **keys}, record={**self.record, "fitted": keys})
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
-        """Return the command that makes the run in ``folder``."""
+        """Return the command of the run in ``folder``."""
         return train_command(settings.config, self.nproc, self.words(settings, folder))
 
     def words(self, settings: Settings, folder: Path) -> list[str]:
-        """Return the keys as arguments, ``settings.degree`` where nothing else says one."""
+        """Return the keys as arguments, with ``settings.degree`` as the default."""
         keys = {"job.dump_folder": folder, **self.keys}
         if settings.degree is not None and DEGREE not in settings.keys:
             keys.setdefault(DEGREE, settings.degree)
@@ -131,12 +130,12 @@ def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Make a command that is told to stop end the run on its way too, and say how to go on."""
+    """End the current run with the command when stopped, and print how to go on."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+        raise KeyboardInterrupt("Interrupted; the same command goes on from here") from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -149,9 +148,9 @@ def run_jobs(
     starter: Starter = start,
     then: Callable[[Job], bool] | None = None,
 ) -> list[Job]:
-    """Make those of the runs that are not finished, print how it goes, return those that failed.
+    """Make the unfinished runs, print progress, and return the failed.
 
-    ``then`` gets each run that is finished, now or before; False makes it one that failed.
+    ``then`` gets every finished run, of now or before; False counts as a failure.
     """
     if found := list(_conflicts(jobs, settings, output)):
         raise ValueError("\n       ".join(found))
@@ -197,7 +196,7 @@ def print_end(log: Path) -> None:
 
 
 def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:
-    """Yield a message for each finished run in ``output`` that was made with other settings."""
+    """Yield a message per finished run in ``output`` with other settings."""
     for job in jobs:
         path = output / job.path / RECORD  # without one it was not started here
         if not (path.is_file() and finished_run(output / job.path)):
@@ -212,7 +211,7 @@ def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterato
 
 
 def _same(job: Job, settings: Settings) -> dict[str, Any]:
-    """Return what makes two runs one: the configuration's content counts, not its place."""
+    """Return a run's identity: the configuration's content counts, not its place."""
     return {
         "config_sha256": hashlib.sha256(settings.config.read_bytes()).hexdigest(),
         "arguments": list(settings.arguments),
@@ -222,7 +221,7 @@ def _same(job: Job, settings: Settings) -> dict[str, Any]:
 
 
 def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> int:
-    """Make one run from its first step, keep its record, and return its exit status."""
+    """Make a run from its first step, keep its record, and return its exit status."""
     folder = output / job.path
     # What an unfinished run left goes out of the way, its checkpoints above all: the next run would
     # go on from them, and measure a part only.
@@ -235,7 +234,7 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
 
     def keep(exit_status: int | None) -> None:
         record = {**job.record, "settings": _same(job, settings), "exit_status": exit_status}
-        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
     keep(None)
     environment = run_environment(os.environ, job.nproc)
@@ -245,9 +244,9 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
 
 
 def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> None:
-    """Check the configuration of each run that is still to be made, all in one process.
+    """Check the configurations of all runs still to be made, in a single process.
 
-    What is fitted to runs made before is not known yet, and is checked by the run alone.
+    Values fitted to earlier runs are unknown yet, and are checked by their run.
     """
     waiting = [job for job in jobs if not finished_run(output / job.path)]
     if not waiting:
@@ -270,14 +269,14 @@ def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> 
 
 
 def require_scorable(arguments: Sequence[str]) -> None:
-    """Check what ``timelyfreeze evaluate`` will be given for each run."""
+    """Check the arguments of ``timelyfreeze evaluate`` for all runs."""
     (error,) = errors_of(_EVALUATE, [arguments], run_environment(os.environ, 1), ROOT)
     if error is not None:
         raise ValueError(f"--evaluate: {error.rpartition('error: ')[2]}")
 
 
 def duration(seconds: float) -> str:
-    """Return ``seconds`` in the unit that a reader would use."""
+    """Return ``seconds`` in a reader's unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

@@ -1,9 +1,8 @@
-"""The runs of a comparison, read from the files that they left.
+"""The runs of a comparison, read from their files.
 
 A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends, ``settings.json`` and
-``steps.csv`` while it goes on, and ``evaluate`` its scores in ``scores.json``. One that was started
-by ``timelyfreeze compare run`` has a record as well, in the folder that the run was started in; it
-tells of runs that never came to writing a summary.
+``steps.csv`` while it goes on, and ``evaluate`` its scores in ``scores.json``. ``timelyfreeze
+compare run`` adds a record in the run's start folder, which also tells of runs without a summary.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """One training run."""
+    """A training run."""
 
     folder: Path  # where its files are
     # ``finished``, ``unfinished`` or ``failed``. A run is finished if it did all the steps that it
@@ -82,7 +81,7 @@ class Run:
 
     @property
     def summary(self) -> RunSummary:
-        """What the run says of itself; a ValueError if nothing, which no finished run does."""
+        """The run's summary; a ValueError without, as of unfinished runs."""
         if self.told is None:
             raise ValueError(f"{self.folder} has no {SUMMARY_FILE}")
         return self.told
@@ -96,7 +95,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """Where it ran, and which model; ``NO_PLACE`` if it did not come to say so."""
+        """Devices and model of the run; ``NO_PLACE`` if unknown."""
         if self.told is None:
             return NO_PLACE
         ranks = self.told.emulated_ranks
@@ -105,13 +104,13 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What a reader calls the run."""
+        """The run's name for readers."""
         return run_label(self.schedule, self.method, self.seed, self.variant)
 
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """All runs below some folders, what could not be read, scores of models before training."""
+    """All runs below some folders, unreadable files, scores of models before training."""
 
     runs: tuple[Run, ...]
     unreadable: tuple[str, ...] = ()
@@ -150,7 +149,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
 
 
 def finished_run(folder: Path) -> Run | None:
-    """Return the first run in ``folder`` that did all its steps."""
+    """Return the first finished run in ``folder``."""
     runs = find_runs([folder]).runs if folder.is_dir() else ()
     return next((run for run in runs if run.is_finished), None)
 
@@ -165,7 +164,7 @@ def find_any(folders: Sequence[Path]) -> FoundRuns:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the summary in ``folder``, and what else the run left there."""
+    """Read the summary in ``folder``, and the run's other files."""
 
     def rows(table: Table[T]) -> list[T]:
         return table.read(folder) if (folder / table.name).exists() else []
@@ -207,7 +206,7 @@ def _known(points: Iterable[tuple[float, float | None]]) -> Points:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested ``settings`` as one level of dotted keys, as on the command line."""
+    """Return nested ``settings`` as a level of dotted keys, as on the command line."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         is_section = isinstance(value, Mapping)
@@ -217,7 +216,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Record:
-    """What the record of a run says of it; without an exit status it was cut off."""
+    """A run's record; without an exit status the run was cut off."""
 
     schedule: str
     method: str
@@ -227,7 +226,7 @@ class _Record:
 
 
 def _recorded_run(place: Path) -> Run:
-    """Return the run of a record as one that left no summary."""
+    """Return a run with a record and without a summary."""
     values = read_object(place / RECORD)
     try:
         record = read_dataclass(_Record, values, partly=True)
@@ -241,7 +240,7 @@ def _recorded_run(place: Path) -> Run:
 def virtual_ends(
     summary: RunSummary, steps: Sequence[tables.StepRow], losses: Sequence[tables.LossRow]
 ) -> dict[int, float]:
-    """Return seconds at the end of each step by the virtual clock; empty where it does not tell."""
+    """Return seconds at the end of each step by the virtual clock; empty without."""
     known = {
         row.step: row.virtual_step_ms / 1e3
         for row in steps

@@ -1,7 +1,7 @@
 """Scores of the runs of a comparison, and of the model before training, by ``evaluate``.
 
-A run is scored in a process of its own, its log beside that of the training. Its scores go to its
-own folder, those of the model before training to ``base_model`` in the output.
+A process of its own scores a run, with a log beside the training's. Scores go to the run's folder,
+for the model before training to ``base_model`` in the output.
 """
 
 import argparse
@@ -25,14 +25,14 @@ _HARNESS = "lm_eval"
 
 @dataclass(frozen=True)
 class Questions:
-    """What each model is asked."""
+    """The questions asked of all models."""
 
     told: argparse.Namespace  # tasks, data_dir (absolute), limit and dtype; None for the default
     options: tuple[str, ...]  # further ones of ``timelyfreeze evaluate``
     further: tuple[str, ...]  # options of lm-eval, those after ``--``
 
     def arguments(self, model: Path, output: Path) -> list[str]:
-        """Return what ``evaluate`` is given to score a model into the folder ``output``."""
+        """Return the arguments of ``evaluate`` to score a model into the folder ``output``."""
         words = [str(model), *self.options]
         for name in ("tasks", "data_dir", "limit", "dtype"):
             if (value := getattr(self.told, name)) is not None:
@@ -48,7 +48,7 @@ class Questions:
 
 
 def parse_questions(text: str) -> Questions:
-    """Read the options of ``evaluate``, given as one text."""
+    """Read the options of ``evaluate``, given as a text."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -81,21 +81,21 @@ def scoring_errors(settings: Settings) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Scores models below ``output``, and leaves alone what has its scores."""
+    """Scores models below ``output``, and skips scored models."""
 
     questions: Questions
     output: Path
     starter: Starter = start
 
     def score(self, job: Job) -> bool:
-        """Score the finished run of a job; return whether it has its scores now."""
+        """Score a job's finished run; return whether scores are there now."""
         folder = self.output / job.path
         run = finished_run(folder)
         assert run is not None  # run_jobs gives none that is not finished
         return self._score(run.folder, run.folder, folder / LOG, step=run.summary.steps)
 
     def score_base_model(self) -> bool:
-        """Score the model that the runs began with; return False if that failed."""
+        """Score the model before training; return False for a failure."""
         runs = [run for run in find_runs([self.output]).runs if run.is_finished]
         if not runs:
             return True
@@ -112,7 +112,7 @@ class Scoring:
         return self._score(model, place, place / LOG, step=None)
 
     def _score(self, model: Path, place: Path, log: Path, *, step: int | None) -> bool:
-        """Score a model unless ``place`` has its scores; print how it goes."""
+        """Score a model unless ``place`` has its scores; print progress."""
         if self._known(place, step) is not None:
             return True
         print("  scores: ...", end="", flush=True)
@@ -143,7 +143,7 @@ class Scoring:
 
 
 def _base_model(run: Run) -> Path | None:
-    """Return the Hugging Face folder that a run took its weights from; None if it took none."""
+    """Return the Hugging Face folder of a run's first weights; None without."""
     if not run.settings.get("checkpoint.initial_load_in_hf"):
         return None
     named = run.settings.get("checkpoint.initial_load_path")

@@ -1,4 +1,4 @@
-"""The runs that are asked for: each method under each schedule with each seed, and their peers."""
+"""The runs of a sweep: methods by schedules by seeds, and their peers."""
 
 import bisect
 import math
@@ -28,7 +28,7 @@ from timelyfreeze.schedule import ActionKind, build_dag, makespan, stages_per_ra
 def _job(
     schedule: str, name: str, seed: int, variant: Mapping[str, str], nproc: int, steps_factor: float
 ) -> Job:
-    """Return one run: a method or a peer, with a seed and values that are varied."""
+    """Return a run: a method or a peer, with a seed and varied values."""
     peer, method = split_peer(name) or ("", name)
     trained, varied = ("none", concerning("none", variant)) if peer else (name, variant)
     varies = {"variant": variant} if variant else {}
@@ -66,11 +66,11 @@ def plan_jobs(
     steps_factor: float = 1.0,
     variants: Sequence[Mapping[str, str]] = ({},),
 ) -> list[Job]:
-    """Return the jobs in the order they run in.
+    """Return the jobs in the order of their start.
 
-    Runs that are compared with each other, those of one seed, schedule and work, follow each other:
-    a machine that slows down in the course of hours then slows all of them. Peers come behind all
-    methods. A run that freezes makes ``steps_factor`` times as many steps as that of none.
+    Comparable runs (of a seed, schedule and work) follow each other, so that a machine slowing down
+    over hours slows all of them. Peers come behind all methods. A freezing run makes
+    ``steps_factor`` times the steps of none.
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
@@ -105,7 +105,7 @@ def plan_jobs(
 
 
 def _alike(name: str, variants: Iterable[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
-    """Return the variants with those together that are the same to a method."""
+    """Return the variants, with equal variants of a method together."""
     found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for variant in variants:
         found.setdefault(tuple(concerning(name, variant).values()), []).append(variant)
@@ -113,7 +113,7 @@ def _alike(name: str, variants: Iterable[Mapping[str, str]]) -> list[list[Mappin
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
-    """Return what is wrong with what was asked for; no argument may set ``fixed`` keys."""
+    """Return the errors of a sweep; no argument may set ``fixed`` keys."""
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
@@ -154,7 +154,7 @@ def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
     """Return the keys of a run of ``none`` with as many steps as fit into ``seconds``, 1 at least.
 
     Warm-up and all of the learning-rate schedule are squeezed in proportion. Validations are about
-    as many as before. A method that takes no less time than none leaves all steps.
+    as many as before. A method no faster than none leaves all steps.
     """
     n_before = none.summary.steps
     if len(none.step_ends) != n_before:
@@ -183,8 +183,8 @@ def _with_steps(none: Run, n_steps: int) -> dict[str, Any]:
 def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
     """Return the keys of a run of ``none`` whose batches have microbatches for ``seconds`` only.
 
-    How much shorter a batch of fewer microbatches is follows from its schedule, all stages alike
-    and F = dX = dW; what it really took is in the table.
+    The shorter batch time follows from the schedule, all stages alike and F = dX = dW; the table
+    has the measured time.
     """
     settings = none.settings
     if settings.get(_CSV):
@@ -211,7 +211,7 @@ def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
 
 
 def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:
-    """Return how long a batch is, in forwards of one microbatch on one rank."""
+    """Return the length of a batch, in forwards of a microbatch on a rank."""
     # Imported late: it loads torch, which the rest does without.
     from timelyfreeze.runtime import named_order
 

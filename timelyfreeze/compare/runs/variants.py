@@ -1,13 +1,13 @@
-"""Settings that the runs of a comparison do not share: asked for, told apart, named.
+"""Settings in which the runs of a comparison differ: parsed, told apart, named.
 
-Among the runs are peers: what a user would do without freezing, in the time of a run with it. A
-peer trains with method none, and with less work than the run of none beside it:
+Among the runs are peers: a user's choice without freezing, in the time of a freezing run. A peer
+trains with method none, and with less work than the run of none:
 
 - ``fewer_steps``: fewer steps, the learning-rate schedule squeezed with them;
-- ``fewer_microbatches``: as many steps, each over fewer microbatches.
+- ``fewer_microbatches``: as many steps, over fewer microbatches.
 
-It belongs to one freezing method, whose time it is given: ``fewer_steps_for_apf``. How much it
-trains follows from that time and from the run of none (``asked``).
+A peer belongs to a freezing method and its time: ``fewer_steps_for_apf``. Its work follows from the
+time and the run of none (``asked``).
 """
 
 import itertools
@@ -30,18 +30,18 @@ _FOR = "_for_"
 
 
 def peer_name(peer: str, method: str) -> str:
-    """Return what stands in place of a method for the ``peer`` of a freezing method."""
+    """Return the method name of a freezing method's ``peer``."""
     return f"{peer}{_FOR}{method}"
 
 
 def split_peer(name: str) -> tuple[str, str] | None:
-    """Return peer and freezing method of what ``peer_name`` gives; None for any other name."""
+    """Return peer and freezing method of a ``peer_name``; None for other names."""
     peer, _, method = name.partition(_FOR)
     return (peer, method) if peer in PEERS and method else None
 
 
 def freezes(method: str) -> bool:
-    """Return whether a run of that name freezes anything."""
+    """Return whether a run by its name freezes anything."""
     return method != "none" and split_peer(method) is None
 
 
@@ -80,7 +80,7 @@ _ASKED = re.compile(r"([a-z_]\w*(?:\.\w+)+)=([^,]+(?:,[^,]+)*)")
 
 
 def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Return the variants that ``--vary`` asks for: the product of all values of all keys."""
+    """Return the variants of ``--vary``: the product of all values of all keys."""
     values: dict[str, list[str]] = {}
     for text in texts:
         match = _ASKED.fullmatch(text)
@@ -101,25 +101,25 @@ def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys of a variant that make another run of a method, or of its peer."""
+    """Return the keys of a variant with an effect on a method or its peer."""
     _, method = split_peer(name) or ("", name)
     return {key: value for key, value in variant.items() if _concerns(key, method)}
 
 
 def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, Any]) -> str:
-    """Return what a reader calls a run."""
+    """Return a run's name for readers."""
     varied = [f"{_short(key)} {value}" for key, value in variant.items()]
     return " ".join([schedule, name, *varied, f"seed {'-' if seed is None else seed}"])
 
 
 def run_folder(schedule: str, name: str, seed: int, variant: Mapping[str, str]) -> Path:
-    """Return the folder of a run, another one for each variant."""
+    """Return the folder of a run, another for each variant."""
     varied = (quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items())
     return Path(schedule, name, *varied, f"seed_{seed}")
 
 
 def read_value(text: str) -> Any:
-    """Return a varied value as a run's settings have it: a number or a truth, if it is one."""
+    """Return a varied value in the type of a run's settings: number, truth or text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -139,11 +139,11 @@ def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
 
 
 def variants(method: str, runs: Sequence[tuple[FlatSettings, FlatSettings]]) -> list[str]:
-    """Return of each run the settings in which it differs from other runs of its method.
+    """Return by run the settings unlike those of its method's other runs.
 
     Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
-    no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
-    (a run's second settings) counts in any case, and so does that a run was not asked for it.
+    no option of the freezing, and for peers nothing that is fitted. Variants (a run's second
+    settings) count in any case, also where missing.
     """
     counting = [
         {key: value for key, value in own.items() if _counts(key, method, own)} | dict(variant)
@@ -169,14 +169,14 @@ def _short(key: str) -> str:
 
 
 def _counts(key: str, method: str, own: FlatSettings) -> bool:
-    """Return whether ``key`` may set runs of ``method`` apart, and says what no other one says."""
+    """Return whether ``key`` may set runs of ``method`` apart and repeats no other key."""
     if (key == _CUT and own.get(_PARTITION)) or (split_peer(method) and key in PEER_KEYS):
         return False
     return key.split(".")[0] in SECTIONS and key not in LEFT_OUT and _concerns(key, method)
 
 
 def _concerns(key: str, method: str) -> bool:
-    """Return whether ``key`` makes a difference to a run of ``method``, as far as that is known."""
+    """Return whether ``key`` affects a run of ``method``, as far as known."""
     section = key.split(".")[0]
     if section == LORA:
         return method == LORA

@@ -1,4 +1,4 @@
-"""The folder in which the processes of a run keep entries: one store for all that can reach it."""
+"""The folder of a run's stored entries: a store shared by all processes with access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_use(folder: Path, rank: int) -> bool:
 
 
 def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
-    """Return where a process keeps what does not fit into memory; None if there is no room."""
+    """Return the folder of a process for entries beyond its memory; None without room."""
     return EntryFolder(folder, rank, int(disk_gib * GIB)) if disk_gib > 0.0 else None
 
 
@@ -34,16 +34,15 @@ _AHEAD_BYTES = 1 << 30
 
 
 class EntryFolder:
-    """Entries on the disk, with a folder for each frozen front, and a thread that reads ahead.
+    """Entries on the disk, a folder per frozen front, and a thread reading ahead.
 
-    Each has a file, and is there if the file is, whichever process wrote it. A file may go at any
-    time, when another process drops it. The folder is the run's; processes of other hosts have it
-    too where the disk is theirs as well. ``room`` is what entries that processes of one host write
-    may take together, ``n_bytes`` what this process's part of them takes: of those that were there
-    when it began its part, besides those that it wrote since, less those that it dropped.
+    An entry is a file, written by any process and possibly dropped by another at any time. The
+    folder is the run's, shared with other hosts where the disk is. ``room`` bounds the bytes
+    written by a host's processes together; ``n_bytes`` are those of this process's part: entries
+    found at its begin, plus entries written since, less dropped entries.
 
-    What the thread has read stays in host memory until it is asked for or no longer wanted. Nobody
-    waits for the thread: what it has not read by then is read where it is asked for.
+    Entries read by the thread stay in host memory until asked for or no longer wanted. Nobody waits
+    for the thread: missing entries are read at once.
     """
 
     def __init__(self, folder: Path, rank: int, room: int) -> None:
@@ -65,15 +64,14 @@ class EntryFolder:
         self.n_ahead = 0  # entries that were there when they were asked for
 
     def fronts(self) -> set[str]:
-        """Return the names of the fronts that have a folder."""
+        """Return the names of the fronts with a folder."""
         return {place.name for place in self._place.iterdir() if place.is_dir()}
 
     def begin(self, fronts: Sequence[str], part: float = 1.0) -> list[Path]:
         """Count the entries of ``fronts``; no others are written from now on.
 
-        ``part`` of the room, and of what takes it now, is this process's: 1 over the number of
-        processes of its host that write, 0 for one that does not. Returns folders of other fronts,
-        which nobody needs any more.
+        ``part`` of the room and its present use is this process's: 1 over the number of the host's
+        writing processes, 0 for other processes. Returns the useless folders of other fronts.
         """
         self.want(())
         sizes: dict[str, dict[int, int]] = {}
@@ -90,11 +88,11 @@ class EntryFolder:
         return os.path.exists(entry_file(self._place / front, number))
 
     def found(self, front: str) -> list[int]:
-        """Return, to be emptied, the numbers of rows that had entries when :meth:`begin` looked."""
+        """Return the rows with entries at :meth:`begin`, to be emptied by the caller."""
         return self._found[front]
 
     def has_room(self, n_bytes: int, n_rows: int = 1) -> bool:
-        """Return whether entries of so many bytes, those of ``n_rows``, may be written."""
+        """Return whether entries of ``n_rows`` rows and so many bytes may be written."""
         return self.n_bytes + n_bytes + n_rows * HEADER_BYTES <= self._part * self._room
 
     def write(self, front: str, row: Row, output: Tensor) -> None:
@@ -105,7 +103,7 @@ class EntryFolder:
             self.n_bytes += size - before
 
     def read(self, front: str, number: int) -> Entry:
-        """Return an entry; raises as :func:`read_entry`, wherever it was read."""
+        """Return an entry, from memory or disk; raises as :func:`read_entry`."""
         read = self._reads.pop((front, number), None)
         if read is None or read.cancel() or not read.done():
             return read_entry(self._place / front, number)
@@ -135,7 +133,7 @@ class EntryFolder:
         return _size(entry_file(self._place / front, number))
 
     def drop(self, front: str, number: int) -> None:
-        """Delete an entry's file if there is one."""
+        """Delete an entry's file, if any."""
         if (read := self._reads.pop((front, number), None)) is not None:
             read.cancel()
         size = self.size(front, number)
@@ -145,7 +143,7 @@ class EntryFolder:
                 self.n_bytes -= size
 
     def close(self) -> None:
-        """Let others have the folder, once the thread has read what it reads now."""
+        """Release the folder, once the thread has finished its present entry."""
         self.want(())
         self._reader.shutdown()
         self._lock.close()
@@ -177,7 +175,7 @@ class EntryError(ValueError):
 
 
 class Entry(NamedTuple):
-    """What a file says of itself, and what it holds."""
+    """Header and content of a file."""
 
     row: Row  # in a foreign file of any types
     # what a frozen front puts out for it; as long as it is used, the file must be whole
@@ -202,7 +200,7 @@ def entry_file(folder: Path, index: int) -> Path:
 
 
 def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None = None) -> int:
-    """Write what a frozen front puts out for a row; readers see all of the file or none.
+    """Write a frozen front's output for a row; readers see all of the file or none.
 
     The output is on the host, contiguous; ``unfinished`` is as of :func:`write_whole`. Returns the
     size of the file in bytes.
@@ -216,7 +214,7 @@ def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None 
 
 
 def read_entry(folder: Path, number: int) -> Entry:
-    """Return what :func:`write_entry` wrote for a number; EntryError if it is cut or damaged."""
+    """Return the entry of :func:`write_entry` for a number; EntryError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     file = entry_file(folder, number)

@@ -1,4 +1,4 @@
-"""Which front of the model is frozen in every microbatch, and what tells it from any other."""
+"""The front of the model frozen in every microbatch, and its fingerprint."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ class Front:
 
 
 def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
-    """Return the front that ``frozen`` freezes whole; None if the first block or all is live.
+    """Return the front frozen whole by ``frozen``; None if the first block or all is live.
 
-    None too if every tensor is frozen: then there is nothing to learn and nothing to save.
+    None too if every tensor is frozen, with nothing to learn or save.
     """
     if frozen.all():
         return None
@@ -43,9 +43,9 @@ def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
 
 
 def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return a digest of each tensor of ``names`` in ``parameters``, whole.
+    """Return a digest of every whole tensor of ``names`` in ``parameters``.
 
-    Of a tensor that is sharded over ranks, which call this together, one of them returns it.
+    For a sharded tensor, a collective call; a single rank returns the digest.
     """
     here = [name for name in names if name in parameters]
     whole = ((name, whole_in_turn(parameters[name], turn)) for turn, name in enumerate(here))
@@ -53,11 +53,11 @@ def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str,
 
 
 def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str) -> str:
-    """Return a name that no front with other weights or of another model has.
+    """Return a name unique to the front's weights and model.
 
-    The same front has it in every pipeline, however tensors are sharded. ``ranks`` are what each
-    one's :func:`digests` returned; ``identity`` is what outputs depend on besides: the
-    architecture, types of numbers.
+    A front has the same name in every pipeline and sharding. ``ranks`` are all ranks'
+    :func:`digests`; ``identity`` has the other influences on outputs: the architecture, types of
+    numbers.
     """
     told = hashlib.blake2b(identity.encode(), digest_size=12)
     for name in front.names:
@@ -69,7 +69,7 @@ def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str)
 
 
 def token_digest(tokens: Tensor) -> str:
-    """Return a digest of a row's tokens, int64, shape [T]; on the host nobody waits for it."""
+    """Return a digest of a row's tokens, int64, shape [T], without a wait for the host."""
     return hashlib.blake2b(tokens.contiguous().cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The cache as a trainer of one's own asks for it: checked, opened, and told from others."""
+"""The cache for a trainer of one's own: checked, opened, identified."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ def cache_errors(
 
 @contextmanager
 def opened(cache: ActivationCache | None) -> Iterator[ActivationStore | None]:
-    """Open this process's store, and close it again if what it is opened for fails."""
+    """Open this process's store, and close it if its use fails."""
     if cache is None:
         yield None
         return
@@ -48,7 +48,7 @@ def opened(cache: ActivationCache | None) -> Iterator[ActivationStore | None]:
 
 
 def front_identity(cache: ActivationCache | None, device: torch.device) -> str:
-    """Return what a front's output depends on besides its weights and a row's tokens."""
+    """Return the influences on a front's output besides its weights and a row's tokens."""
     named = "" if cache is None else cache.identity
     return repr((named, torch.get_default_dtype(), torch.__version__, device.type))
 
@@ -57,7 +57,7 @@ _HOW = "freezer.step(t, rows=[[Row(number, token_digest(tokens)), ...], ...])"
 
 
 class NamedRows:
-    """Checks what a user says of a step's rows. Each rank finds the same mistakes."""
+    """Checks the rows named for a step. All ranks find the same mistakes."""
 
     def __init__(self, stages: Sequence[FreezingStage], n_microbatches: int) -> None:
         self._stages = stages
@@ -98,7 +98,7 @@ class NamedRows:
             )
 
     def _check_number(self, number: int) -> None:
-        """Compare the number of rows with that of the batches so far, which are all alike."""
+        """Compare the number of rows with earlier batches, all of equal size."""
         named = len(self.batches[number])
         sizes = {stage.n_rows for stage in self._stages if stage.n_rows is not None}
         for wanted in (size * self._n_microbatches for size in sizes):
@@ -110,7 +110,7 @@ class NamedRows:
 
 
 def _row(row: Any, name: str) -> Row:
-    """Return a row whose number is a plain one."""
+    """Return a row with a plain number."""
     try:
         checked = Row(index(row.number), row.digest)
     except (AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""What a frozen front puts out, row by row: in memory first, then on the disk."""
+"""Outputs of a frozen front, row by row: in memory first, then on the disk."""
 
 import logging
 import shutil
@@ -20,11 +20,11 @@ _N_WAITING = 64
 
 
 class ActivationStore:
-    """Outputs of a frozen front, by row, and those of the shallower ones that it has grown from.
+    """Outputs of a frozen front by row, and those of its shallower predecessors.
 
-    Rows of the front that have found room stay until it changes; later ones are not kept. In epochs
-    that read every row once, replacing some by others would only make each come too late. Rows of
-    shallower fronts make room for them, those of the shallowest first.
+    Stored rows of the front stay until the front changes; later rows find no room. In epochs of
+    single reads, replacement would only make every row come too late. Rows of the shallowest fronts
+    are dropped first.
     """
 
     def __init__(self, memory_bytes: int, folder: EntryFolder | None) -> None:
@@ -43,7 +43,7 @@ class ActivationStore:
 
     @property
     def n_ahead(self) -> int:
-        """Rows of the disk that were in memory when they were read."""
+        """Rows of the disk already in memory when read."""
         return 0 if self._folder is None else self._folder.n_ahead
 
     @property
@@ -52,14 +52,14 @@ class ActivationStore:
         return 0 if self._folder is None else self._folder.n_bytes
 
     def fronts(self) -> set[str]:
-        """Return the names of the fronts of which something is here."""
+        """Return the names of the stored fronts."""
         return {*self._in_memory, *(() if self._folder is None else self._folder.fronts())}
 
     def begin(self, front: str | None, older: Sequence[str] = (), part: float = 1.0) -> None:
-        """Keep rows of ``front`` from now on.
+        """Store rows of ``front`` from now on.
 
-        Forget all rows but those of the named fronts that are there already. Rows of ``older``
-        fronts, the shallowest last, may still be read; ``part`` is as of :meth:`EntryFolder.begin`.
+        Forget all rows of unnamed fronts. Rows of ``older`` fronts, the shallowest last, may still
+        be read; ``part`` is as of :meth:`EntryFolder.begin`.
         """
         self._front = None  # what waits is not stored
         self.flush()
@@ -75,14 +75,14 @@ class ActivationStore:
         self._front, self._older = front, list(older)
 
     def has(self, front: str, row: Row) -> bool:
-        """Return whether a row of a front that is kept seems to be there."""
+        """Return whether a row of a stored front seems available."""
         kept = self._in_memory[front].get(row.number)
         if kept is not None:
             return kept[0] == row.digest
         return self._folder is not None and self._folder.has(front, row.number)
 
     def read(self, front: str, row: Row) -> Tensor | None:
-        """Return a row's output, on the host; None, and forget it, where it is not whole."""
+        """Return a row's output, on the host; None for a damaged row, which is dropped."""
         kept = self._in_memory[front].get(row.number)
         if kept is not None:
             return kept[1] if kept[0] == row.digest else None
@@ -104,11 +104,10 @@ class ActivationStore:
             return None
 
     def read_ahead(self, fronts: Sequence[str], batches: Sequence[Sequence[int]]) -> None:
-        """Have rows that are on the disk read behind the training.
+        """Have rows of the disk read behind the training.
 
-        They stay in memory until they are read from here, or until the next call leaves them out. A
-        batch is read from the first of ``fronts`` that has all of its rows, and not at all if none
-        has.
+        Rows stay in memory until read from here or left out by the next call. A batch is read from
+        the first of ``fronts`` with all of its rows, if any.
         """
         if self._folder is None:
             return
@@ -119,7 +118,7 @@ class ActivationStore:
         )
 
     def drop(self, front: str, number: int) -> None:
-        """Forget a row of a front that is kept, if it is there."""
+        """Forget a row of a stored front, if there."""
         with self._counting:
             kept = self._in_memory[front].pop(number, None)
             self.memory_used -= 0 if kept is None else kept[1].nbytes
@@ -130,10 +129,10 @@ class ActivationStore:
                 logger.debug("Row %d stays on the disk: %s", number, error)
 
     def offer(self, rows: Sequence[Row], outputs: Tensor) -> int:
-        """Store rows of the front that are missing, behind the training.
+        """Store missing rows of the front, behind the training.
 
-        Outputs, shape [rows, ...], are copied before this returns, or in the order of the device's
-        stream. Returns how many rows will be stored.
+        Outputs, shape [rows, ...], are copied before the return, or in the order of the device's
+        stream. Returns the number of rows to be stored.
         """
         front = self._front
         if front is None:
@@ -161,24 +160,24 @@ class ActivationStore:
         return len(chosen)
 
     def flush(self) -> None:
-        """Wait until all that was offered is stored."""
+        """Wait until all offered rows are stored."""
         self._writer.submit(lambda: None).result()
 
     def hand_over(self) -> None:
-        """Write rows that are in memory alone to the folder, as far as it has room."""
+        """Write rows in memory alone to the folder, as far as there is room."""
         self.flush()
         for front, rows in self._in_memory.items():
             for number, (digest, output) in rows.items():
                 self._write(front, Row(number, digest), output)
 
     def close(self) -> None:
-        """Store what waits, and let others have the folder."""
+        """Store waiting rows, and release the folder."""
         self._writer.shutdown()
         if self._folder is not None:
             self._folder.close()
 
     def _front_of(self, fronts: Sequence[str], batch: Sequence[int]) -> str | None:
-        """Return the first front that has all rows of a batch."""
+        """Return the first front with all rows of a batch."""
 
         def has(front: str, number: int) -> bool:
             on_disk = self._folder is not None and self._folder.has(front, number)
@@ -225,7 +224,7 @@ class ActivationStore:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
 
     def _store_in_memory(self, front: str, row: Row, output: Tensor) -> bool:
-        """Store a row that waited, if there is room in memory; return whether there was."""
+        """Store a waiting row in memory; return whether there was room."""
         with self._counting:
             if self.memory_used + output.nbytes > self._memory_bytes:
                 return False

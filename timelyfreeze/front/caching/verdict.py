@@ -1,4 +1,4 @@
-"""What a cache of a frozen front brings: whether reading is faster than computing, and its use."""
+"""Gain of a cached front: whether reading is faster than computing, and its use."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Times = dict[Action, float]
 
 @dataclass
 class FrontTimes:
-    """What a rank has measured of its batches at one depth; milliseconds."""
+    """Measured times of a rank's batches at a depth; milliseconds."""
 
     # times of each action in batches that ran through the front
     computed: list[Mapping[Action, float]] = field(default_factory=list)
@@ -36,25 +36,25 @@ class FrontTimes:
 
 @dataclass(frozen=True)
 class CacheDecision:
-    """What a batch saves and costs."""
+    """Savings and costs of a batch."""
 
     saved_ms: float  # by how much it is shorter if it begins behind the front
     read_ms: float  # how long the training waits until its rows are read
 
     @property
     def pays(self) -> bool:
-        """Whether reading is faster than what it saves."""
+        """Whether reading is faster than the computation saved."""
         return self.read_ms < self.saved_ms
 
 
 def verdict(
     dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]], stage: int
 ) -> CacheDecision | None:
-    """Compare a batch that is played through from measured times with and without the front.
+    """Compare a batch, simulated from measured times, with and without the front.
 
-    All but the forwards up to the first live block take the same time in both, so that a machine
-    that was busy meanwhile does not count. Of replicas the slowest one's times count. ``stage`` is
-    that of the first live block. None if an action was not measured.
+    All but the forwards up to the first live block take the same time in both, so that a busy
+    machine does not count. The slowest replica's times count. ``stage`` has the first live block.
+    None if an action was not measured.
     """
     computed = slowest(times for times, _, _ in ranks)
     entered = slowest(times for _, times, _ in ranks)
@@ -90,12 +90,12 @@ class CacheUse:
 
 
 def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
-    """Put together what the processes of a pipeline tell; all begin the same batches."""
+    """Sum up the uses of a pipeline's processes, whose batches begin alike."""
     return _joined(ranks, {"batches": max, "entered": max, "saved_ms": max})
 
 
 def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
-    """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
+    """Sum up the uses of two parts of a run; stored rows are the present ones."""
     if former is None or latest is None:
         return former or latest
     now = itemgetter(-1)
@@ -103,7 +103,7 @@ def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse |
 
 
 def _joined(uses: Sequence[CacheUse], ways: Mapping[str, Callable[[list[Any]], Any]]) -> CacheUse:
-    """Put uses together, each field by its way or a sum; what none of them knows stays None."""
+    """Sum up uses, each field by its rule or a sum; fields unknown to all stay None."""
     joined: dict[str, Any] = {}
     for name in (each.name for each in fields(CacheUse)):
         known = [value for use in uses if (value := getattr(use, name)) is not None]

@@ -1,8 +1,8 @@
-"""Pipelines whose front is frozen: begun behind it, run ahead of, shrunk to fewer ranks.
+"""Pipelines with a frozen front: begun behind the front, run ahead of, shrunk.
 
 ``plan`` has PipeTransformer's AutoPipe and its balances, and AutoFreeze's larger batches in freed
-memory; ``run_ahead`` plays batches whose frozen stages work on the next one, and has AutoFreeze's
-model of replicas. Pure: what moves layers in a running pipeline is not here.
+memory; ``run_ahead`` simulates batches with frozen stages at work on the next batch, and has
+AutoFreeze's model of replicas. Pure functions: no running pipeline is changed here.
 """
 
 from timelyfreeze.front.plan.plan import (

@@ -18,17 +18,16 @@ _MILLION = 1_000_000
 def paper_balance(
     sizes: Sequence[int], n_ranks: int, n_frozen: int = 0, lambda_: float = 0.0
 ) -> tuple[Balance, float]:
-    """Cut a model as ``load_balance`` of PipeTransformer's Algorithm 1 does.
+    """Cut a model as ``load_balance`` of PipeTransformer's Algorithm 1.
 
-    Rank k takes live units while its size with the next one stays below mean + var, of the units
-    that are left over K - k ranks; the last rank takes the rest. The variance is in squared units
-    of the mean, so the unit decides: it is a million parameters, as in the authors' program.
-    Sums are exact, for a tie must not hang on rounding.
+    Rank k takes live units while its size with the next unit stays below mean + var of the
+    remaining units over K - k ranks; the last rank takes the rest. The variance is in squared units
+    of the mean, so the unit decides: a million parameters, as in the authors' program. Sums are
+    exact, for a tie must not hang on rounding.
 
-    Our reading of the first rank: it holds the frozen units too, and of their size S_f only lambda
-    S_f counts. In print its size begins at 0 and S_f (1 - lambda) is taken off all the same.
-    Returns the live units of each rank, which may be 0, and the size of the largest rank, in
-    parameters.
+    Our reading of the first rank: with the frozen units too, and of their size S_f only lambda S_f
+    counts. In print the size begins at 0 and S_f (1 - lambda) is taken off all the same. Returns
+    the live units per rank, possibly 0, and the size of the largest rank, in parameters.
     """
     live = [Fraction(size, _MILLION) for size in sizes[n_frozen:]]
     # 1 / 6 as a float is a little less than a sixth.
@@ -52,10 +51,10 @@ def paper_balance(
 def min_max_balance(
     sizes: Sequence[float], n_ranks: int, has_room: HasRoom | None = None
 ) -> tuple[Balance, float] | None:
-    """Cut a model so that the largest rank is as small as can be; exact.
+    """Cut a model with the smallest possible largest rank; exact.
 
-    Of several such cuts the one with the smallest sum of squares is taken. Each rank gets a unit or
-    more. Returns their numbers and the size of the largest; None if there is no such cut.
+    Among equal cuts the smallest sum of squares wins. All ranks get a unit or more. Returns the
+    numbers of units and the largest size; None without such a cut.
     """
     sums = [math.fsum(sizes[:i]) for i in range(len(sizes) + 1)]
 
@@ -82,7 +81,7 @@ def _best_cut(
     cost: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Return the least joined cost of ranks, and where they begin and the last one ends."""
+    """Return the least joint cost of ranks, and the bounds between them."""
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
     for rank in range(n_ranks):
         found: dict[int, tuple[float, list[int]]] = {}
@@ -105,7 +104,7 @@ Fits = Callable[[int, int, int, int], bool]
 
 @dataclass(frozen=True)
 class ElasticPlan:
-    """A pipeline for what is still live."""
+    """A pipeline for the live units."""
 
     n_ranks: int  # ranks of a pipeline, K'
     split: Balance  # units of each rank, frozen ones included, front to back
@@ -130,19 +129,17 @@ def elastic_plan(
 
     ``PARAMETERS`` is PipeTransformer's Algorithm 1: while K >= 2, cut for K/2 ranks, and go on with
     those if the largest is at most M0 (Eq. 2; the pseudocode has "less than"). All frozen units are
-    on the first rank. Of an odd K the half is rounded down. Readings of the cut itself:
-    ``paper_balance``. Microbatches keep their size and the global batch its own, so replicas
-    divide the microbatches; the paper lets the global batch grow, and searches their number from K
-    to 6 K by measuring.
+    on the first rank. Of an odd K the half is rounded down. Readings of the cut: ``paper_balance``.
+    Microbatches keep their size and the global batch its own, so replicas divide the microbatches;
+    the paper lets the global batch grow, and searches their number from K to 6 K by measuring.
 
-    ``TIME`` cuts where the largest rank takes least time, frozen units wherever that puts them.
-    Sizes are parameters, whole numbers; with ``TIME`` milliseconds of a microbatch in its present
-    state, which for a frozen unit is its forward alone. The paper's units are attention and MLP
-    sublayers. A run moves whole layers, which find fewer cuts: of 12 layers of ViT-B/16 on 8 ranks
-    5, 6, 7 or 9 frozen ones have none, all sublayers do. Embedding and head belong to the first and
-    the last one. ``lambda_``, not used with ``TIME``, is the cost of a frozen unit over a live one;
-    ``largest_at_start`` is M0, in whose place ``fits`` decides with ``TIME``. A rank that would get
-    no unit is a ValueError.
+    ``TIME`` cuts where the largest rank takes least time, frozen units on any rank. Sizes are
+    parameters, whole numbers; with ``TIME`` milliseconds of a microbatch in its present state, for
+    a frozen unit its forward alone. The paper's units are attention and MLP sublayers. A run moves
+    whole layers, with fewer cuts: of 12 layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen layers
+    have none, all sublayers do. Embedding and head belong to the first and last unit. ``lambda_``,
+    not used with ``TIME``, is the cost of a frozen unit over a live one; ``largest_at_start`` is
+    M0, in whose place ``fits`` decides with ``TIME``. A rank without a unit is a ValueError.
     """
 
     def cut(k: int) -> tuple[Balance, float] | None:
@@ -172,7 +169,7 @@ def elastic_plan(
 
 
 def replicas_of(n_ranks: int, n_ranks_each: int, n_microbatches: int) -> int:
-    """Return how many pipelines there is room for that share the microbatches evenly."""
+    """Return the number of pipelines with room and equal shares of the microbatches."""
     room = n_ranks // n_ranks_each
     return max(n for n in range(1, room + 1) if n_microbatches % n == 0)
 
@@ -189,11 +186,11 @@ class BatchPacking:
 def performance_packing(
     fits: Callable[[int], bool], accumulations: int, max_growth: int = 1
 ) -> BatchPacking:
-    """Return the packing with the largest batch that there is room for.
+    """Return the packing with the largest batch there is room for.
 
-    Steps first take fewer batches of more rows, the same rows in all; once they are down to one
-    batch, they take more rows, in whole multiples of those at the start. ``fits`` says whether a
-    worker has room for a batch so many times as large as at the start.
+    Steps first take fewer batches of more rows, the same rows in all; from a single batch on, steps
+    take more rows, in whole multiples of the start. ``fits`` tells whether a worker has room for a
+    batch so many times the first size.
     """
     same_rows = [
         BatchPacking(n, accumulations // n)
@@ -206,10 +203,9 @@ def performance_packing(
 
 
 def last_step(n_steps: int, step: int, n_batches: int, growth: int) -> int:
-    """Return the step with which a run has read the rows that it was to read.
+    """Return the step at which a run has read its rows.
 
-    ``n_batches`` were read by the finished ``step``, ``growth`` are read in each from now on, both
-    in steps of the start. The last step is a whole one, so it may read up to ``growth`` - 1 of them
-    more.
+    ``n_batches`` were read by the finished ``step``, ``growth`` per step from now on, both in steps
+    of the start. The last step is whole, and may read up to ``growth`` - 1 more.
     """
     return step + -(-(n_steps - n_batches) // growth)

@@ -1,7 +1,7 @@
-"""Batches of a pipeline whose first stages are frozen for good, and so are not tied to the others.
+"""Batches of a pipeline with first stages frozen for good, and so free of the others.
 
-Such a stage has no backward and its weights stand still. Where its output is known, a batch begins
-behind it. Where not, it may forward the next batch while live stages work on this one.
+A stage frozen for good has no backward and constant weights. Where its output is known, a batch
+begins behind the stage; elsewhere the stage may forward the next batch early.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ N_BATCHES, _N_COUNTED = 10, 4
 
 
 def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
-    """Return the graph of a batch that begins behind ``n_front`` stages, which do nothing.
+    """Return the graph of a batch begun behind ``n_front`` idle stages.
 
-    Ranks stay as they are; one that holds no other stage has no actions.
+    Ranks stay; a rank without other stages has no actions.
     """
     rows = [[action for action in row if action.stage >= n_front] for row in order.ranks]
     pairs = [(a, b) for a, b in dependencies(order) if min(a.stage, b.stage) >= n_front]
@@ -54,7 +54,7 @@ class RunAhead:
         n_processors: float | None = None,
         delays_ms: ArrayLike | None = None,
     ) -> tuple[float, ...]:
-        """Return when each batch ends, from the start of the first, as ``simulate_batch``."""
+        """Return the end of each batch, from the start of the first, as ``simulate_batch``."""
         _, ends = play_actions(self.dag, durations_ms, n_processors, delays_ms)
         latest = np.zeros(self.n_batches)
         batches = [action.microbatch // self.n_microbatches for action in self.dag.actions]
@@ -73,13 +73,13 @@ class RunAhead:
 
 
 def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) -> RunAhead:
-    """Let the first stages forward the next batch while the others work on this one.
+    """Let the first stages forward the next batch during the work on the present.
 
-    One batch ahead at most: the front begins with a batch when live stages begin with the one
-    before it, so it needs room for the messages of one batch. A step ends, and the next one begins
-    on live stages, when all of these are done. A rank that holds stages of both kinds runs them in
-    the order of the schedule, those of the front for the batch to come. All stages but the last may
-    run ahead; ``RunAhead.batch_ms`` needs 6 batches or more.
+    A single batch ahead at most: the front begins a batch when live stages begin its predecessor,
+    with room for the messages of a batch. A step ends, and the next begins, when all live stages
+    are done. A rank with stages of both kinds runs them in the order of the schedule, the front's
+    for the batch to come. All stages but the last may run ahead; ``RunAhead.batch_ms`` needs 6
+    batches or more.
     """
     n = order.n_microbatches
 

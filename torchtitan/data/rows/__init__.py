@@ -1,1 +1,1 @@
-"""Rows of files and of the hub: which kinds there are, and what they say."""
+"""Rows of files and of the hub: their kinds, and their content."""

@@ -1,4 +1,4 @@
-"""What is wrong with data: which file, which example, which field."""
+"""Errors of data: file, example, field."""
 
 import gzip
 import zlib
@@ -20,7 +20,7 @@ BOM = b"\xef\xbb\xbf"  # which some programs put in front of UTF-8
 
 
 class DataError(ValueError):
-    """Data cannot be read, or gives a run no batches; the message says which data and why."""
+    """Data cannot be read, or gives a run no batches; the message names data and reason."""
 
     def __init__(self, message: str) -> None:
         # What a loader's worker raised, torch hands on as a text that ends like a stack trace.
@@ -55,7 +55,7 @@ class DataExampleError(DataError):
 
 
 def holds_lines(file: str) -> bool:
-    """Return whether each line of a file is a row: of JSON, whatever its name, that is no list."""
+    """Return whether a file has a row per line: JSON, under any name, but no list."""
     if not file.endswith((".json", ".jsonl", ".jsonl.gz")):
         return False
     try:
@@ -66,17 +66,17 @@ def holds_lines(file: str) -> bool:
 
 
 def open_rows(file: str) -> IO[bytes]:
-    """Open a file of JSON, which may be packed."""
+    """Open a file of JSON, packed or not."""
     return gzip.open(file) if file.endswith(".gz") else open(file, "rb")
 
 
 def kind_of(value: Any) -> str:
-    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
+    """The kind of ``value``, in the words of JSON, such as ``a list`` or ``null``."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
 def file_of(files: Sequence[tuple[str, int]], index: int) -> tuple[str, int]:
-    """Return which of files, each with its number of examples, has one, and its place there."""
+    """Return the file, of files with numbers of examples, and the place in it of an example."""
     for name, count in files:
         if index < count:
             return name, index

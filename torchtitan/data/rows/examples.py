@@ -1,6 +1,6 @@
 """Examples of instruction data: from a local file, a folder of files, or the hub.
 
-The examples are not encoded: ``torchtitan.data.dataset`` does that while training.
+The examples are encoded by ``torchtitan.data.dataset`` while training.
 """
 
 import gzip
@@ -29,13 +29,14 @@ from torchtitan.data.rows.errors import (
 )
 from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
 from torchtitan.data.rows.messages import Conversation, chat_messages, parse_value, without_nulls
+from torchtitan.data.rows.parquet import MOST_BYTES, NumberedRow, read_parquet
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]
 
 
 class HubPart(NamedTuple):
-    """Which part of a hub data set is read; "": the only subset, "train", the newest revision."""
+    """Part of a hub data set; "": the only subset, "train", the newest revision."""
 
     subset: str = ""
     split: str = ""
@@ -47,11 +48,11 @@ WHOLE = HubPart()
 
 @dataclass(frozen=True)
 class InstructExamples:
-    """The examples of one source, each with its place.
+    """The examples of a source, with their places.
 
-    Rows are a list, or a hub data set, which stays on disk and has no ``numbers``: of each example
-    the one in its file. ``files`` has ``(name, examples)`` for each in order. ``columns`` names the
-    column of a field, for errors; ``about`` says what the rows are, for people.
+    Rows are a list, or a hub data set, which stays on disk and has no ``numbers`` of examples in
+    files. ``files`` has ``(name, examples)`` in order. ``columns`` names the column of a field, for
+    errors; ``about`` describes the rows for people.
     """
 
     examples: Sequence[dict[str, Any]]
@@ -67,11 +68,11 @@ class InstructExamples:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the examples are a hub data set, of which none has been looked at."""
+        """Whether the examples are a hub data set, still unread."""
         return self.numbers is None
 
     def read(self, index: int, use: Callable[[Conversation], T]) -> T:
-        """Return what ``use`` makes of an example; DataExampleError, with place, if it fails."""
+        """Return the result of ``use`` on an example; a DataExampleError names its place."""
         try:
             example = self.examples[index]
             if self.is_remote:
@@ -91,7 +92,7 @@ class InstructExamples:
 
 
 def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
-    """Tell a path on this disk from a hub name; FileNotFoundError for what looks like a path."""
+    """Tell a path on this disk from a hub name; FileNotFoundError for a missing path."""
     if os.path.exists(path):
         return True
     if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
@@ -109,11 +110,11 @@ def read_examples(
     part: HubPart = WHOLE,
     key: str = "training.dataset_path",
 ) -> InstructExamples:
-    """Read a source, at least one example; of every row only the columns of its kind are kept.
+    """Read a source, at least an example; only the columns of its kind are kept.
 
     ``path`` is a json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of
-    their names), or a hub name. ``kind`` says what the rows are, or "auto": what the first row
-    looks like. ``columns`` are fields with columns called otherwise. Errors name ``key``.
+    their names), or a hub name. ``kind`` is the kind of rows, or "auto": by the first row.
+    ``columns`` are fields with columns called otherwise. Errors name ``key``.
     """
     if is_local_path(path, key=key):
         return _read_local(Path(path), kind, columns, key)
@@ -140,7 +141,7 @@ def _read_local(path: Path, kind: str, columns: Columns, key: str) -> InstructEx
 def _read_files(
     files: tuple[Path, ...], states: tuple[tuple[int, int], ...], kind: str, columns: Columns
 ) -> InstructExamples:
-    """Return the examples of files; ``states`` tell whether they are those read before."""
+    """Return the examples of files; ``states`` tell whether files have changed."""
     examples: list[dict[str, Any]] = []
     numbers = array("Q")
     counts: list[tuple[str, int]] = []
@@ -195,7 +196,7 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
 
 
 def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> RowShape:
-    """Return what rows are by the first."""
+    """Return the kind of rows by the first."""
     if not isinstance(row, dict):
         raise DataExampleError(file, number, f"is {kind_of(row)}; expected an object")
     try:
@@ -221,15 +222,8 @@ def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
     return {name: row[column] for name, column in shape.columns.items() if column in row}
 
 
-# Of a row in a file of lines. A small file may unpack to a row that fills the memory.
-MOST_BYTES = 2**26
-
-# The number of a row in its file, and the row; of JSON on lines the number is that of the line.
-NumberedRow = tuple[int, Any]
-
-
 def data_files(path: Path, key: str) -> list[Path]:
-    """Return a file, or those of a folder in the order of their names; errors name ``key``."""
+    """Return a file, or a folder's files in the order of names; errors name ``key``."""
     if path.is_file():
         if path.name.endswith(SUFFIXES):
             return [path]
@@ -261,7 +255,7 @@ PARTS = _TRAIN.union(_TEST)
 
 
 def to_train_on(files: list[Path]) -> list[Path]:
-    """Return the files that are named as the part to train on; all if there are none."""
+    """Return the files named as the training part; all without such names."""
     named = [f for f in files if not _TRAIN.isdisjoint(re.split(r"[-._ 0-9]", f.name))]
     return named or files
 
@@ -273,7 +267,7 @@ def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[Numb
 
 
 def _read_json(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
-    """Yield the rows of a file with one on each line, or with a list of them."""
+    """Yield the rows of a file with a row per line, or with a list of rows."""
     name, number = str(file), 0
     try:
         with open_rows(name) as stream:
@@ -294,33 +288,11 @@ def _read_json(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRo
         ) from error
 
 
-def _read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        parquet = pyarrow.parquet.ParquetFile(file)
-        there = parquet.schema_arrow.names
-        wanted = there if columns is None else [name for name in columns if name in there]
-        if twice := [name for name in wanted if columns and there.count(name) > 1]:
-            raise ValueError(f"it has the column {twice[0]!r} twice")
-        size = 1 if columns is None else 65536  # all columns are read for a look at the first row
-        number = 0
-        for batch in parquet.iter_batches(size, columns=wanted):
-            for example in batch.to_pylist():
-                yield number, {name: without_nulls(value) for name, value in example.items()}
-                number += 1
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        # Errors of damaged files may be as long as the file.
-        problem = f"is not a readable parquet file ({str(error)[:200]})"
-        raise DataExampleError(str(file), None, problem) from error
-
-
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[NumberedRow]]] = {
     ".jsonl.gz": _read_json,
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".parquet": _read_parquet,
+    ".parquet": read_parquet,
 }
 SUFFIXES = tuple(_READERS)
 

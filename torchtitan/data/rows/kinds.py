@@ -1,4 +1,4 @@
-"""The kinds of rows that are known by their columns."""
+"""The kinds of rows, known by their columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def is_image_dataset(name: str) -> bool:
 
 
 def has_rows(name: str) -> bool:
-    """Whether a data set has numbered examples, so that epochs have a length and readers change."""
+    """Whether a data set has numbered examples, and so a length of epochs and changing readers."""
     return is_instruct_dataset(name) or is_image_dataset(name)
 
 
@@ -61,7 +61,7 @@ def has_turns(name: str) -> bool:
 
 
 class RowShape(NamedTuple):
-    """What the rows of a source are: a name in :data:`ROW_KINDS`, and each field's column."""
+    """Shape of a source's rows: a name in :data:`ROW_KINDS`, and the columns of fields."""
 
     kind: str
     required: Mapping[str, str]
@@ -85,10 +85,10 @@ class RowShape(NamedTuple):
 
 
 def row_shape(name: str, there: Sequence[str], named: Mapping[str, str]) -> RowShape:
-    """Return what rows are, by the columns in the first; "auto": the first kind that fits.
+    """Return the shape of rows by the first's columns; "auto": the first fitting kind.
 
-    ``named`` are columns that are called otherwise than their field. Where one is not there, the
-    field's own name is looked for, so that sources may differ. ValueError if no kind fits.
+    ``named`` are columns called otherwise than their field. For a missing column the field's own
+    name is tried, since sources may differ. ValueError if no kind fits.
     """
 
     def column(field: str) -> str:

@@ -1,4 +1,4 @@
-"""What is said in an example of instruction data: messages, before a template makes a text."""
+"""Content of an example of instruction data: messages, before a template makes a text."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from torchtitan.data.rows.errors import FieldError, kind_of
 
 
 def parse_value(text: str) -> Any:
-    """Return what a JSON text says; ValueError if it is none, or an object has a key twice."""
+    """Return the value of a JSON text; ValueError for other texts or repeated keys."""
     return json.loads(text, object_pairs_hook=_said_once)
 
 
@@ -24,7 +24,7 @@ def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value whose objects have no nulls, which columnar files alone give them all."""
+    """Return a value without nulls in objects, put there by columnar files."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -60,12 +60,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Message(NamedTuple):
-    """One message of a conversation.
+    """A message of a conversation.
 
-    ``context`` is what an instruction is about, where an example keeps that apart (Alpaca's
-    ``input``); empty for an instruction about nothing, None for what is no instruction. ``others``
-    is what else a message has, for templates that ask for it, such as ``tool_calls``. What an
-    assistant says is learned unless it ``is_given``, as part of a prompt or by its own word.
+    ``context`` is the subject of an instruction, if separate in the example (Alpaca's ``input``);
+    empty for an instruction without, None for other messages. ``others`` are further fields for
+    templates, such as ``tool_calls``. An assistant's message is learned unless it ``is_given``, as
+    part of a prompt or by its own field.
     """
 
     role: str
@@ -93,7 +93,7 @@ MessageReader = Callable[[dict[str, Any]], Conversation]
 def alpaca_messages(example: dict[str, Any]) -> Conversation:
     """Read ``{instruction, input, output}``, with earlier turns as pairs in ``history``.
 
-    An input that is blank, null or missing, is none.
+    A blank or null input counts as missing.
     """
     given = example if example.get("input") is not None else {**example, "input": ""}
     instruction, source, output = (_text(given, f) for f in ("instruction", "input", "output"))
@@ -123,8 +123,8 @@ def sharegpt_messages(example: dict[str, Any]) -> Conversation:
 def chat_messages(example: dict[str, Any]) -> Conversation:
     """Read ``{messages: [{role, content}, ...]}``, with ``tools`` where the example has them.
 
-    A message may have other fields too, and one with ``tool_calls`` needs no content. A field that
-    is empty is not there. Messages of ``{from, value}`` are taken as well, and content in parts.
+    A message may have other fields too, and needs no content beside ``tool_calls``. Empty fields
+    count as missing. Messages of ``{from, value}`` are taken as well, and content in parts.
     """
     return _conversation(example, "messages", ("role", "content"))
 
@@ -149,7 +149,7 @@ def _conversation(example: dict[str, Any], field: str, keys: tuple[str, str]) ->
 
 
 def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
-    """Return messages with what the example says beside them."""
+    """Return messages with the example's other columns."""
     _refuse(example)
     system = example.get(SYSTEM)
     if system not in _EMPTY and _text(example, SYSTEM).strip():
@@ -165,7 +165,7 @@ def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
 
 
 def _messages(entries: Any, field: str, keys: tuple[str, str]) -> list[Message]:
-    """Return the messages of a list whose entries name the speaker and what is said by ``keys``."""
+    """Return the messages of a list whose entries have speaker and text under ``keys``."""
     if not isinstance(entries, list):
         raise FieldError(field, f"is {kind_of(entries)}; expected a list of messages")
     if not entries:
@@ -225,7 +225,7 @@ def _is_learned(others: dict[str, Any], place: str, role: str) -> bool:
 
 
 def _joined(parts: Sequence[Any], place: str) -> str:
-    """Return the text of content that comes in parts, as ``{"type": "text", "text": ...}``."""
+    """Return the text of content in parts, as ``{"type": "text", "text": ...}``."""
     for i, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else kind_of(part)
@@ -246,7 +246,7 @@ def _called(said: Any, place: str) -> list[Any]:
 
 
 def _tool_calls(calls: Any, place: str) -> list[Any]:
-    """Return the calls; arguments that are JSON as a text, as OpenAI has them, are read."""
+    """Return the calls, with arguments given as JSON text, as OpenAI's, parsed."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise FieldError(place, "is no list of objects; expected the calls of a message")
     found = []

@@ -1,1 +1,1 @@
-"""Between texts and tokens: a folder's tokenizer, and the process that renders its template."""
+"""Between texts and tokens: a folder's tokenizer, and the process rendering its template."""

@@ -1,7 +1,7 @@
-"""Renders chat templates, somebody's programs, in a process whose memory and time are limited.
+"""Renders chat templates, untrusted programs, in a process with limited memory and time.
 
-It is run as a file and needs jinja2 alone. Requests come as JSON on lines of the standard input,
-answers go to the standard output; the input's end is this process's.
+Run as a file, with jinja2 alone. Requests come as JSON on lines of the standard input, answers go
+to the standard output; the process ends with its input.
 """
 
 import json
@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationBlocks(Extension):
-    """Notes which characters ``{% generation %}`` blocks write, by which templates mark answers."""
+    """Notes the characters written by ``{% generation %}`` blocks, which mark answers."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -55,7 +55,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes what HTML does not bear."""
+    """JSON unchanged; Jinja's own filter escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -87,7 +87,7 @@ def _rendered(asked: dict[str, Any], n_messages: int, prompt: bool) -> tuple[str
 
 
 def _span(asked: dict[str, Any], text: str, place: int) -> tuple[int, int] | None:
-    """Return where the text has the answer at ``place``; None where it is written otherwise."""
+    """Return the span of the answer at ``place``; None where the text has another form."""
     before, until = _rendered(asked, place, True)[0], _rendered(asked, place + 1, False)[0]
     if not (until.startswith(before) and text.startswith(until)):
         return None

@@ -1,7 +1,7 @@
-"""Renders chat templates in a process of its own, which is started once and limited.
+"""Renders chat templates in a limited process of its own, started once.
 
-A template is somebody's program. Jinja's sandbox keeps it from Python and files; memory, time and
-the length of its text are limited here, as a whole and not operator by operator.
+A template is somebody's program. Jinja's sandbox bars Python and files; memory, time and the length
+of its text are limited here, as a whole and not operator by operator.
 """
 
 import json
@@ -27,7 +27,7 @@ _SECONDS_EACH, _SECONDS_BEYOND = 1.0, 60.0
 
 
 class RenderError(ValueError):
-    """A template cannot render, or is no program at all if it ``is_broken``."""
+    """A template cannot render, or is no program if it ``is_broken``."""
 
     def __init__(self, message: str, *, is_broken: bool = False) -> None:
         super().__init__(message)
@@ -37,9 +37,8 @@ class RenderError(ValueError):
 class Rendered(NamedTuple):
     """A text of a conversation, with places in it: characters ``[start, end)``.
 
-    ``marked`` is what its generation blocks wrote. ``spans`` has for each answer what it adds to
-    the prompt before it, but for blanks at its end; None where the template writes it otherwise in
-    the whole text.
+    ``marked`` are the characters of generation blocks. ``spans`` has for each answer the text added
+    to the prompt, but for blanks at its end; None where the whole text has another form.
     """
 
     text: str
@@ -58,9 +57,8 @@ def render(
 ) -> Rendered:
     """Return the text of a conversation; RenderError if the template fails or exceeds a limit.
 
-    Without messages it is only seen whether ``source`` is a template; no tools are there as None.
-    With ``prompt`` what stands before an answer follows. ``answers`` are places of messages to find
-    in the text.
+    Without messages only ``source`` is checked; None stands for no tools. With ``prompt`` the
+    generation prompt follows. ``answers`` are places of messages to find in the text.
     """
     limits = {"most": MOST_CHARACTERS, "seconds": _SECONDS, "bytes": _BYTES}
     said = {"messages": messages, "tools": tools or None, "prompt": prompt, "answers": answers}
@@ -79,7 +77,7 @@ def render(
 
 
 class _Worker:
-    """The process; started when it is asked, and again where it has ended."""
+    """The process; started on demand, and again after its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

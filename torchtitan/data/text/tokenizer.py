@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, read as transformers reads it."""
+"""The tokenizer of a Hugging Face folder, read as by transformers."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,10 +17,10 @@ _ADDED, _EXTRA = "added_tokens_decoder", ("extra_special_tokens", "additional_sp
 
 
 class FolderTokenizer(HuggingFaceTokenizer):
-    """Upstream's tokenizer, with tokens and settings as transformers finds them.
+    """Upstream's tokenizer, with tokens and settings as in transformers.
 
-    Upstream reads special tokens from ``tokenizer_config.json`` alone, takes one that begins and
-    ends texts for a beginning only, and keeps the length to which ``tokenizer.json`` cuts texts.
+    Upstream reads special tokens from ``tokenizer_config.json`` alone, takes a token for both ends
+    of texts as a beginning only, and keeps ``tokenizer.json``'s maximum length of texts.
     """
 
     special_tokens: dict[str, str]
@@ -34,7 +34,7 @@ class FolderTokenizer(HuggingFaceTokenizer):
         return tokenizer
 
     def _load_config(self, config_path: str) -> dict[str, Any]:
-        """Return the settings, with what older files say; a null is not there."""
+        """Return the settings, with older files' settings, without nulls."""
         folder = Path(config_path).parent
         config = {"pad_token": self._padding.get("pad_token")} | _read(folder / CONFIG_FILE)
         if _ADDED not in config:
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tokens that have a name; a model may have names of its own."""
+    """Yield the named tokens; a model may have names of its own."""
     extra = config.get(_EXTRA[0])
     for key, token in (*config.items(), *(extra.items() if isinstance(extra, dict) else ())):
         if key.endswith("_token") and not isinstance(token, bool | None):

@@ -1,8 +1,8 @@
-"""Finds what keeps a run from resuming, in this size or another, or from being saved.
+"""Finds obstacles to resuming a run, in this size or another, and to saving.
 
 Weights, optimizers and instruction data go on in any number of data-parallel ranks. So does a
-policy without a plan, in any pipeline, and an elastic run, which plans again; another plan only in
-one of the same stages and microbatches.
+policy without a plan, in any pipeline, and an elastic run, which plans again; other plans only with
+the same stages and microbatches.
 """
 
 import os
@@ -44,14 +44,14 @@ _WORLD_SIZE = f"{_DATA}.world_size"
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run begins from; step 0 where the weights alone are taken."""
+    """The first checkpoint of a run; step 0 for weights alone."""
 
     folder: Path
     step: int
 
 
 def start_of(config: JobConfig) -> Start | None:
-    """Return what a run finds in its own folder; None where it begins again, or cannot begin."""
+    """Return the start in the run's own folder; None for a new run, or none possible."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         return None
@@ -65,14 +65,14 @@ def start_of(config: JobConfig) -> Start | None:
 
 
 def is_done(config: JobConfig) -> bool:
-    """Return whether a run is called again that has all its steps, or more, behind it."""
+    """Return whether a run has all its steps, or more, behind it."""
     start = start_of(config)
     excluded = TRAIN_STATE in config.checkpoint.exclude_from_loading
     return start is not None and not excluded and start.step >= config.training.steps
 
 
 def checkpoint_errors(config: JobConfig) -> Iterator[str]:
-    """Say what is wrong with the checkpoint that a run would begin from."""
+    """Yield errors of the checkpoint at the start of a run."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         return
@@ -119,7 +119,7 @@ def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
 def _content_errors(
     config: JobConfig, folder: Path, *, model_only: bool, is_needed: bool = True
 ) -> Iterator[str]:
-    """Say why a run cannot begin with what an undamaged checkpoint has, or that it has not all."""
+    """Yield unusable or missing content of an undamaged checkpoint."""
     wrong = [
         *weights_errors(config, folder),
         *adapter_errors(config, folder, begins_anew=model_only),
@@ -150,7 +150,7 @@ def output_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Say why a run cannot go on from the checkpoint in ``folder``, which is whole."""
+    """Yield why a run cannot go on from the complete checkpoint in ``folder``."""
     excluded, dataset = config.checkpoint.exclude_from_loading, config.training.dataset
     keys = list(saved_keys(folder))
     try:
@@ -223,7 +223,7 @@ _Changes = Mapping[str, tuple[Any, Any]]
 
 
 def resuming_errors(config: JobConfig, folder: Path) -> list[str]:
-    """Say which keys a whole checkpoint's states do not go together with, each with both values."""
+    """Yield keys contradicting a complete checkpoint's states, with both values."""
     found, changes = [], changed_settings(folder, config.to_dict())
     excluded = config.checkpoint.exclude_from_loading
     for states, keys in _bound_keys(config, folder, changes) if changes else ():
@@ -240,7 +240,7 @@ def resuming_errors(config: JobConfig, folder: Path) -> list[str]:
 def _bound_keys(
     config: JobConfig, folder: Path, changes: _Changes
 ) -> Iterator[tuple[Collection[str], list[str]]]:
-    """Yield states of a checkpoint, and the keys that must be as they were to load one of them."""
+    """Yield states of a checkpoint, and the keys to be kept for loading them."""
     yield ("optimizer", "lr_scheduler"), ["optimizer.lr", "lora.learning_rate"]
     yield ("optimizer",), [f"optimizer.{name}" for name in _OPTIMIZER]
     data = ["training.dataset"]
@@ -276,7 +276,7 @@ def _told(key: str, then: Any, now: Any) -> str:
 
 
 def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Say that the weights of a checkpoint are those of another model."""
+    """Yield an error for weights of another model in a checkpoint."""
     saved, wanted = saved_shapes(folder), _model_shapes(config)
     if not (saved and wanted):
         return  # Hugging Face's files, or a model that upstream alone knows how to build
@@ -293,7 +293,7 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
 
 
 def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of the model by its name, none where that is not known."""
+    """Return the shapes of the model's weights by name, empty if unknown."""
     args = None if config.model.name in IMAGE_MODELS else known_args(config)
     if not hasattr(args, "n_layers"):
         return {}

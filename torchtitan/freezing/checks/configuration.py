@@ -101,7 +101,7 @@ def _is_here(
     place: Callable[[JobConfig], ImagePlace],
     sources: Callable[[JobConfig], Sequence[DataSource]],
 ) -> bool:
-    """Return whether no data that is read, pictures or examples, comes from the hub."""
+    """Return whether no pictures or examples come from the hub."""
     if is_image_dataset(config.training.dataset):
         return place(config).is_local
     return all(is_local_path(source.path, key=source.key) for source in sources(config))

@@ -27,7 +27,7 @@ from torchtitan.vision.spec import known_args
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
+    """Yield errors of ``[data]`` besides its fraction: key, value and rule."""
     for name, section in data_sections(config):
         # Such as that of a variable that is not set; upstream ignores it.
         if section.dataset_path == "" and not is_image_dataset(section.dataset):
@@ -58,7 +58,7 @@ def data_errors(config: JobConfig) -> Iterator[str]:
 
 
 def example_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
+    """Yield errors of instruction data on this disk; hub data is not looked at."""
     validated = validation_sources(config) if config.validation.enable else ()
     # Such a model's rows of kind "alpaca" may have no turns; others are refused with it.
     is_cut = getattr(known_args(config), "attn_mask_type", "causal") == "block_causal"
@@ -88,12 +88,12 @@ def _without_turns(said: Conversation) -> None:
 
 
 def template_of(config: JobConfig, tokenizer: Any) -> Template:
-    """Return the chat template of a run; ValueError where the tokenizer cannot write it."""
+    """Return the chat template of a run; ValueError if the tokenizer cannot write it."""
     return build_chat_template(config.data.chat_template, tokenizer, config.model.hf_assets_path)
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:
-    """Return which examples of its data set validation reads: what training holds out, or all."""
+    """Return the examples of validation: those held out by training, or all."""
     fraction = config.data.validation_fraction
     if fraction > 0 and _reads_training(config):
         return ExampleSplit(fraction, held_out=True)
@@ -101,12 +101,12 @@ def validation_split(config: JobConfig) -> ExampleSplit:
 
 
 def reads_training_examples(config: JobConfig) -> bool:
-    """Return whether validation reads the very examples that are trained on."""
+    """Return whether validation reads the very examples of training."""
     return config.data.validation_fraction == 0 and _reads_training(config)
 
 
 def validation_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with held-out examples and validation: key, value and rule."""
+    """Yield errors of held-out examples and validation: key, value and rule."""
     validation, training = config.validation, config.training
     fraction = config.data.validation_fraction
     if not validation.enable:
@@ -134,7 +134,7 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _reads_training(config: JobConfig) -> bool:
-    """Return whether validation reads from the data that is trained on, or cannot be read."""
+    """Return whether validation reads training's data, or cannot be read."""
     try:
         for source in (*training_sources(config), *validation_sources(config)):
             is_local_path(source.path, key=source.key)
@@ -149,7 +149,7 @@ _PANIC = "PanicException"
 
 
 def tokenizer_errors(config: JobConfig) -> Iterator[str]:
-    """Say why the tokenizer of ``model.hf_assets_path`` cannot be used, where one is needed."""
+    """Yield why the tokenizer of ``model.hf_assets_path`` cannot be used, if needed."""
     if not model_family(config).reads_text:
         return
     folder = Path(config.model.hf_assets_path)
@@ -166,7 +166,7 @@ def tokenizer_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _unusable(config: JobConfig, key: str) -> Iterator[str]:
-    """Say what keeps the tokenizer from being loaded, from encoding, or from serving the model."""
+    """Yield obstacles to the tokenizer's loading, encoding, or use with the model."""
     folder = config.model.hf_assets_path
     try:
         tokenizer = FolderTokenizer(folder)

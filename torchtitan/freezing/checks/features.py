@@ -1,4 +1,4 @@
-"""What works with what: each feature of a run, and what it needs of the rest."""
+"""Compatibility of features: the needs of each feature of a run."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,7 +50,7 @@ def _policy(run: JobConfig) -> Any:
 def _if_frozen(
     key: str, why: str, listed: Sequence[Requirement], when: Test | None = None
 ) -> Feature:
-    """Return a feature that a run without freezing does not look at."""
+    """Return a feature ignored by a run without freezing."""
     is_on = when or attrgetter(key)
     return Feature(key, why, listed, lambda run: _freezes(run) and is_on(run))
 
@@ -230,10 +230,10 @@ MEMORY = Feature(
 
 
 def with_rank(config: JobConfig) -> JobConfig:
-    """Return ``config`` with what ``freezing.gradient_rank`` "auto" stands for.
+    """Return ``config`` with the value of "auto" in ``freezing.gradient_rank``.
 
     Text models at least 512 wide choose between ranks in runs where subspaces work; others have 0,
-    since in narrower layers turning subspaces costs what freezing saves (``docs/low_rank.md``).
+    since in narrower layers turning subspaces costs the savings of freezing (``docs/low_rank.md``).
     """
     if config.freezing.gradient_rank != AUTO:
         return config

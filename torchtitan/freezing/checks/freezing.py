@@ -1,4 +1,4 @@
-"""Finds why methods cannot start on the model, and adapters that are not those of the run."""
+"""Finds methods that cannot start on the model, and adapters of another run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def method_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
-    """Yield why a policy cannot start on the model, where that is known before it is built."""
+    """Yield why a policy cannot start on the model, if known before the model is built."""
     if (model := plain_model(config)) is None:
         return
     layout = build_layout({0: [(name, p.numel()) for name, p in model.named_parameters()]})
@@ -52,7 +52,7 @@ def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
 
 
 def lora_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with a run with adapters: key, value and rule."""
+    """Yield errors of a run with adapters: key, value and rule."""
     if config.freezing.method != LORA:
         return
     yield from rule_errors(config.freezing)
@@ -82,7 +82,7 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
 def _tell_of_short_sides(
     config: JobConfig, key: str, ranks: int | list[int], targets: Sequence[str]
 ) -> None:
-    """Warn of layers that are not wide enough for a rank to be low, those ``targets`` name."""
+    """Warn of layers named by ``targets`` and too narrow for a low rank."""
     rank = max(ranks, default=0) if isinstance(ranks, list) else ranks
     model = plain_model(config) if rank > 0 else None
     layers = [] if model is None else chosen_layers(linear_layers(model), targets)
@@ -94,10 +94,10 @@ def _tell_of_short_sides(
 def _place_errors(
     stages: Sequence[Sequence[str]], ranks: Sequence[int], chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Say where no adapter is though there must be one.
+    """Yield places that need an adapter and have none.
 
-    Upstream's optimizer wants something on each rank. Torch loses gradients of a backward that is
-    split where the input of a stage needs none, as behind stages that learn nothing.
+    Upstream's optimizer wants something on each rank. Torch loses gradients of split backwards
+    where the input of a stage needs none, as behind stages without learning.
     """
     places = {"stage 0": stages[0]}
     for rank in sorted(set(ranks)):
@@ -113,7 +113,7 @@ def _place_errors(
 
 
 def plain_model(config: JobConfig) -> Any:
-    """Return the model without memory; None where it is not known."""
+    """Return the model without memory; None if unknown."""
     args = known_args(config) if config.model.name == LLAMA else None
     if args is None:
         return None
@@ -126,7 +126,7 @@ _BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
 
 
 def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
-    """Say that a checkpoint has other adapters than the run, unless freezing restarts."""
+    """Yield an error for a checkpoint with other adapters, unless freezing restarts."""
     saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
     wanted: dict[str, tuple[int, ...]] = {}
     if config.freezing.method == LORA and (model := plain_model(config)) is not None:

@@ -1,4 +1,4 @@
-"""Finds models that cannot be cut into stages, and weights that cannot be loaded."""
+"""Finds models impossible to cut into stages, and weights impossible to load."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -48,7 +48,7 @@ Compared = tuple[list[str], list[str]]
 
 
 def image_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with pictures on this disk: all labels, and up to 10,000 beginnings."""
+    """Yield errors of pictures on this disk: all labels, and up to 10,000 headers."""
     if not is_image_dataset(config.training.dataset):
         return
     try:
@@ -76,7 +76,7 @@ def _check(place: ImagePlace, images: ImageExamples, classes: int) -> None:
 
 
 def reads_training_images(config: JobConfig) -> bool:
-    """Return whether validation is on the very pictures that training reads from."""
+    """Return whether validation is on the very pictures of training."""
     kinds = (config.training.dataset, config.validation.dataset)
     if not all(map(is_image_dataset, kinds)) or not config.training.dataset_path:
         return False
@@ -108,7 +108,7 @@ _TRANSFORMERS = "transformers_modeling_backend"
 
 
 def model_errors(config: JobConfig) -> Iterator[str]:
-    """Say what is wrong with the model that is asked for and with the folder of its weights."""
+    """Yield errors of the model and of the folder of its weights."""
     low, high = config.model.rope_low_freq_factor, config.model.rope_high_freq_factor
     if low is not None and high is not None and low >= high:
         yield (
@@ -182,7 +182,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec, args: Any) -> Iterator[str
 
 
 def _family_errors(config: JobConfig, args: DecoderArgs) -> Iterator[str]:
-    """Say what a run asks for that the model, of its family, cannot do."""
+    """Yield settings beyond the model's family."""
     length = config.training.seq_len
     if length > args.max_seq_len:
         yield (

@@ -1,4 +1,4 @@
-"""What features may need of a run, each with what to change where it is not met."""
+"""Requirements of features, with the change to make if unmet."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +28,10 @@ Test = Callable[[JobConfig], Any]
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that features need of the rest of a run.
+    """A requirement of features.
 
-    ``found`` is the key that breaks it, told with its value, or a sentence; ``rule`` is what to
-    change then.
+    ``found`` is the breaking key, told with its value, or a sentence; ``rule`` is the change to
+    make.
     """
 
     found: str
@@ -41,7 +41,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a run may have, why it ``needs`` what it needs, and how it is switched on.
+    """A feature of a run, its reason for its ``needs``, and its switch.
 
     ``key`` is told with its value, or is a sentence. Without ``when`` any value of the key but 0,
     "" and false switches it on.
@@ -53,12 +53,12 @@ class Feature:
     when: Test | None = None
 
     def is_on(self, config: JobConfig) -> bool:
-        """Return whether a run has it."""
+        """Return whether a run has the feature."""
         return bool(attrgetter(self.key)(config) if self.when is None else self.when(config))
 
 
 def feature_errors(config: JobConfig, features: Sequence[Feature]) -> Iterator[str]:
-    """Yield what the features that a run has need and do not find: key, value and rule."""
+    """Yield unmet needs of a run's features: key, value and rule."""
     for feature in features:
         if feature.is_on(config):
             for need in feature.needs:
@@ -68,13 +68,13 @@ def feature_errors(config: JobConfig, features: Sequence[Feature]) -> Iterator[s
 
 
 def one_of(key: str, *allowed: Any) -> Requirement:
-    """Return the requirement that a key has one of some values."""
+    """Return the requirement of a key with some allowed values."""
     values, value_of = " or ".join(map(_shown, allowed)), attrgetter(key)
     return Requirement(key, lambda config: value_of(config) in allowed, f"it must be {values}")
 
 
 def without(feature: Feature) -> Requirement:
-    """Return the requirement that a run does not have another feature."""
+    """Return the requirement of a run without another feature."""
     return Requirement(
         feature.key, lambda config: not feature.is_on(config), "switch one of them off"
     )
@@ -190,7 +190,7 @@ FLOAT8 = Requirement(
 
 
 def package(module: str, name: str, install: str) -> Requirement:
-    """Return the requirement that a package is installed, which is imported as ``module``."""
+    """Return the requirement of an installed package, imported as ``module``."""
     found = f"the package {name} is not installed"
     return Requirement(found, lambda run: find_spec(module), install)
 

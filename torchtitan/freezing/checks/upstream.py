@@ -1,4 +1,4 @@
-"""Finds names and texts that upstream refuses with a stack trace."""
+"""Finds names and texts refused by upstream with a stack trace."""
 
 from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
@@ -37,14 +37,14 @@ def upstream_errors(config: JobConfig) -> Iterator[str]:
 
 
 def data_sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the sections that name data which a run reads, with their names."""
+    """Yield the sections with data of a run, and their names."""
     yield "training", config.training
     if config.validation.enable:
         yield "validation", config.validation
 
 
 def _reads_texts(config: JobConfig) -> bool:
-    """Return whether the model is one of texts; others have data sets of their own."""
+    """Return whether the model reads texts; others have data sets of their own."""
     try:
         return get_train_spec(config.model.name).build_dataloader_fn is build_text_dataloader
     except (ImportError, ValueError):
@@ -52,7 +52,7 @@ def _reads_texts(config: JobConfig) -> bool:
 
 
 def text_errors(config: JobConfig) -> Iterator[str]:
-    """Say why upstream cannot read the texts that lie on this disk; a first one is read."""
+    """Yield why upstream cannot read the texts on this disk; a first text is read."""
     for name, section in data_sections(config):
         if section.dataset not in DATASETS:
             continue

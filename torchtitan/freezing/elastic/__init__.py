@@ -1,1 +1,1 @@
-"""What a run does with the ranks of a frozen front: fewer of them, larger batches, the next one."""
+"""Uses of a frozen front's ranks: a shorter pipeline, larger batches, the next batch."""

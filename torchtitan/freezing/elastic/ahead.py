@@ -1,4 +1,4 @@
-"""What makes the frozen front of a trainer work a batch ahead of the live stages."""
+"""A trainer whose frozen front works a batch ahead of the live stages."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -22,10 +22,10 @@ _ABOUT_ROWS = ("n_tokens", ROWS)
 
 
 class RunningAhead(Trainer):
-    """Of such a trainer the first base; the second is ``FreezingTrainer``. A rank has one stage.
+    """The first base of such a trainer, before ``FreezingTrainer``. A rank has a single stage.
 
-    Every rank reads the next batch where the front may begin with it, so that all of them know
-    whether there is one. What a checkpoint saves of the loader is where the steps are.
+    Every rank reads the next batch if the front may begin early, so all ranks know whether there is
+    a batch. Checkpoints save the loader at the position of the steps.
     """
 
     def __init__(self, job_config: JobConfig) -> None:
@@ -47,12 +47,12 @@ class RunningAhead(Trainer):
         return super().batch_generator(self._lookahead)
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
-        """Run one optimizer step, and what of the next one the front may do before."""
+        """Run an optimizer step, and early forwards of the front for the next."""
         self._n_batches_left = self.gradient_accumulation_steps
         super().train_step(data_iterator)
 
     def forward_backward_step(self, **batch: Any) -> torch.Tensor:
-        """Run one pipeline batch; a front has forwarded it before, and then goes on."""
+        """Run a pipeline batch; a front has forwarded its batch before, and then goes on."""
         self._n_batches_left -= 1
         if self._ahead.n_front != self._n_told:
             self._n_told = self._ahead.n_front
@@ -68,7 +68,7 @@ class RunningAhead(Trainer):
 
     @property
     def _may_begin_next(self) -> bool:
-        """Whether the front goes on with the next step's batch: nothing comes before that."""
+        """Whether the front goes on with the next step's batch, with nothing in between."""
         if self._n_batches_left or not self._ahead.n_front:
             return False
         validates = self.job_config.validation.enable and self.validator.should_validate(self.step)
@@ -79,7 +79,7 @@ class RunningAhead(Trainer):
     def _microbatches(
         self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
     ) -> Microbatches:
-        """Return what this rank's stage gets from outside, as upstream hands it over."""
+        """Return the outside inputs of this rank's stage, as handed over by upstream."""
         on_device = {
             name: value.to(self.device, non_blocking=True)
             for name, value in input_dict.items()

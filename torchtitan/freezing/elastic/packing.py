@@ -1,4 +1,4 @@
-"""AutoFreeze's packing in a run: which batch suits what is frozen, and a run that has it."""
+"""AutoFreeze's packing in a run: the batch for a frozen front, and the run with it."""
 
 import time
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class PackedBatch:
     last_step: int
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the batch in words."""
         packing, layers = self.packing, ",".join(map(str, self.split))
         return (
             f"with microbatches {packing.factor} times as large as at the start, "
@@ -44,7 +44,7 @@ class PackedBatch:
         )
 
     def moved(self, config: JobConfig) -> JobConfig:
-        """Return the configuration that a run goes on with that began with ``config``.
+        """Return the configuration of a moved run begun with ``config``.
 
         The number of microbatches stays, and so does the schedule of the learning rate.
         """
@@ -58,23 +58,23 @@ class PackedBatch:
         return ending_with(with_values(config, values), self.last_step)
 
     def scaling(self, config: JobConfig) -> BatchScaling:
-        """Return what its steps are, of a run that began with ``config``."""
+        """Return the scaling of steps, relative to a run begun with ``config``."""
         growth = self.packing.growth
         return BatchScaling(growth, config.freezing.packing.rate_factor(growth))
 
 
 def first_batch(config: JobConfig) -> PackedBatch:
-    """Return what a run begins with."""
+    """Return a run's first batch."""
     rows = global_rows(config)
     packing = BatchPacking(1, rows // config.training.local_batch_size)
     return PackedBatch(packing, rows, first_pipeline(config).split, config.training.steps)
 
 
 def packed_batch(config: JobConfig, moment: RunState) -> PackedBatch:
-    """Return the batch that suits a run, which began with ``config``, at a moment.
+    """Return the batch for a run, begun with ``config``, at a moment.
 
-    It is the largest for which the model can be cut so that no rank needs more memory than the
-    fullest one at the start; of such cuts the one whose slowest rank is fastest.
+    The largest batch with a cut where no rank needs more memory than the fullest at the start; of
+    such cuts the fastest slowest rank wins.
     """
     start = first_batch(config)
     max_growth = max(1, config.freezing.packing.max_global_batch // start.rows)
@@ -97,9 +97,9 @@ def packed_batch(config: JobConfig, moment: RunState) -> PackedBatch:
 
 
 def fewest_ranks(config: JobConfig, n_frozen: int) -> Pipeline:
-    """Return the shortest pipeline that a model with ``n_frozen`` layers in front frozen fits in.
+    """Return the shortest pipeline with room for a model with ``n_frozen`` frozen front layers.
 
-    No rank may need more memory than the fullest one at the start, whose pipeline is the longest.
+    No rank may need more memory than the fullest at the start, with the longest pipeline.
     """
     start = first_pipeline(config)
     if not n_frozen:
@@ -115,7 +115,7 @@ def fewest_ranks(config: JobConfig, n_frozen: int) -> Pipeline:
 
 
 def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Split | None:
-    """Return the fastest cut of a run in which no rank holds more than ``limit`` bytes."""
+    """Return the fastest cut of a run with at most ``limit`` bytes on all ranks."""
     n_layers, parts = sum(start), part_parameters(config)
     memory = CutMemory(config, n_layers)
     # Looking up tokens takes no time worth mentioning.
@@ -130,9 +130,9 @@ def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Spli
 
 
 class RunPart(Trainer):
-    """Of such a trainer the first base; the second is ``FreezingTrainer``.
+    """The first base of such a trainer, before ``FreezingTrainer``.
 
-    It ends, with a checkpoint, before a step that needs another number of ranks, and leaves word.
+    Ends, with a checkpoint and a message, before a step with another number of ranks.
     """
 
     def __init__(self, job_config: JobConfig) -> None:
@@ -167,7 +167,7 @@ class RunPart(Trainer):
         return False
 
     def train(self) -> None:
-        """Train to the end of the run, or until it goes on with other processes."""
+        """Train to the end of the run, or until other processes take over."""
         super().train()
         if self._next is self._pipeline:
             return
@@ -185,6 +185,6 @@ class RunPart(Trainer):
 
 
 def present_config(job_config: JobConfig) -> JobConfig:
-    """Return the configuration of this part of a run, of that which the run began with."""
+    """Return the configuration of this part of a run, from the first part's."""
     part = present_restart()
     return job_config if part is None else Pipeline(tuple(part.split)).moved(job_config)

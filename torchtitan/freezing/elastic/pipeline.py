@@ -1,4 +1,4 @@
-"""Pipelines of an elastic run: which one suits what is frozen, and how a run goes on in it."""
+"""Pipelines of an elastic run: the choice for a frozen front, and the configuration then."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Pipeline:
 
     @property
     def n_ranks(self) -> int:
-        """Of one copy."""
+        """Of a single copy."""
         return len(self.split)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the pipeline in words."""
         layers = ",".join(map(str, self.split))
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
         size = "" if self.microbatch is None else f", with microbatches of {self.microbatch}"
@@ -50,12 +50,12 @@ class Pipeline:
         return f"in a pipeline of {self.n_ranks} ranks with {layers} layers{copies}{size}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
-        """Return the configuration that a run goes on with that began with ``config``.
+        """Return the configuration of a moved run begun with ``config``.
 
         The examples of a microbatch stay as they are, unless others are tried. The global batch
-        stays too, so that each replica has fewer microbatches; or those of a replica stay, and the
-        global batch grows. New replicas share the parameters (FSDP). In an emulation they take
-        turns, a batch each, and their gradients add up.
+        stays too, so that replicas have fewer microbatches; or a replica's microbatches stay, and
+        the global batch grows. New replicas share the parameters (FSDP). In an emulation they take
+        turns by batch, and their gradients add up.
         """
         n = self.n_replicas
         shards = config.parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
@@ -84,11 +84,11 @@ class Pipeline:
         return moved if self.last_step is None else ending_with(moved, self.last_step)
 
     def scaling(self, config: JobConfig) -> BatchScaling:
-        """Return what its steps are, of a run that began with ``config``."""
+        """Return the scaling of steps, relative to a run begun with ``config``."""
         return BatchScaling() if self.last_step is None else BatchScaling(self.n_replicas)
 
     def ending(self, config: JobConfig, moment: RunState) -> Pipeline:
-        """Return it with the last step of a run that is at a moment."""
+        """Return the pipeline with the last step of a run at a moment."""
         if not config.freezing.elastic.rows_grow:
             return self
         n_steps, at = config.training.steps, moment
@@ -96,19 +96,19 @@ class Pipeline:
 
 
 def first_pipeline(config: JobConfig) -> Pipeline:
-    """Return what a run begins with."""
+    """Return a run's first pipeline."""
     start = Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
     return start.ending(config, RunState(0, step=0, n_batches=0))
 
 
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
-    """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
+    """Return the pipeline for a model with ``n_frozen`` frozen front layers.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.front.plan``): shorter as long as its
-    largest rank gets no larger than at the start, by parameters or by the memory estimate, and with
-    replicas on all ranks that this frees. Where replicas cannot share the microbatches so that each
-    has one for every stage, it stays longer. With nothing or everything frozen, it is that of the
-    start. None if no cut of the model suits: the algorithm may leave a rank without layers.
+    By PipeTransformer's Algorithm 1 (``timelyfreeze.front.plan``): shorter while the largest rank
+    gets no larger than at the start, by parameters or by the memory estimate, and with replicas on
+    all freed ranks. Longer where replicas would lack a microbatch per stage. The first pipeline
+    with nothing or everything frozen. None without a cut: the algorithm may leave a rank without
+    layers.
     """
     start, settings = first_pipeline(config), config.freezing.elastic
     n_layers, n_ranks = sum(start.split), len(start.split)
@@ -143,7 +143,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
 
 
 def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
-    """Return what ranks have room for: no more than the fullest one needed at the start."""
+    """Return the room of ranks: the largest need at the start."""
     n_layers, training = sum(start), config.training
     limit = CutMemory(config, n_layers).of_fullest(start)
     n_microbatches = training.local_batch_size // examples_of_microbatch(config)
@@ -178,14 +178,14 @@ class RunState:
 
 @dataclass(frozen=True)
 class BatchScaling:
-    """What a step is, over one of the start."""
+    """Size of a step, relative to the start."""
 
     growth: int = 1  # rows; the schedule of the learning rate goes on by as many steps
     rate_factor: float = 1.0  # of the learning rate
 
 
 def ending_with(config: JobConfig, last_step: int) -> JobConfig:
-    """Return a run that ends with another step; the schedule of its learning rate stays."""
+    """Return a run ending with another step; the schedule of its learning rate stays."""
     n_steps = config.lr_scheduler.total_steps
     n_steps = config.training.steps if n_steps is None else n_steps
     ends = {"training.steps": last_step, "lr_scheduler.total_steps": n_steps}
@@ -197,10 +197,10 @@ _N_COUNTED = 3  # steps of a trial, besides its first
 
 
 class MicrobatchSearch:
-    """Tries numbers of microbatches, and keeps the fastest one of each length of a pipeline.
+    """Tries numbers of microbatches, and keeps the fastest for each length of a pipeline.
 
-    All ranks ask alike; ``slowest`` returns the largest of the numbers that they call it with.
-    Where a move to a trial is given up, the steps of the pipeline that stays count as its own.
+    All ranks ask alike; ``slowest`` returns the largest of all ranks' numbers. After an abandoned
+    move to a trial, steps count for the present pipeline.
     """
 
     def __init__(self, config: JobConfig, slowest: Callable[[float], float]) -> None:
@@ -211,7 +211,7 @@ class MicrobatchSearch:
         self._medians: dict[int, float] = {}
 
     def begin(self, pipeline: Pipeline) -> Pipeline:
-        """Return a new pipeline with as many microbatches as it begins with."""
+        """Return a new pipeline with its first number of microbatches."""
         n_ranks = len(pipeline.split)
         if n_ranks in self._found:
             return self._with(pipeline, self._found[n_ranks])
@@ -220,7 +220,7 @@ class MicrobatchSearch:
         return self._with(pipeline, self._left.pop(0)) if self._left else pipeline
 
     def after_step(self, pipeline: Pipeline, seconds: float) -> Pipeline:
-        """Return what the run goes on in, after a step of ``pipeline`` that took so long here."""
+        """Return the next pipeline, after a step of ``pipeline`` with its seconds here."""
         if (n_ranks := len(pipeline.split)) in self._found:
             return pipeline
         self._seconds.append(seconds)
@@ -247,7 +247,7 @@ class MicrobatchSearch:
 
 
 def candidates(n_ranks: int, rows: int) -> list[int]:
-    """Return up to 4 numbers from K to 6 K that divide the rows of a batch, evenly taken."""
+    """Return up to 4 divisors of a batch's rows from K to 6 K, evenly taken."""
     possible = [n for n in range(n_ranks, 6 * n_ranks + 1) if rows % n == 0]
     if len(possible) <= _N_CANDIDATES:
         return possible

@@ -1,4 +1,4 @@
-"""A run that is built again, in another form, whenever what is frozen asks for it."""
+"""A run rebuilt in another form, whenever its frozen part asks for a new form."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Form = Pipeline | PackedBatch
 
 
 class ElasticRun:
-    """A trainer for as long as its form suits what is frozen, then another for the next.
+    """A trainer per form of the run, for as long as the form suits.
 
-    All processes stay, and what a checkpoint would hold goes through their memory.
+    All processes stay, and a checkpoint's content goes through their memory.
     """
 
     def __init__(self, trainer: type[Trainer], job_config: JobConfig) -> None:
@@ -73,7 +73,7 @@ class ElasticRun:
         )
 
     def train(self) -> None:
-        """Train to the end, in as many forms as it takes."""
+        """Train to the end, in any number of forms."""
         while self._trainer is not None:
             self._trainer.train()
             if self._next == self._form:
@@ -82,14 +82,14 @@ class ElasticRun:
             self._move(self._trainer.hand_over(), started)
 
     def close(self) -> None:
-        """Close the trainer, or, if building one has failed, what it would have gone on with."""
+        """Close the trainer, or, if building has failed, its handed-over state."""
         if self._trainer is not None:
             self._trainer.close()
         elif self._output is not None:
             self._output.close()
 
     def _leaves(self, moment: RunState) -> Form | None:
-        """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
+        """Return the run's next form, None to stay; the same on all ranks."""
         if moment.step == 0:
             return None  # torch would hand over an optimizer that has made a step
         wanted = self._form
@@ -110,7 +110,7 @@ class ElasticRun:
         return None if self._next == self._form else self._next
 
     def _possible(self, form: Form) -> Form:
-        """Return ``form``, or the present one if a run cannot have it, or a rank is not ready."""
+        """Return ``form``, or the present form if impossible or if a rank is not ready."""
         try:
             check(form.moved(self._config))
         except ConfigError as error:
@@ -128,7 +128,7 @@ class ElasticRun:
         return self._form if absent else form
 
     def _move(self, handed: Handover, started: float) -> None:
-        """Go on with a trainer of the next form, which loads what the last has handed over."""
+        """Go on with a trainer of the next form, loaded from the last trainer's state."""
         self._trainer, self._output = None, handed.output  # room for the next one
         gc.collect()
         if titan_tools.device_type != "cpu":
@@ -141,7 +141,7 @@ class ElasticRun:
         self._trainer.take_over(handed, partial(self._tell, self._trainer, started))
 
     def _tell(self, trainer: HandoverTrainer, started: float) -> None:
-        """Say and write down what the run has moved to, once it is there."""
+        """Log and write a finished move."""
         seconds, step = time.perf_counter() - started, trainer.step + 1
         trainer.device_seconds += seconds * dist.get_world_size()
         trainer.metrics_processor.record_move(step, self._n_frozen, self._form.split, seconds)
@@ -158,10 +158,10 @@ _VERDICT = "verdict"
 
 
 class MoveBarrier:
-    """A barrier before each move that ends without a rank that is late, for all ranks alike.
+    """A barrier before moves, which ends without late ranks, for all ranks alike.
 
-    A collective that times out leaves its process group broken, and ranks that disagree on whether
-    it did. Here the first word in the store counts for everyone, also for a rank that comes later.
+    A timeout of a collective breaks its process group, and ranks may disagree on it. Here the first
+    word in the store counts for everyone, also for late ranks.
     """
 
     def __init__(self, store: dist.Store, rank: int, n_ranks: int, limit_s: float) -> None:
@@ -173,7 +173,7 @@ class MoveBarrier:
         self._store.set(f"host/{rank}", socket.gethostname())
 
     def absent(self) -> list[str]:
-        """Wait for all ranks to call this; all get which did not in time, with their hosts."""
+        """Wait for all ranks; return the late ranks with their hosts, the same list on all."""
         # A connection of its own: torch's watchdogs may use the other one meanwhile.
         store = self._store.clone()
         move = dist.PrefixStore(f"move/{self._n_moves}", store)
@@ -195,12 +195,12 @@ KnownDims = dict[tuple[int, int, int], ParallelDims]
 
 
 class _MoveRequested(BaseException):
-    """The run goes on elsewhere. No ``Exception``: nobody on the way may report it as an error."""
+    """The run goes on elsewhere. No ``Exception``, never reported as an error on the way."""
 
 
 @dataclass(frozen=True)
 class Handover:
-    """What a run goes on from in another trainer."""
+    """State of a run for another trainer."""
 
     memory: MemoryCheckpoint  # what a checkpoint would hold
     heard: int  # a signal to stop that came late, or 0
@@ -209,10 +209,10 @@ class Handover:
 
 
 class HandoverTrainer(Trainer):
-    """Of a trainer of a part of a run the first base; the second is ``FreezingTrainer``.
+    """The first base of a trainer of a part of a run, before ``FreezingTrainer``.
 
-    ``leaves`` says before each step, on all ranks alike, how the run goes on elsewhere, None if it
-    does not. ``dims`` are those of former trainers, by degrees, ``output`` that of a run so far.
+    ``leaves`` returns before each step, on all ranks alike, the run's next form, None to stay.
+    ``dims`` are former trainers' dimensions by degrees, ``output`` is the run's so far.
     """
 
     def __init__(
@@ -236,10 +236,10 @@ class HandoverTrainer(Trainer):
         assert output is None or not output.run.is_shown or self.pp_has_last_stage
 
     def init_distributed(self) -> ParallelDims:
-        """Return dimensions, with the meshes of a former trainer that has the same.
+        """Return dimensions, with the meshes of a former trainer of the same degrees.
 
-        Meshes of the same ranks and names are equal, and torch's caches would go on with the
-        process groups of the first of them.
+        Meshes of the same ranks and names are equal, and torch's caches would go on with the first
+        meshes' process groups.
         """
         found = super().init_distributed()
         if self.output is not None:
@@ -247,7 +247,7 @@ class HandoverTrainer(Trainer):
         return self._known_dims.setdefault((found.pp, found.dp_replicate, found.dp_shard), found)
 
     def should_continue_training(self) -> bool:
-        """Return whether there is another step; leave if it is another trainer's."""
+        """Return whether there is another step; leave if another trainer has the step."""
         self._until_arrived.close()
         arrived, self._arrived = self._arrived, lambda: None
         arrived()
@@ -262,7 +262,7 @@ class HandoverTrainer(Trainer):
         return goes_on
 
     def train(self) -> None:
-        """Train to the end of the run, or until it goes on elsewhere."""
+        """Train to the end of the run, or until another trainer takes over."""
         try:
             with self._until_arrived:
                 super().train()
@@ -270,7 +270,7 @@ class HandoverTrainer(Trainer):
             self._left_with = self.metrics_processor.leave()
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
-        """Run one optimizer step at this trainer's scaling."""
+        """Run an optimizer step at this trainer's scaling."""
         started = time.perf_counter()
         with self._rate_scaled():
             super().train_step(data_iterator)
@@ -299,7 +299,7 @@ class HandoverTrainer(Trainer):
             raise
 
     def hand_over(self) -> Handover:
-        """Close; return what the run goes on from."""
+        """Close; return the run's state."""
         memory = self.checkpointer.hand_over(self.device)
         if self.controller.cache is not None:
             self.controller.cache.store.hand_over()
@@ -308,7 +308,7 @@ class HandoverTrainer(Trainer):
         return Handover(memory, self._stop.heard, phase, self._left_with)
 
     def take_over(self, handed: Handover, arrived: Callable[[], None]) -> None:
-        """Go on from what another trainer has handed over; call ``arrived`` once it is loaded."""
+        """Resume another trainer's state; call ``arrived`` once loaded."""
         self.checkpointer.take_over(handed.memory)
         self.controller.entered_phase = handed.phase
         self._stop.heard = handed.heard
@@ -318,7 +318,7 @@ class HandoverTrainer(Trainer):
 
 @contextmanager
 def silence(level: int) -> Iterator[None]:
-    """Keep what is said up to ``level`` out of the log."""
+    """Keep messages up to ``level`` out of the log."""
     before = logging.root.manager.disable
     logging.disable(max(before, level))
     try:

@@ -1,1 +1,1 @@
-"""A whole pipeline in one process of TorchTitan."""
+"""A whole pipeline in a single process of TorchTitan."""

@@ -1,4 +1,4 @@
-"""Builds a whole pipeline in one process: every rank's stages, and one order for all of them."""
+"""Builds a whole pipeline in a process: all ranks' stages, and a common order."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def build_emulated_pipeline(
     model_args: Any,
     *others: Any,
 ) -> tuple[Any, list[nn.Module], bool, bool]:
-    """Build what upstream's ``pipelining_fn``, ``build``, does, with all stages in this process.
+    """Build the pipeline of upstream's ``pipelining_fn``, ``build``, with all stages here.
 
-    It is told of one rank, whose schedule then gets the order of the pipeline's ranks, merged.
+    The function builds a single rank, whose schedule then gets the merged order of all ranks.
     """
     order = pipeline_order(config, model_args.n_layers)
     asked = config.parallelism
@@ -78,7 +78,7 @@ def build_emulated_pipeline(
 def _draw_weights_as_ranks(
     model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int], seed: int
 ) -> None:
-    """Draw initial weights as ranks do, each from the seed plus its number, stage by stage."""
+    """Draw initial weights as ranks do, from the seed plus their number, stage by stage."""
     for rank, parts in enumerate(parts_of_ranks(model_parts, stage_to_rank)):
         # Of the rank's random numbers, which stand still while others draw.
         states: list[Tensor] = []
@@ -105,7 +105,7 @@ def _drawn(
 
 
 class EmulatedMesh:
-    """The pipeline dimension of the mesh: a group of one, and which stages each rank would hold."""
+    """The mesh's pipeline dimension: a group of one, and the stages of ranks."""
 
     def __init__(self) -> None:
         self._ranks: list[list[nn.Module]] = []
@@ -123,7 +123,7 @@ class EmulatedMesh:
         return dist.group.WORLD
 
     def place(self, model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int]) -> None:
-        """Say which rank would hold each stage, in the order of stages."""
+        """Set the rank of each stage, in the order of stages."""
         self._ranks = parts_of_ranks(model_parts, stage_to_rank)
 
     def clear(self) -> None:
@@ -136,10 +136,10 @@ class EmulatedMesh:
     ) -> Tensor:
         """Clip as the ranks of a pipeline do, to the last bit, and return the total norm.
 
-        Each rank takes the norm of its own gradients, and the squares are added over the ranks. The
-        norm of all gradients at once would be rounded elsewhere, and clipping would carry that into
-        every weight. They are added in the order of gloo's ring, from the last rank to the first;
-        with NCCL the order depends on the machine.
+        Ranks take the norm of their gradients, and the squares are added over the ranks. The norm
+        of all gradients at once would be rounded elsewhere, and clipping would carry the error into
+        every weight. Squares are added in the order of gloo's ring, from the last rank to the
+        first; with NCCL the order depends on the machine.
         """
         squares = []
         for parts in self._ranks:
@@ -151,13 +151,13 @@ class EmulatedMesh:
 
 
 class EmulatedDims(ParallelDims):
-    """Upstream's dimensions of a world of one process, with the pipeline switched on."""
+    """Upstream's dimensions of a world of a single process, with the pipeline switched on."""
 
     pipeline: EmulatedMesh
 
     @classmethod
     def of(cls, world: ParallelDims) -> EmulatedDims:
-        """Return the dimensions of ``world``, which has one process, with a pipeline in it."""
+        """Return the dimensions of ``world``, a single process, with a pipeline."""
         values = {f.name: getattr(world, f.name) for f in fields(world) if f.init}
         emulated = cls(**values)
         emulated.pipeline = EmulatedMesh()
@@ -176,7 +176,7 @@ class EmulatedDims(ParallelDims):
 def parts_of_ranks(
     model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int]
 ) -> list[list[nn.Module]]:
-    """Return the modules that each rank would hold, in the order of stages."""
+    """Return the modules of ranks, in the order of stages."""
     ranks: list[list[nn.Module]] = [[] for _ in range(max(stage_to_rank) + 1)]
     for part, rank in zip(model_parts, stage_to_rank, strict=True):
         ranks[rank].append(part)

@@ -21,7 +21,7 @@ _Work = tuple[int, Any, Any, bool]
 
 
 class OptimizerClock:
-    """Times the optimizers of stages that learn, on ``ranks``, which step theirs all at once."""
+    """Times the optimizers of learning stages, on ``ranks``, which step theirs at once."""
 
     def __init__(self, optimizers: Sequence[Optimizer], ranks: Sequence[int], clock: Clock) -> None:
         self.clock = clock
@@ -39,7 +39,7 @@ class OptimizerClock:
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
-        """Count what runs inside, turns of subspaces, as part of the optimizer of a rank."""
+        """Count time inside, of turned subspaces, as a rank's optimizer time."""
         began = self.clock.mark()
         yield
         self._marks.append((rank, began, self.clock.mark(), True))
@@ -50,9 +50,9 @@ class OptimizerClock:
         return marks
 
     def waited_ms(self, marks: Sequence[_Work] | None = None) -> float:
-        """Return how much longer the optimizers took one by one than the slowest rank's alone.
+        """Return the optimizers' total time beyond the slowest rank's.
 
-        Without ``marks`` in the step at hand, whose marks have not been taken yet.
+        Without ``marks`` in the present step, before its marks are taken.
         """
         by_rank = self._by_rank(self._marks if marks is None else marks)
         return sum(by_rank) - max(by_rank, default=0.0)
@@ -79,9 +79,9 @@ class EmulatedStep(TimedStep):
 
 @dataclass(eq=False)
 class EmulationRecord:
-    """Puts together what the batches and steps of an emulated pipeline took.
+    """Collects the times of batches and steps of an emulated pipeline.
 
-    Batches become known when the recorder is read, steps when they end, in either order.
+    Batches are known once the recorder is read, steps at their end, in either order.
     """
 
     recorder: EmulatedRecorder
@@ -100,7 +100,7 @@ class EmulationRecord:
         self.n_replicas = 1
 
     def go_on_from(self, former: EmulationRecord) -> None:
-        """Take up a run that goes on in this record's pipeline, with replicas on all its ranks."""
+        """Resume a run in this record's pipeline, with replicas on all its ranks."""
         self.n_replicas = former.n_ranks // self.n_ranks
         self.n_ranks = former.n_ranks
         self.steps, self._not_shown = former.steps, former._not_shown
@@ -108,11 +108,11 @@ class EmulationRecord:
         self.steps.begin_pipeline()
 
     def begin_step(self) -> None:
-        """Take note that a step begins."""
+        """Note a step's begin."""
         self._began = self.optimizers.clock.mark()
 
     def end_step(self, phase: Phase | None, n_tokens: int) -> None:
-        """Take note that the step has ended."""
+        """Note a step's end."""
         span = self._began, self.optimizers.clock.mark()
         self._ended.append((phase, span, n_tokens, self.optimizers.take_marks()))
 
@@ -158,7 +158,7 @@ class EmulationRecord:
         return [step.ms for step in steps]
 
     def summarize(self, *, freezes: bool) -> dict[str, Any]:
-        """Return the fields of a summary that only an emulation has."""
+        """Return the summary's fields of an emulation alone."""
         self.collect()
         steps = self.steps
         of_steps = steps.summed_up(freezes=freezes, n_devices=self.n_ranks)

@@ -1,1 +1,1 @@
-"""What each rank's memory will hold, told before launch."""
+"""Predicted memory of all ranks, before launch."""

@@ -1,12 +1,12 @@
-"""How many bytes the forward of a microbatch leaves behind for its backward.
+"""Bytes left by a microbatch's forward for its backward.
 
-Upstream's own modules run on fake tensors, which have shapes and no data, and every tensor that
-autograd keeps is counted once by its storage. Two kernels of a GPU are stood in for by functions
-that keep what those keep: attention its inputs, its output and a number per row and head, RMSNorm
-its input and a number per row; so does attention within documents. What a CPU computes in their
-place keeps more, and a mask of documents is not counted.
+Upstream's own modules run on fake tensors, which have shapes and no data, and every tensor kept by
+autograd is counted once by its storage. Stand-ins keep the same tensors as two kernels of a GPU:
+attention its inputs, its output and a number per row and head, RMSNorm its input and a number per
+row; so does attention within documents. A CPU's computation keeps more, and a mask of documents is
+not counted.
 
-The casts of weights that autocast makes are not counted: all microbatches share them.
+Autocast's casts of weights are not counted: all microbatches share them.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from torchtitan.upstream.fixes import one_cast_for_all
 
 
 def put_on_fakes(model: nn.Module) -> None:
-    """Give a model on the meta device parameters of the ``FakeTensorMode`` that is on."""
+    """Give a model on the meta device parameters of the active ``FakeTensorMode``."""
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
             new = torch.empty(old.shape, dtype=old.dtype)
@@ -33,9 +33,9 @@ def kept_bytes(
     *inputs: Any,
     loss: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, Tensor]:
-    """Return the bytes that stay alive after a forward, and its output.
+    """Return the bytes alive after a forward, and its output.
 
-    Weights are left out, and so are all inputs but the first, which microbatches share.
+    Weights are left out, and so are all inputs but the first, shared by microbatches.
     """
     _stand_in_for_kernels(module)
     known = {_key(p) for p in [*module.parameters(), *filter(torch.is_tensor, inputs[1:])]}

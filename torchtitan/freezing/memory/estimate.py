@@ -1,8 +1,8 @@
-"""What a run needs of each rank's memory, told from its configuration alone.
+"""Memory needed by a run's ranks, from its configuration alone.
 
 Nothing is trained and nothing is allocated: parameters are counted on the meta device, activations
-by :mod:`torchtitan.freezing.memory.activations`, and how many microbatches a rank holds at once by
-going through the schedule's order (:mod:`timelyfreeze.whatif.rank_memory`).
+by :mod:`torchtitan.freezing.memory.activations`, and a rank's microbatches held at once by the
+schedule's order (:mod:`timelyfreeze.whatif.rank_memory`).
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ _PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "output": HEAD}
 
 
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
-    """Return what each pipeline rank of a run needs, or the one device that emulates them all."""
+    """Return the needs of a run's pipeline ranks, or of the single emulating device."""
     model = model_bytes(job_config)
     n_layers = described(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
@@ -78,7 +78,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
 
 
 def model_bytes(job_config: JobConfig) -> ModelBytes:
-    """Return what the parts of a run's model take; a ValueError has all reasons why not."""
+    """Return the bytes of a run's model parts; a ValueError has all reasons against."""
     if reasons := [*feature_errors(job_config, (MEMORY,)), *size_errors(job_config)]:
         raise ValueError("; ".join(reasons))
     args = described(job_config)
@@ -102,7 +102,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
 
 
 def score_bytes(freezing: Freezing) -> int:
-    """Return the bytes on the device that a policy keeps for each weight to make scores from."""
+    """Return a policy's bytes per weight on the device, for its scores."""
     method = parse_method(freezing.method)
     if method is None or method.policy is None or freezing.score_memory == HOST:
         return 0
@@ -121,7 +121,7 @@ def described(job_config: JobConfig) -> Any:
 
 
 class CutMemory:
-    """Tells what ranks need, wherever a model with one stage on each rank is cut."""
+    """Predicts ranks' memory for any cut with a stage per rank."""
 
     def __init__(self, job_config: JobConfig, n_layers: int) -> None:
         order = pipeline_order(job_config, n_layers)
@@ -129,7 +129,7 @@ class CutMemory:
         self.of_rank = partial(cut_memory, model_bytes(job_config), order)
 
     def of_fullest(self, split: tuple[int, ...], n_frozen: int = 0) -> int:
-        """Return the bytes of the rank that holds most, of a cut given by layers of each rank."""
+        """Return the bytes of the fullest rank, for a cut given by layers of ranks."""
         return max(
             self.of_rank(rank, layers.start, layers.stop, n_frozen).total
             for rank, layers in enumerate(layers_of_split(split))
@@ -148,7 +148,7 @@ class How(NamedTuple):
     score_bytes: int = 0  # of a weight
 
     def casting(self) -> AbstractContextManager[Any]:
-        """Return what forwards run under."""
+        """Return the autocast context of forwards."""
         if self.autocast is None or self.is_lean:
             return nullcontext()
         return torch.autocast("cpu", self.autocast)
@@ -162,9 +162,9 @@ def decoder_bytes(
     prepare: Callable[[nn.Module], nn.Module] | None = None,
     of_learned: bool = False,
 ) -> ModelBytes:
-    """Count what the parts of a llama3 model, once prepared, take, and keep in one microbatch.
+    """Count the bytes of a prepared llama3 model's parts, and of a microbatch.
 
-    Every token is taken to be learned, also ``of_learned``, where the last stage has no other.
+    Every token counts as learned, also ``of_learned``, where the last stage has no others.
     """
     # Other kinds of attention keep what fused attention keeps, and need masks to run.
     one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
@@ -191,7 +191,7 @@ def decoder_bytes(
 
 
 class _LearnedHead(nn.Module):
-    """The last norm, the output layer and the loss of tokens that are all learned."""
+    """The last norm, the output layer and the loss, with all tokens learned."""
 
     def __init__(self, head: nn.Module, vocab_size: int) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _LearnedHead(nn.Module):
 
 
 def _with_passing_logits(counted: ModelBytes, how: How, n: int) -> ModelBytes:
-    """Correct what ``n`` logits take whose gradient is written over them, block by block."""
+    """Correct the bytes of ``n`` logits overwritten by their gradient, block by block."""
     whole = n * (how.autocast or how.dtype).itemsize
     part = 0 if whole <= KEPT_BYTES else KEPT_BYTES  # what is computed again at once
     between = whole if part and counted.head.kept_between_halves else 0
@@ -225,7 +225,7 @@ class _Head(nn.Module):
 
 
 def block_bytes(args: VisionArgs, *, how: How) -> ModelBytes:
-    """Count what the parts of an image classifier take, and keep in one microbatch."""
+    """Count the bytes of an image classifier's parts, and of a microbatch."""
     with torch.device("meta"), titan_tools.set_default_dtype(how.dtype):
         model = VisionModel(args)  # the library looks at values meanwhile, which fake tensors lack
     with FakeTensorMode(), titan_tools.set_default_dtype(how.dtype):
@@ -248,7 +248,7 @@ def _count(
     loss: Callable[[Tensor], Tensor] | None,
     *shared: Any,
 ) -> ModelBytes:
-    """Count a model's parts; blocks get what the embedding puts out, and what all batches share."""
+    """Count a model's parts; blocks get the embedding's output, and inputs shared by batches."""
     blocks, outputs, recomputed = [], [hidden.nbytes], 0
     for block in model.layers.values():
         enters = torch.empty_like(hidden, requires_grad=True)
@@ -279,7 +279,7 @@ _CAST = (nn.Linear, nn.Conv2d)
 
 
 def _output_bytes(module: nn.Module) -> dict[nn.Module, int]:
-    """Return what will hold the bytes that layers of ``_CAST`` that learn put out in a forward."""
+    """Return a holder of the output bytes of learning layers of ``_CAST`` in a forward."""
     found: dict[nn.Module, int] = {}
 
     def note(child: nn.Module, _: object, output: Tensor) -> None:

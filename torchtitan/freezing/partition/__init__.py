@@ -1,1 +1,1 @@
-"""Where a model is cut into stages so that time, parameters or memory are even."""
+"""Cuts of a model into stages with even time, parameters or memory."""

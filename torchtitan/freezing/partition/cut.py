@@ -1,6 +1,6 @@
-"""The cut that ``parallelism.partition`` asks for, worked out when a configuration is read.
+"""The cut of ``parallelism.partition``, computed when a configuration is read.
 
-All ranks work out the same: nothing but the configuration, the profile and the schedule is read.
+All ranks get the same cut, from configuration, profile and schedule alone.
 """
 
 import inspect
@@ -51,7 +51,7 @@ _UNITS = {
 
 
 def with_partition(job_config: JobConfig) -> JobConfig:
-    """Return a configuration cut as its partition says; a ValueError says if it cannot be."""
+    """Return a configuration cut by its partition; a ValueError if impossible."""
     parallelism = job_config.parallelism
     if not parallelism.partition:
         return job_config
@@ -68,7 +68,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
 
 
 def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
-    """Return what layers take of a microbatch by the run's profile, as ``layer_times``."""
+    """Return the layers' times in a microbatch by the run's profile, as ``layer_times``."""
     model = _profiled_layers(job_config, count_model_layers(job_config))
     if not isinstance(model, LayerModel):
         raise ValueError(
@@ -80,7 +80,7 @@ def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
 
 
 def check_live_times(job_config: JobConfig) -> None:
-    """Refuse an elastic run by time that could not tell times of layers or memory of ranks."""
+    """Refuse an elastic run by time without known times of layers or memory of ranks."""
     freezing = job_config.freezing
     if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time:
         live_layer_times(job_config, 1)
@@ -88,7 +88,7 @@ def check_live_times(job_config: JobConfig) -> None:
 
 
 def partition_line(job_config: JobConfig) -> str | None:
-    """Return what a run tells of its partition, the cut and its loads; None without one."""
+    """Return the log line of a partition, cut and loads; None without."""
     parallelism = job_config.parallelism
     if not parallelism.partition:
         return None
@@ -121,7 +121,7 @@ def _load(job_config: JobConfig, partition: str, order: ScheduleOrder, n_layers:
 
 
 def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | BlockTimes:
-    """Return what stages take by the profile that the configuration names."""
+    """Return the stage times of the configuration's profile."""
     name = job_config.parallelism.partition_profile
     key = f"parallelism.partition_profile is {name!r}"
     try:
@@ -143,7 +143,7 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | Block
 
 
 def model_sizes(job_config: JobConfig) -> PipelineMetadata:
-    """Return what can be told of the sizes of a run's model."""
+    """Return the known sizes of a run's model."""
     parameters = memory = None
     with suppress(ValueError):
         parameters = part_parameters(job_config)
@@ -153,7 +153,7 @@ def model_sizes(job_config: JobConfig) -> PipelineMetadata:
 
 
 def count_model_layers(job_config: JobConfig) -> int:
-    """Return a model's number of layers; a ValueError if upstream does not cut it by them."""
+    """Return a model's number of layers; a ValueError if upstream cuts otherwise."""
     return int(_described(job_config)[1].n_layers)
 
 

@@ -1,1 +1,1 @@
-"""Each stage of a pipeline timed alone on one device."""
+"""Stages of a pipeline, timed alone on a device."""

@@ -1,4 +1,4 @@
-"""Where stages are built and measured, one at a time, so that only one needs memory."""
+"""A bench building and measuring a stage at a time, with memory for one only."""
 
 import gc
 import statistics
@@ -44,14 +44,14 @@ from torchtitan.upstream.fixes import PipelineLoss, autocast_stages, one_cast_fo
 
 
 def spread(times_ms: Sequence[float]) -> dict[str, Any]:
-    """Return median, quartiles and number of measurements, of which there must be one or more."""
+    """Return median, quartiles and number of one or more measurements."""
     low, middle, high = np.quantile(np.array(times_ms), [0.25, 0.5, 0.75]).tolist()
     return {"median_ms": middle, "quartiles_ms": (low, high), "n": len(times_ms)}
 
 
 @dataclass(frozen=True)
 class Point:
-    """Backwards that were frozen at one ratio."""
+    """Backwards frozen at the same ratio."""
 
     ratio: float  # the ratio that masks were drawn with
     fractions: tuple[float, ...]  # fraction of elements that each mask froze
@@ -59,7 +59,7 @@ class Point:
 
     @property
     def fraction(self) -> float:
-        """Mean fraction of elements that was frozen."""
+        """Mean frozen fraction of elements."""
         return statistics.fmean(self.fractions)
 
 
@@ -106,7 +106,7 @@ def fit_line(points: Sequence[Point]) -> Line:
 
 @dataclass(frozen=True)
 class Response:
-    """What was measured of one stage under one way of freezing it."""
+    """Measurements of a stage under a way of freezing."""
 
     stage: int | None  # the stage; None for one that was made only to measure what a layer takes
     n_layers: int
@@ -136,7 +136,7 @@ class Repeats:
 
 
 def profile_clock(device: torch.device) -> Clock:
-    """Return a run's clock; with one thread on a CPU other processes do not count."""
+    """Return a run's clock; with a single thread on a CPU other processes do not count."""
     return clock_for(device, lone=torch.get_num_threads() == 1)
 
 
@@ -144,10 +144,9 @@ class LoneStage:
     """A stage between stand-ins for its neighbours, in a process group of one rank.
 
     Token ids and targets have the shape [sequences, tokens of a sequence] of a batch, ``hidden``
-    that of a microbatch, and the type, of what one stage sends to the next. Measured is the second
-    microbatch of a batch, the only one if there is one. ``of_last`` says to a last stage what is
-    learned.
-    Gradients are kept from one batch to the next, as one of many microbatches adds them up.
+    shape and type of a microbatch's message between stages. Measured is the second microbatch of a
+    batch, or its only one. ``of_last`` marks learned tokens for a last stage. Gradients stay from
+    batch to batch, as microbatches add them up.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class LoneStage:
             run_batches_in(self._schedules[-1], self._recorder.recorded_batch, timed)
 
     def attach(self, *, per_tensor: bool) -> ParameterTable:
-        """Attach clocks and masks, once more for a first stage that shall keep its chain."""
+        """Attach clocks and masks, again for a first stage with its chain of gradients."""
         self.stage.attach(self._recorder, per_tensor=per_tensor, gradient_rank=self._rank)
         if self.stage.low_rank is not None:
             # Once for all microbatches of a batch: no part of one.
@@ -204,7 +203,7 @@ class LoneStage:
         return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
 
     def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
-        """Run a batch under a mask, as ``table``; return the fraction that was frozen."""
+        """Run a batch under a mask, as ``table``; return the frozen fraction."""
         mask = mask & ~self.stage.exact
         masks = dict.fromkeys(range(self._n_microbatches), mask)
         self.stage.freeze(masks if mask.any() else NOTHING_FROZEN)
@@ -216,7 +215,7 @@ class LoneStage:
         return self.stage.applied_ratios[self.measured]
 
     def take_times(self) -> list[dict[ActionKind, float]]:
-        """Wait for the device; return milliseconds by kind, of each batch since the last call."""
+        """Wait for the device; return milliseconds by kind, for all batches since the last call."""
         return [
             {a.kind: ms for a, ms in record.durations_ms.items() if a.microbatch == self.measured}
             for record in self._recorder.drain()
@@ -224,7 +223,7 @@ class LoneStage:
 
 
 class _Neighbour(nn.Module):
-    """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
+    """Sends noise in the shape of messages, or gets a gradient as the last stage."""
 
     def __init__(self, hidden: Tensor, *, is_first: bool) -> None:
         super().__init__()
@@ -239,7 +238,7 @@ class _Neighbour(nn.Module):
 
 @dataclass
 class Bench:
-    """Builds stages and measures them, one at a time."""
+    """Builds and measures stages, one at a time."""
 
     config: JobConfig
     spec: TrainSpec
@@ -273,7 +272,7 @@ class Bench:
         is_first: bool = False,
         is_last: bool = False,
     ) -> tuple[list[Response], int]:
-        """Measure a stage: the first one both ways; return the peak of memory beside."""
+        """Measure a stage, a first stage both ways; return the peak of memory too."""
         lone = self.build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
@@ -307,7 +306,7 @@ class Bench:
         is_last: bool = False,
         n_microbatches: int = 1,
     ) -> LoneStage:
-        """Cut the stage with these modules out of the model, as upstream does, and fill it."""
+        """Cut a stage with these modules out of the model, as upstream, and fill its weights."""
         config = self.config
         place = 0 if is_first else 1
         modules = [names if i == place else [] for i in range(place + (1 if is_last else 2))]
@@ -348,7 +347,7 @@ class Bench:
     def _respond(
         self, lone: LoneStage, stage: int | None, n_layers: int, mode: str | None
     ) -> Response:
-        """Run every ratio in turns, so that whatever drifts hits all of them."""
+        """Run the ratios in turns, so that drift affects all of them."""
         repeats = self.repeats
         # A mask of all or nothing has no ratio in between.
         ratios = (0.0, 1.0) if mode == ALL_OR_NOTHING else repeats.ratios

@@ -1,6 +1,6 @@
-"""``timelyfreeze profile``: each stage of a configuration, timed alone on this device.
+"""``timelyfreeze profile``: stages of a configuration, timed alone on this device.
 
-So a pipeline can be planned for devices that are not at hand; see docs/plan.md.
+So a pipeline can be planned for other devices; see docs/plan.md.
 """
 
 import argparse
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files import make_new, markdown_lines, markdown_table
+from timelyfreeze.files import make_new, markdown_lines, markdown_table, write_whole
 from timelyfreeze.files.options import new_folder, number, parse_with_keys, status_of, whole
 
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Profile what ``arguments`` ask for, save the files and return the exit status."""
+    """Profile the configuration in ``arguments``, save the files and return the exit status."""
     options, keys = parse_with_keys(_parser(), arguments)
     return status_of(lambda: _profile(options, keys))
 
@@ -56,12 +56,15 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     except ValueError as error:  # what was measured is worth keeping all the same
         print(f"warning: what a layer takes is left out: {error}", file=sys.stderr)
     name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
+    texts = {
+        "bounds.json": bounds_text(profile, job_config, overheads),
+        "schedule.csv": order_to_csv(profile.order),
+        "response.json": response_text(profile, repeats, about),
+        "settings.json": json.dumps(job_config.to_dict(), indent=2) + "\n",
+    }
     folder = options.output or make_new(Path("outputs/profiles"), name)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bounds.json").write_text(bounds_text(profile, job_config, overheads))
-    (folder / "schedule.csv").write_text(order_to_csv(profile.order))
-    (folder / "response.json").write_text(response_text(profile, repeats, about))
-    (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
+    for file, text in texts.items():
+        write_whole(folder / file, text.encode())
     print(f"\nSaved in {folder}. Plan from it:\n  timelyfreeze plan {folder}/bounds.json")
     return 0
 
@@ -90,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _about(job_config) -> dict[str, str]:
-    """Return what is said of a profile, above its table and in its file."""
+    """Return the facts on a profile, above its table and in its file."""
     from datetime import datetime
 
     import torch

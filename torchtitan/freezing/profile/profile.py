@@ -1,8 +1,8 @@
-"""A profile: every stage of a configuration timed alone on this device, and the files of that.
+"""A profile: stages of a configuration timed alone on this device, and its files.
 
-A model that no device could hold is profiled stage by stage: it is cut on the meta device, and only
-the stage at hand gets memory. There is no optimizer. The files have bounds as a training run saves
-them, and responses to freezing.
+A model too large for a device is profiled stage by stage, cut on the meta device, with memory for a
+single stage. There is no optimizer. The files have bounds as of a training run, and responses to
+freezing.
 """
 
 import gc
@@ -50,7 +50,7 @@ from torchtitan.vision.spec import base_spec
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a configuration."""
+    """Measurements of a configuration."""
 
     order: ScheduleOrder  # the schedule of the configuration
     n_layers: int  # layers of the model
@@ -68,7 +68,7 @@ class Profile:
 def profile_stages(
     job_config: JobConfig, repeats: Repeats, report: Callable[[Response], None]
 ) -> Profile:
-    """Measure every stage, and what a layer adds to one; ``report`` gets each response at once."""
+    """Measure every stage, and the cost of a layer; ``report`` gets responses at once."""
     with arguments_named(toml_key):
         reasons = [
             *size_errors(job_config),
@@ -112,7 +112,7 @@ def profile_stages(
 
 
 def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
-    """Say what about a model keeps its stages from being profiled."""
+    """Yield why a model's stages cannot be profiled."""
     for name in ("n_layers", "dim", "vocab_size"):
         if not hasattr(model_args, name):
             yield (
@@ -128,7 +128,7 @@ def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
 
 
 def _learned_share(config: JobConfig, spec: TrainSpec) -> float | None:
-    """Return the share of tokens that the run's first batch learns; None if the head gets all."""
+    """Return the learned share of tokens in the run's first batch; None if the head gets all."""
     if not learns_alone(config, spec.model_args[config.model.flavor]):
         return None
     place = {"dp_world_size": 1, "dp_rank": 0, "job_config": config}
@@ -145,7 +145,7 @@ def _learned_share(config: JobConfig, spec: TrainSpec) -> float | None:
 
 @contextmanager
 def quiet_process(config: JobConfig) -> Iterator[None]:
-    """Give this process a group of its own, and the threads that a rank would have."""
+    """Give this process a group of its own, and a rank's number of threads."""
     n_threads = torch.get_num_threads()
     if titan_tools.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # As run_train.sh does for a host that has all ranks.
@@ -167,7 +167,7 @@ def quiet_process(config: JobConfig) -> Iterator[None]:
 
 
 def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
-    """Return one response for each stage, of the first stage the one measured that way."""
+    """Return a response per stage, for the first stage by its way of freezing."""
     return [r for r in profile.responses if r.first_stage in (None, first_stage)]
 
 
@@ -194,7 +194,7 @@ def stage_times(response: Response) -> StageTimes:
 
 
 def profile_overheads(profile: Profile) -> tuple[StageTimes, StageTimes]:
-    """Return what a layer takes, and a stage without; a ValueError if two sizes contradict."""
+    """Return the times of a layer and of an empty stage; a ValueError if two sizes contradict."""
     one, many = profile.probes
     return layer_overheads(stage_times(one), stage_times(many), many.n_layers)
 
@@ -202,7 +202,7 @@ def profile_overheads(profile: Profile) -> tuple[StageTimes, StageTimes]:
 def bounds_text(
     profile: Profile, job_config: JobConfig, overheads: tuple[StageTimes, StageTimes] | None
 ) -> str:
-    """Return the bounds file, with all that other pipelines are planned by."""
+    """Return the bounds file, with all data for plans of other pipelines."""
     freezing = job_config.freezing
     first_stage = first_stage_mode(freezing.first_stage, max(freezing.gradient_ranks))
     dag, bounds = profile_bounds(profile, first_stage)
@@ -216,7 +216,7 @@ def bounds_text(
 
 
 def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) -> str:
-    """Return what to say about the profile, every point with its spread, and the lines, as JSON."""
+    """Return facts on the profile, all points with their spread, and the lines, as JSON."""
     plain = {
         **about,
         "cold_rounds": repeats.cold,
@@ -253,7 +253,7 @@ HEADING = (
 
 
 def table_rows(response: Response) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of one response below ``HEADING``, milliseconds."""
+    """Yield the rows of a response below ``HEADING``, milliseconds."""
     name = "probe" if response.stage is None else str(response.stage)
     if response.first_stage is not None:
         name += f" {response.first_stage}"

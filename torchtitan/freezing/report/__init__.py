@@ -1,1 +1,1 @@
-"""What a run tells: metrics, TensorBoard, status, plots, the report at its end."""
+"""Output of a run: metrics, TensorBoard, status, plots, the report at its end."""

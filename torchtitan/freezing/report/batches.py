@@ -1,4 +1,4 @@
-"""What a run keeps of its batches: typical timelines, a sample of the backwards, the padding."""
+"""Records of a run's batches: typical timelines, a sample of the backwards, the padding."""
 
 import statistics
 from collections import Counter, deque
@@ -28,11 +28,10 @@ _ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
 class Timelines(RunPart):
-    """Keeps a few batches of the current phase, and writes one of them down when it is over.
+    """Keeps a few batches of the current phase, and writes one at its end.
 
-    The ramp is left out: no two of its steps freeze alike. So are control steps. Of phases without
-    end there is an example as soon as there are enough, and another in its place at their end, when
-    more is frozen.
+    The ramp is left out: no two of its steps freeze alike. So are control steps. Phases without end
+    get an example early, replaced at their end, when more is frozen.
     """
 
     def begin_pipeline(self) -> None:
@@ -50,7 +49,7 @@ class Timelines(RunPart):
             self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Leave what ran under another plan behind: its file gets a number and stays."""
+        """Number the file of the former plan's batches."""
         self._kept.pop(Phase.STABLE, None)
         if Phase.STABLE in self._written and self.run.is_shown:
             file = timeline_file(self.run.folder, Phase.STABLE)
@@ -62,11 +61,11 @@ class Timelines(RunPart):
         self._write_due(is_last=False)
 
     def gather(self) -> None:
-        """Write all that are left: every phase is over."""
+        """Write all remaining timelines: every phase is over."""
         self._write_due(is_last=True)
 
     def _write_due(self, *, is_last: bool) -> None:
-        """Write what is due; every rank comes here at the same step."""
+        """Write due timelines; a collective call at the same step."""
         for phase in [phase for phase in Phase if phase in self._kept]:
             is_first = phase in _ENDLESS and phase not in self._written
             is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
@@ -102,15 +101,15 @@ class Timelines(RunPart):
 
 
 def typical(spans_ms: list[list[float]]) -> int:
-    """Return which batch has the median time, as the slowest of the ranks saw it."""
+    """Return the batch with the median time on its slowest rank."""
     slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
     return slowest.index(statistics.median_low(slowest))
 
 
 class Responses(RunPart):
-    """A fair sample of each stage's warm backwards in each phase, by Vitter's algorithm R.
+    """A fair sample of stages' warm backwards by phase, by Vitter's algorithm R.
 
-    What is kept depends on the order of batches alone, so a repeated run keeps the same ones.
+    The sample depends on the order of batches alone, so a repeated run keeps the same.
     """
 
     n_kept = 120  # of each stage, kind and phase
@@ -121,7 +120,7 @@ class Responses(RunPart):
         self._rng = np.random.default_rng(0)
 
     def gather(self) -> None:
-        """Write what all ranks have kept, ``responses.csv``."""
+        """Write all ranks' samples, ``responses.csv``."""
         if self.run.controller is None:
             return
         everyone = self.run.exchange.all_gather(self.kept)
@@ -163,7 +162,7 @@ class Padding(RunPart):
         self._is_new = False
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return the share of padding in what all processes have read; None for other data."""
+        """Return the share of padding read by all processes; None for other data."""
         counts = self.run.exchange.all_gather((self._n_read, self._n_padding))
         n_read, n_padding = map(sum, zip(*counts, strict=True))
         return {"padding": n_padding / n_read if n_read else None}

@@ -1,4 +1,4 @@
-"""A run's losses: watched, reported, and measured against those of another run."""
+"""A run's losses: watched, reported, and compared with those of another run."""
 
 import math
 import statistics
@@ -21,7 +21,7 @@ _SCORES = {f"validation_{name}": f"validation_metrics/{name}" for name in ("top1
 
 
 class Losses(RunPart):
-    """Writes logged losses and those of validations, ``losses.csv``, and accuracies of pictures."""
+    """Writes logged losses, validation losses, ``losses.csv``, and accuracies of pictures."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -57,7 +57,7 @@ class Losses(RunPart):
         self._validation_error = standard_error(rows)
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Return the last losses; that of training is the mean of the last tenth of the steps."""
+        """Return the last losses; the training loss is the mean of the last tenth of steps."""
         if not self._logged:
             return dict(self._validation)
         n_last = max(1, self._last_step // 10)
@@ -75,7 +75,7 @@ class Losses(RunPart):
 
 
 class FiniteWatch(RunPart):
-    """Warns at the first step of each spell that is not finite; upstream trains on."""
+    """Warns at the first step of any spell without finite losses; upstream trains on."""
 
     _was_finite = True
 
@@ -95,7 +95,7 @@ class FiniteWatch(RunPart):
 
 
 class Reference(RunPart):
-    """Holds the run against another one, read before so that what becomes of it does no harm."""
+    """Compares the run with another, read early so that later changes do no harm."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -115,7 +115,7 @@ class Reference(RunPart):
 
 
 def read_reference(folder: Path) -> dict[str, Any]:
-    """Return the fields of a summary that a run to be reached gives; a ValueError if it cannot."""
+    """Return the reference's fields for a summary; a ValueError if unusable."""
     key = f"report.reference_run is {str(folder)!r}, which"
     if not folder.is_dir():
         raise ValueError(f"{key} is no folder; name that of a run")
@@ -144,7 +144,7 @@ def read_reference(folder: Path) -> dict[str, Any]:
 
 
 def reference_errors(config: JobConfig) -> Iterator[str]:
-    """Say what is wrong with the reference run, if one is named."""
+    """Yield errors of the reference run, if named."""
     if config.report.reference_run is not None:
         try:
             read_reference(Path(config.report.reference_run))
@@ -153,6 +153,6 @@ def reference_errors(config: JobConfig) -> Iterator[str]:
 
 
 def training_curve(folder: Path) -> list[tuple[float, float]]:
-    """Return seconds and loss of each step whose training loss was logged."""
+    """Return seconds and loss of all steps with a logged training loss."""
     rows = tables.LOSSES.read(folder)
     return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]

@@ -1,4 +1,4 @@
-"""What a run is shown and recorded by: parts with the same few hooks, and what all of them know."""
+"""Parts showing and recording a run by common hooks, and their shared knowledge."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 
 @dataclass
 class Run:
-    """A run as all its parts see it."""
+    """A run as seen by all its parts."""
 
     config: JobConfig  # its configuration, of an elastic run that of its first pipeline
     start: RunSummary  # what is known of it before its first step
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def counted_steps(self) -> StepLog:
-        """Steps by the clock that counts, the virtual one of an emulation."""
+        """Steps by the relevant clock, virtual in an emulation."""
         return self.steps if self.emulation is None else self.emulation.steps
 
     @property
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def n_replicas(self) -> int:
-        """How many pipelines share each batch; an emulation holds the model once for all."""
+        """Number of pipelines sharing a batch; an emulation holds the model once for all."""
         return self.n_held if self.emulation is None else self.emulation.n_replicas
 
     @contextmanager
@@ -102,14 +102,14 @@ class Run:
             logger.debug("Wrote %s", self.folder / name)
 
     def append(self, table: Table[Row], rows: Sequence[Row]) -> None:
-        """Append rows to a table, which is begun with its first ones; a part may have none."""
+        """Append rows to a table, begun with its first rows; empty for a part without."""
         if self.is_shown:
             with self.writing():
                 table.append(self.folder, rows)
 
 
 class LoggedStep(NamedTuple):
-    """A step whose metrics are logged, before it has ended."""
+    """A step with logged metrics, before its end."""
 
     step: int
     loss: float
@@ -129,34 +129,34 @@ class EndedStep(NamedTuple):
 
 
 class RunPart:
-    """One thing that a run is shown or recorded by; every rank has those that talk to others."""
+    """A part showing or recording a run; every rank has the communicating parts."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def begin_pipeline(self) -> None:
-        """Begin to look on at a pipeline, the first one or another."""
+        """Begin to observe a pipeline, the first or another."""
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Take note of the plan that is followed now; ``about`` as ``pipeline_metadata``."""
+        """Note the plan followed now; ``about`` as ``pipeline_metadata``."""
 
     def move(self, move: Move) -> None:
-        """Take note of the move that is over."""
+        """Note a finished move."""
 
     def read(self, n_tokens: int, n_padding: int) -> None:
-        """Take note of examples that this rank has read: all tokens, and those of padding."""
+        """Note this rank's read examples: all tokens, and padding."""
 
     def batch(self, observed: ObservedBatch) -> None:
         """Take note of a batch of this rank, the oldest first; all ranks run the same ones."""
 
     def collect(self, metrics: CollectedMetrics) -> None:
-        """Take note of what all ranks have measured since the last time."""
+        """Note all ranks' measurements since the last time."""
 
     def log_step(self, logged: LoggedStep) -> dict[str, float | None] | None:
         """Take note of a logged step, and return its metrics by tag, None for unknown ones."""
 
     def log_validation(self, step: int, loss: float, scores: dict[str, Any]) -> None:
-        """Take note of a validation, and of what it counted besides."""
+        """Note a validation, and its further counts."""
 
     def log_held_out(self, step: int, parts: Sequence[tuple[int, float]]) -> None:
         """Take note of targets and mean loss of each part of a validation."""
@@ -165,7 +165,7 @@ class RunPart:
         """Take note of a finished step."""
 
     def gather(self) -> None:
-        """Gather what is still out of a pipeline: it is left, or the run ends."""
+        """Gather the rest of a pipeline, left or ended."""
 
     def leave(self) -> None:
         """Let go of a pipeline; the run goes on in another."""
@@ -175,7 +175,7 @@ class RunPart:
         return {}
 
     def finish(self, summary: RunSummary) -> None:
-        """Show or write what a run has ended with."""
+        """Show or write a run's final results."""
 
     def close(self) -> None:
-        """Write what is still out, and close what is open; may be called twice."""
+        """Write the rest, and close open files; may be called twice."""

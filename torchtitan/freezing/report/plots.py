@@ -1,4 +1,4 @@
-"""Plots of a run, drawn while it goes on by a process of their own, and shown in TensorBoard."""
+"""Plots of a run, drawn by a process of their own and shown in TensorBoard."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ class RunPlots(RunPart):
             self.draw()
 
     def leave(self) -> None:
-        """Draw no more of a pipeline: files that might be read are about to get other names."""
+        """Draw no more of a pipeline: its files are about to be renamed."""
         self.close()
         self.run.has_news = True
 
     def draw(self) -> None:
-        """Have everything drawn: at once, or once the process that draws now has ended."""
+        """Have everything drawn: at once, or after the present drawing process."""
         self._is_due = True
         self._begin(BackgroundCall)
 
     def show(self, step: int) -> None:
-        """Show what has been drawn meanwhile as of ``step``; waits for nothing."""
+        """Show the finished plots as of ``step``, without waiting."""
         if self._call is not None and self._call.done:
             self._take(self._call, step)
             self._begin(BackgroundCall)
 
     def finish(self, summary: RunSummary) -> None:
-        """Draw everything as it is at the end of the run, wait for it, and show it."""
+        """Draw everything at the end of the run, wait, and show."""
         self.close()
         self._is_due = True
         self._begin(AwaitedCall)
@@ -123,7 +123,7 @@ def tag_of(file: Path) -> str:
 
 
 def image_summary(tag: str, png: bytes) -> Summary:
-    """Return a PNG file for TensorBoard, which takes it as it is."""
+    """Return a PNG file for TensorBoard, unchanged."""
     width, height = struct.unpack(">II", png[16:24])  # of the header chunk, always the first
     image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
     return Summary(value=[Summary.Value(tag=tag, image=image)])

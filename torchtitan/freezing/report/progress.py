@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a status line in a terminal, plain lines elsewhere."""
+"""Display of a running training: a status line in a terminal, plain lines elsewhere."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ _WINDOW = 20
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is; None for what is not known."""
+    """Position of a run; None for unknown values."""
 
     phase: Phase | None = None  # phase of the step; None without freezing
     steps_left_in_phase: int | None = None  # None where the phase lasts to the end
@@ -69,7 +69,7 @@ def status_text(status: Status) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the two largest units that it has."""
+    """Return a duration in its two largest units."""
     total = round(seconds)
     if total < 60:
         return f"{total} s"
@@ -82,9 +82,9 @@ _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 
 
 class Progress(RunPart):
-    """One line in a terminal, on the rank that is shown; in a log such a line once a minute.
+    """A line in a terminal, on the shown rank; in a log a line per minute.
 
-    There upstream's line per logged step stays, which tools read, and the one of each phase.
+    Logs keep upstream's line per logged step, read by tools, and a line per phase.
     """
 
     def __init__(self, run: Run) -> None:
@@ -99,7 +99,7 @@ class Progress(RunPart):
         self._redirected = ExitStack()
 
     def note(self, loss: float, tokens_per_second: float | None) -> None:
-        """Take note of what is shown until the next logged step."""
+        """Note values to show until the next logged step."""
         gain, speed = None, tokens_per_second
         if self.run.kappa and self.run.phase is not Phase.OFF:
             gain = 1 / self.run.kappa - 1
@@ -164,6 +164,6 @@ class Progress(RunPart):
 
 
 def quiet_unless(shown: bool, rank: int) -> None:
-    """Let only warnings through on a rank that is not shown, unless LOG_RANK names it."""
+    """Let only warnings through on hidden ranks, unless LOG_RANK names them."""
     talks = shown or str(rank) in os.environ.get("LOG_RANK", "").split(",")
     logging.getLogger().setLevel(logging.INFO if talks else logging.WARNING)

@@ -1,4 +1,4 @@
-"""A run from its first step to its last: hands all that upstream tells of it to its parts."""
+"""A run from first to last step: hands upstream's events to all parts."""
 
 import json
 import math
@@ -52,7 +52,7 @@ _OF_A_PIPELINE = (
 
 
 class PipelineFiles(RunPart):
-    """Keeps the order of actions, what was measured of them and what was solved."""
+    """Writes the order of actions, and their measurements and solutions."""
 
     def begin_pipeline(self) -> None:
         """Write the order; files of a former pipeline get a number and stay."""
@@ -64,7 +64,7 @@ class PipelineFiles(RunPart):
             run.write("schedule.csv", order_to_csv(run.controller.order))
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Write a plan and what it was made from; those of an earlier plan get a number."""
+        """Write a plan and its sources; files of an earlier plan get a number."""
         run, controller = self.run, self.run.controller
         if not run.is_shown or controller is None:
             return
@@ -79,10 +79,10 @@ class PipelineFiles(RunPart):
 
 
 class RunRecorder:
-    """Hands what happens in a run to its parts, in their order, on every rank.
+    """Hands the events of a run to its parts, in their order, on every rank.
 
-    A run that moves to another pipeline goes on with the same one: a pipeline is never longer than
-    the first, so the process that had the loss there has it in all of them.
+    A moving run keeps its recorder: a pipeline is never longer than the first, so the process with
+    the loss stays the same.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RunRecorder:
         emulation: EmulationRecord | None = None,
         ranks_per_replica: int | None = None,
     ) -> None:
-        """Begin to look on at a pipeline, the first one or another."""
+        """Begin to observe a pipeline, the first or another."""
         run = self.run
         if emulation is not None and run.emulation is not None:
             emulation.go_on_from(run.emulation)
@@ -107,13 +107,13 @@ class RunRecorder:
         self.tell(RunPart.begin_pipeline)
 
     def tell(self, hook: Callable[..., object], *told: Any, **about: Any) -> None:
-        """Call a hook of all parts; of files that cannot be written a part ends no training."""
+        """Call a hook of all parts; a part's failure to write files ends no training."""
         for part in self.parts:
             with self.run.writing():
                 getattr(part, hook.__name__)(*told, **about)
 
     def leave(self) -> None:
-        """Write what is known of a pipeline, and let go of it; every rank comes here."""
+        """Write all data of a pipeline, and release it; a collective call."""
         self._gather()
         self.tell(RunPart.leave)
         self.run.controller = None  # room for the next pipeline
@@ -128,16 +128,16 @@ class RunRecorder:
         return {tag: value for tag, value in tags.items() if value is not None}
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
-        """Take note of a finished step; its tokens are of the processes that share a batch."""
+        """Note a finished step; its tokens are of the processes sharing a batch."""
         self.run.seconds += seconds
         of_device = n_tokens / self.run.ranks_per_replica
         ended = EndedStep(step, self.run.phase, seconds, n_tokens, of_device)
         self.tell(RunPart.end_step, ended)
 
     def end(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
-        """Gather what is still out, write the summary, show the report; every rank comes here.
+        """Gather the rest, write the summary, show the report; a collective call.
 
-        ``device_seconds`` are those of the whole run, parts before this one included.
+        ``device_seconds`` are of the whole run, earlier parts included.
         """
         self._gather()
         seconds = None if self.run.emulation is not None else device_seconds
@@ -166,9 +166,9 @@ class RunRecorder:
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
-    """Upstream's metrics processor, which hands what it is told to the run's recorder.
+    """Upstream's metrics processor, handing its events to the run's recorder.
 
-    Every rank has one; only the rank that has the loss shows and writes. There is no recorder
+    Every rank has a processor; only the rank with the loss shows and writes. There is no recorder
     before :meth:`begin_run`, nor once the run goes on elsewhere.
     """
 
@@ -191,7 +191,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         emulation: EmulationRecord | None = None,
         recorder: RunRecorder | None = None,
     ) -> None:
-        """Begin a pipeline of a new run, or of one that has a recorder so far."""
+        """Begin a pipeline of a new run, or of a run with a recorder."""
         self.recorder = recorder or self._open_recorder()
         self.recorder.begin_pipeline(
             controller, emulation, self.parallel_dims.non_data_parallel_size
@@ -199,7 +199,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self.logger = self.recorder.logger
 
     def _open_recorder(self) -> RunRecorder:
-        """Make a run's folder and open what goes there; every rank comes here."""
+        """Make a run's folder and open its files; a collective call."""
         config, dims, monitor = self.job_config, self.parallel_dims, self.device_memory_monitor
         is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(dims, config)
         folder = make_run_folder(config, create=is_shown)
@@ -225,21 +225,21 @@ class FreezingMetricsProcessor(MetricsProcessor):
         return record(run, tensorboard, logger)
 
     def leave(self) -> RunRecorder:
-        """Write what is known so far, and give away what the run goes on with elsewhere."""
+        """Write all data so far, and give away the recorder for another trainer."""
         recorder = self.recorder
         recorder.leave()
         del self.recorder
         return recorder
 
     def record_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
-        """Take note of the move that brought the run here, as in ``moves.csv``."""
+        """Note the move to this trainer, as in ``moves.csv``."""
         layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
         move = Move(step, n_frozen, len(split), n_replicas, layers, seconds)
         self.recorder.tell(RunPart.move, move)
         self.time_last_log = time.perf_counter()
 
     def save_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Keep what was measured and what was solved; ``about`` as ``RunPart.begin_plan``."""
+        """Keep measurements and solutions; ``about`` as ``RunPart.begin_plan``."""
         self.recorder.tell(RunPart.begin_plan, plan, bounds, **about)
 
     def log(
@@ -250,7 +250,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Log upstream's metrics and those of freezing; all ranks come here at the same steps."""
+        """Log upstream's metrics and freezing's; a collective call at the same steps."""
         ours = self.recorder.log_step(step, global_avg_loss, grad_norm)
         seconds = time.perf_counter() - self.time_last_log
         tokens = self.ntokens_since_last_log / self.parallel_dims.non_data_parallel_size
@@ -267,22 +267,21 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def log_validation(
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:
-        """Log a validation; all ranks come here, of which the one that is shown has the loss."""
+        """Log a validation; a collective call, with the loss on the shown rank."""
         self.recorder.tell(RunPart.log_validation, step, loss, extra_metrics or {})
         with self._units():
             super().log_validation(loss, step, extra_metrics)
 
     def close(self) -> None:
-        """Close what the run was shown and logged by, unless it goes on elsewhere."""
+        """Close displays and logs, unless the run goes on elsewhere."""
         if hasattr(self, "recorder"):
             self.recorder.close()
 
 
 def record(run: Run, tensorboard: RunTensorBoard | None, logger: BaseLogger) -> RunRecorder:
-    """Return what records and shows a run, and write how it is configured.
+    """Return the recorder of a run, and write its configuration.
 
-    The order of parts is that of tags, of fields that follow from those of parts before, and of
-    what is shown at the end.
+    Parts are ordered by tags, by fields derived from earlier parts, and by the final output.
     """
     if run.is_shown and (told := preset_line(run.config)) is not None:
         titan_logger.info(told)

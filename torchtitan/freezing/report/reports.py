@@ -1,4 +1,4 @@
-"""The reports of a run: report.txt, what freezing brought, and report.md, the page on all of it."""
+"""The reports of a run: report.txt, the gains of freezing, and report.md, the whole page."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _NOTE = "note"
 
 
 class Report(RunPart):
-    """Writes ``summary.json`` and the short report, and shows the most important of it."""
+    """Writes ``summary.json`` and the short report, and shows its main lines."""
 
     def finish(self, summary: RunSummary) -> None:
         run = self.run
@@ -45,7 +45,7 @@ class Report(RunPart):
 
 
 def shown_report(text: str) -> str:
-    """Return the 8 lines of a report that a terminal shows, in the report's order, and its note."""
+    """Return the 8 lines of a report for a terminal, in the report's order, and its note."""
     title, lines = text.split("\n", 3)[:3], text.splitlines()[3:]
     if len(lines) <= _MOST_SHOWN + 1:
         return text
@@ -65,7 +65,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
 
 
 def _known(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove]) -> dict[str, Any]:
-    """Return what both reports are made from; steps are by the virtual clock."""
+    """Return the common data of both reports; steps are by the virtual clock."""
     clock = summary.by_virtual_clock()
     shown = as_shown(clock)
     if clock.step_ms_unfrozen and clock.step_ms:
@@ -87,7 +87,7 @@ def _known(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove]) ->
 
 @functools.cache
 def _template(name: str, unknown: str) -> Template:
-    """Return a template, made once, which takes a while; ``unknown`` is said of what it lacks."""
+    """Return a cached template; ``unknown`` replaces missing values."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -112,8 +112,8 @@ def beside(
 ) -> str:
     """Return a time as predicted, with its interval, and as measured.
 
-    Where forwards took ``drift`` times as long as when they were timed, the error is told without
-    that too: no prediction is of another speed of the machine.
+    With forwards ``drift`` times as long as when timed, the error is told without the drift too:
+    predictions assume the machine's speed.
     """
     measured = "not measured" if measured_ms is None else f"measured {measured_ms:,.1f} ms"
     if predicted_ms is None:
@@ -145,7 +145,7 @@ _FREEZING_SETTINGS = (
 
 
 class Page(RunPart):
-    """Writes the page, which lists the files that are there, after all others are."""
+    """Writes the page, with a list of files, after all others are there."""
 
     def finish(self, summary: RunSummary) -> None:
         run, settings = self.run, self.run.config.to_dict()
@@ -162,7 +162,7 @@ def render_page(
     counts: Sequence[FrozenCount] = (),
     moves: Sequence[TimedMove] = (),
 ) -> str:
-    """Return the page as markdown, which lists the files that the folder has now."""
+    """Return the page as markdown, with a list of the folder's files."""
     method = "no freezing" if summary.method == "none" else summary.method
     return _template("report.md.j2", "not measured").render(
         _known(summary, run_folder, moves),

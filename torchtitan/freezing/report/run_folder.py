@@ -1,4 +1,4 @@
-"""One folder per run, under a name that says what ran."""
+"""A folder per run, named by its content."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,9 +15,9 @@ REPORT = "report.txt"
 
 
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
-    """Return a folder that no run has, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
+    """Return a new folder, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
 
-    The one process that writes there makes it, and tells its name to the others.
+    Made by the writing process, which tells its name to the others.
     """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
     name = describe(job_config) if create else None
@@ -38,7 +38,7 @@ def describe(job_config: JobConfig) -> str:
 
 
 def last_report(job_config: JobConfig) -> Path | None:
-    """Return the short report of the newest run that saves its checkpoints where this does."""
+    """Return the short report of the newest run with the same checkpoint folder."""
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
     runs = (file for file in place.glob(f"*/{SETTINGS_FILE}") if _saved_in(job_config, file.parent))
     newest = max(runs, key=lambda file: file.stat().st_mtime, default=None)
@@ -55,7 +55,7 @@ def _saved_in(job_config: JobConfig, run: Path) -> bool:
 
 
 def number_former(folder: Path, names: Iterable[str]) -> None:
-    """Put one number behind files whose names are wanted again: ``plan_1.json`` is oldest."""
+    """Number files whose names are wanted again: ``plan_1.json`` is oldest."""
     files = [folder / name for name in names if (folder / name).exists()]
     numbered = ([f.with_stem(f"{f.stem}_{n}") for f in files] for n in count(1))
     free = next(names for names in numbered if not any(name.exists() for name in names))

@@ -1,8 +1,8 @@
-"""What a run learns and freezes, step by step: losses, kappa and p_eff, the front, moves.
+"""Learning and freezing of a run by step: losses, kappa and p_eff, the front, moves.
 
-Times of a step are known when it ends, what it froze on all ranks when metrics are next exchanged.
-So rows of ``steps.csv`` are written at logged steps, all since the one before. A run that is killed
-loses those since then; one that fails loses none.
+Times of a step are known at its end, frozen parts of all ranks at the next exchange of metrics. So
+``steps.csv`` is written at logged steps. A killed run loses the rows since then; a failed run loses
+none.
 """
 
 import math
@@ -24,9 +24,9 @@ from torchtitan.freezing.report.parts import EndedStep, LoggedStep, Run, RunPart
 
 
 class Steps(RunPart):
-    """Writes what is known of each step, ``steps.csv``.
+    """Writes the known values of steps, ``steps.csv``.
 
-    An emulation puts its steps together, which count instead of this process's time.
+    An emulation's virtual times count instead of this process's.
     """
 
     def __init__(self, run: Run) -> None:
@@ -43,7 +43,7 @@ class Steps(RunPart):
         self.close()
 
     def add_virtual(self, steps_ms: Sequence[float]) -> None:
-        """Take note of the virtual times of the next steps that have ended."""
+        """Note the virtual times of the next finished steps."""
         for virtual_ms in steps_ms:
             self._known[self._ended[self._n_virtual]]["virtual_step_ms"] = virtual_ms
             self._n_virtual += 1
@@ -106,11 +106,11 @@ class Steps(RunPart):
 
     @property
     def p_eff(self) -> float | None:
-        """Average of p_eff over what was logged of the stable phase, Eq. 28; None if nothing."""
+        """Average of p_eff over logged steps of the stable phase, Eq. 28; None without."""
         return mean_p_eff(self._stable)
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
-        """Write all steps, which plots and the reports are made from."""
+        """Write all steps, the data of plots and reports."""
         self.close()
         freezes, emulation = self.run.controller is not None, self.run.emulation
         virtual = emulation.summarize(freezes=freezes) if self._emulates else {}
@@ -175,7 +175,7 @@ class Front(RunPart):
 
 @dataclass(frozen=True)
 class TimedMove:
-    """A move and what it brought."""
+    """A move and its results."""
 
     move: tables.Move  # to which pipeline, and when
     # median step of the pipeline that was left, without its first ones, which run cold; None if it
@@ -191,7 +191,7 @@ def timed_moves(run: Run) -> list[TimedMove]:
 
 
 class Moves(RunPart):
-    """Writes each move to another pipeline down at once, ``moves.csv``."""
+    """Writes moves to other pipelines at once, ``moves.csv``."""
 
     def log_step(self, logged: LoggedStep) -> dict[str, float]:
         controller = self.run.controller
@@ -214,7 +214,7 @@ class Moves(RunPart):
 
 
 class Counts(RunPart):
-    """Writes how often each tensor was frozen, ``frozen_counts.csv``."""
+    """Writes the frozen counts of tensors, ``frozen_counts.csv``."""
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         if self.run.controller is None:

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: metrics by tag, in groups, and what runs are told apart by."""
+"""TensorBoard's view of a run: metrics by tag, in groups, and settings of runs."""
 
 import math
 from operator import attrgetter
@@ -60,7 +60,7 @@ def tag_of(tag: str, unit: str) -> str:
 
 
 class RunTensorBoard(TensorBoardLogger, RunPart):
-    """TensorBoard files of one run; metrics that do not exist are left out, not drawn as NaN."""
+    """TensorBoard files of a run; missing metrics are left out, not drawn as NaN."""
 
     def __init__(self, folder: str, run: Run) -> None:
         super().__init__(folder)
@@ -111,7 +111,7 @@ _OF_PLANS = ("max_freeze_ratio", "gradient_rank", "monitoring", "skip_input_grad
 
 
 def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
-    """Return what runs are filtered by; keys that are unset, or have no say, are left out."""
+    """Return the settings to filter runs by; unset keys and keys without effect are left out."""
     parallelism, method = job_config.parallelism, job_config.freezing.method
     is_pipeline = parallelism.pipeline_parallel_degree > 1
     keys = [

@@ -1,4 +1,4 @@
-"""How long a run took, its memory, and what follows: kappa, time to a loss, utilization, cost."""
+"""Times of a run, its memory, and derived values: kappa, time to a loss, utilization, cost."""
 
 import math
 import statistics
@@ -64,7 +64,7 @@ class StepTimes(RunPart):
 
 
 class BatchTimes(RunPart):
-    """Collects what ranks have measured together: times of batches, ratios, use of the cache."""
+    """Collects all ranks' measurements: times of batches, ratios, use of the cache."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -78,7 +78,7 @@ class BatchTimes(RunPart):
 
     @property
     def cache(self) -> CacheUse | None:
-        """What the run had of the cache of a frozen front, in all its pipelines; None without."""
+        """Use of the cache of a frozen front, in all pipelines of the run; None without."""
         return use_of_parts(self._former_cache, self._metrics and self._metrics.cache)
 
     def begin_pipeline(self) -> None:
@@ -90,7 +90,7 @@ class BatchTimes(RunPart):
             self._metrics = replace(self._metrics, cache=None)
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
-        """Forget batches of the stable phase: they ran under another plan than the one to come."""
+        """Forget batches of the stable phase, run under the former plan."""
         for phase in (Phase.STABLE, Phase.CONTROL):
             self._batch_ms.pop(phase, None)
         self._drift.clear()
@@ -189,7 +189,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
 
 
 class Memory(RunPart):
-    """Remembers the peak of a device, which upstream resets whenever it has logged."""
+    """Remembers the peak of a device, reset by upstream after logging."""
 
     _peak_bytes = -1  # unknown
 
@@ -206,7 +206,7 @@ class Memory(RunPart):
 
 
 class Outcome(RunPart):
-    """Says what the times of a run come to."""
+    """Sums up the times of a run."""
 
     def fields(self, summary: RunSummary) -> dict[str, Any]:
         run = self.run
@@ -218,7 +218,7 @@ class Outcome(RunPart):
 
 
 def convergence(summary: RunSummary) -> dict[str, Any]:
-    """Return what freezing means for learning, given all times and p_eff of the stable phase."""
+    """Return freezing's effect on learning, from all times and p_eff of the stable phase."""
     clock = summary.by_virtual_clock()
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
@@ -232,7 +232,7 @@ def convergence(summary: RunSummary) -> dict[str, Any]:
 
 
 def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) -> dict[str, Any]:
-    """Return model FLOPs utilization, as TorchTitan has it; nothing where no peak is known."""
+    """Return model FLOPs utilization, as TorchTitan's; nothing without a known peak."""
     if math.isnan(peak_flops):
         return {}
     clock = summary.by_virtual_clock()
@@ -247,7 +247,7 @@ def utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) 
 def summary_at_start(
     job_config: JobConfig, parallel_dims: ParallelDims, device_name: str, device_type: str
 ) -> RunSummary:
-    """Return a summary of what is known before the first step; ``device_type`` as "cuda"."""
+    """Return a summary of the facts before the first step; ``device_type`` as "cuda"."""
     training, parallelism, data = job_config.training, job_config.parallelism, job_config.data
     replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
     n_examples = training.local_batch_size * replicas

@@ -1,8 +1,8 @@
-"""Reads the command line and its TOML file into a configuration, and names each error of form.
+"""Reads the command line and its TOML file into a configuration, with all errors of form.
 
-Upstream's manager takes whatever a TOML file holds: a section that is a number is left out in
-silence, and a text where a number belongs fails much later. Here keys and types are looked at
-first, all of them, by the annotations of the configuration.
+Upstream's manager takes anything in a TOML file: a number in place of a section is left out in
+silence, and a text in place of a number fails much later. Here all keys and types are checked
+first, by the annotations of the configuration.
 """
 
 import difflib
@@ -27,9 +27,9 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def read_values(args: Sequence[str]) -> tuple[JobConfig, set[str]]:
-    """Return the configuration of ``args`` and their TOML file, and the keys that stand in them.
+    """Return the configuration of ``args`` and their TOML file, and the keys given in them.
 
-    A ConfigError names every key that is wrong.
+    A ConfigError names every wrong key.
     """
     args = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
     path, config_class = last_value(args, "job.config_file"), job_config_class()
@@ -71,7 +71,7 @@ def read_values(args: Sequence[str]) -> tuple[JobConfig, set[str]]:
 
 
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the key of each value of a configuration, and the value."""
+    """Yield the keys and values of a configuration."""
     for field in fields(section):
         value, key = getattr(section, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
@@ -81,7 +81,7 @@ def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _find_home(value: Any) -> Any:
-    """Return a value whose texts that begin with ``~/``, paths, begin with the user's folder."""
+    """Return a value with ``~/`` at the beginning of texts, paths, expanded."""
     if isinstance(value, list):
         return [_find_home(one) for one in value]
     is_path = isinstance(value, str) and value.startswith("~") and "\0" not in value
@@ -89,7 +89,7 @@ def _find_home(value: Any) -> Any:
 
 
 def _argument_keys(args: Sequence[str]) -> Iterator[str]:
-    """Yield the keys that stand on the command line."""
+    """Yield the keys on the command line."""
     for arg in args:
         if arg.startswith("--"):
             *sections, name = arg[2:].partition("=")[0].replace("-", "_").split(".")
@@ -111,7 +111,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a table that a dataclass has not, or whose value is of another type."""
+    """Yield unknown keys of a dataclass's table, and values of another type."""
     known = typing.get_type_hints(section)
     for key, value in table.items():
         name = f"{prefix}{key}"
@@ -134,7 +134,7 @@ def _unknown(key: str, known: Mapping[str, Any], prefix: str) -> str:
 
 
 def _as_upstream_spells(config_class: type, args: Sequence[str]) -> Iterator[str]:
-    """Yield arguments with ``--a.b=true`` as a switch, and the words of a list as one."""
+    """Yield arguments with ``--a.b=true`` as a switch, and the words of a list joined."""
     words = list(args)
     while words:
         flag, equals, value = words.pop(0).partition("=")
@@ -156,7 +156,7 @@ def _kind_of(section: Any, key: str) -> Any:
 
 
 def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:
-    """Yield which keys of the command line are unknown, in the words that a file gets."""
+    """Yield unknown keys of the command line, in the words for a file."""
     for name in _argument_keys(args):
         known, prefix = typing.get_type_hints(config_class), ""
         for key in name.split(".") if name not in ("help", "") else ():
@@ -168,7 +168,7 @@ def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:
 
 
 def _asked(kind: Any, value: Any = None) -> str | None:
-    """Return what a value of the annotated type ``kind`` must be; None if ``value`` is it."""
+    """Return the rule of the annotated type ``kind`` for a wrong ``value``, or None."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         words = [_asked(one, value) for one in arguments if one is not types.NoneType]

@@ -7,7 +7,7 @@ _LONG_WORD = re.compile(r"[^\s'\",]{600,}")
 
 
 class ConfigError(ValueError):
-    """The configuration has errors; the message lists each with key, value and rule."""
+    """The configuration has errors; the message lists key, value and rule of all."""
 
     def __init__(self, *errors: str) -> None:
         number = "an error" if len(errors) == 1 else f"{len(errors)} errors"

@@ -1,4 +1,4 @@
-"""All errors that values alone have, found before any model is imported."""
+"""All errors of values alone, found before any model is imported."""
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
@@ -19,7 +19,7 @@ from torchtitan.settings import JobConfig, toml_key, with_preset, with_values
 
 
 def check(args: Sequence[str]) -> None:
-    """Raise ConfigError with the errors of a command line and its file that need no model."""
+    """Raise ConfigError with the errors of a command line and its file, without a model."""
     job_config, given = read_values(args)
     if job_config.job.custom_config_module:
         return  # may need all of TorchTitan

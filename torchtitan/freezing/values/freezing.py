@@ -1,4 +1,4 @@
-"""Finds errors in what is frozen: phases without room, settings of methods and of the front."""
+"""Finds errors of freezing: phases without room, settings of methods and of the front."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +13,13 @@ _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
 
 def freeze_settings(freezing: Freezing) -> FreezeSettings:
-    """Return the checked ``[freezing]`` section as the library wants it."""
+    """Return the checked ``[freezing]`` section for the library."""
     method = parse_method(freezing.method)
     return freezing if method is None or method.plans else freezing.unplanned
 
 
 def freezing_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[freezing]``: key, value and rule."""
+    """Yield errors of ``[freezing]``: key, value and rule."""
     freezing = config.freezing
     try:
         method = parse_method(freezing.method)
@@ -52,7 +52,7 @@ def _n_stages(config: JobConfig) -> int | None:
 
 
 def _last_step_errors(config: JobConfig, *, plans: bool) -> Iterator[str]:
-    """Yield which step lies behind the end of the run."""
+    """Yield steps beyond the end of the run."""
     freezing, n_steps = config.freezing, config.training.steps
     name = "last_monitor_step" if plans else "last_warmup_step"
     if (last := getattr(freezing, name)) >= n_steps:
@@ -69,10 +69,10 @@ def _last_step_errors(config: JobConfig, *, plans: bool) -> Iterator[str]:
 
 
 def _solver_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the limits of a method that plans.
+    """Yield errors in the limits of a planning method.
 
-    One rank solves; once the plan is due, the others wait for it in a collective. Where that ended
-    first, a solver that takes long would end the run, instead of costing its plan.
+    A single rank solves; once the plan is due, the others wait in a collective. With a shorter
+    timeout, a slow solver would end the run, instead of costing its plan.
     """
     limit_s, comm = config.freezing.solver_time_limit_s, config.comm
     if config.emulation.enable or comm.mode != "default":
@@ -92,7 +92,7 @@ def caches(config: JobConfig) -> bool:
 
 
 def front_errors(config: JobConfig) -> Iterator[str]:
-    """Yield which numbers and words make no sense for a front that is frozen."""
+    """Yield senseless numbers and words for a frozen front."""
     freezing = config.freezing
     if not freezes_by_turns(freezing.method):
         return

@@ -1,4 +1,4 @@
-"""Finds schedules, batches and orders that make no pipeline, or none that can be emulated."""
+"""Finds impossible pipelines: schedules, batches and orders, also for emulation."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -22,7 +22,7 @@ _CSV = "parallelism.pipeline_parallel_schedule_csv"
 
 
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with the pipeline that is asked for: key, value and rule."""
+    """Yield errors of the pipeline: key, value and rule."""
     parallelism = config.parallelism
     name, n_ranks = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_degree
     if n_ranks <= 1:
@@ -109,7 +109,7 @@ _CUTS = (
 
 
 def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator[str]:
-    """Say what is wrong with the partition; ``given`` are the keys in a file that was just read."""
+    """Yield errors of the partition; ``given`` are the keys in a file just read."""
     partition, degree = config.parallelism.partition, config.parallelism.pipeline_parallel_degree
     profile, freezing = config.parallelism.partition_profile, config.freezing
     if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time and not profile:
@@ -144,7 +144,7 @@ _SHARD = "data_parallel_shard_degree"
 
 
 def parallel_errors(config: JobConfig) -> Iterator[str]:
-    """Yield which degrees of ``[parallelism]`` do not go together: key, value and rule."""
+    """Yield contradicting degrees of ``[parallelism]``: key, value and rule."""
     degrees = {name: getattr(config.parallelism, name) for name in (*_DEGREES, _SHARD)}
     takes_rest, n_processes = degrees[_SHARD] == -1, _n_processes(config)
     if takes_rest:
@@ -172,7 +172,7 @@ def parallel_errors(config: JobConfig) -> Iterator[str]:
 
 
 def batch_errors(config: JobConfig) -> Iterator[str]:
-    """Yield sizes of batches and sequences, and steps, that contradict each other."""
+    """Yield contradicting sizes of batches and sequences, and steps."""
     training, parallelism = config.training, config.parallelism
     degree = data_parallel_degree(config)
     rows = training.local_batch_size * (degree or 1)
@@ -210,11 +210,11 @@ def data_parallel_degree(config: JobConfig) -> int | None:
 
 
 def _n_processes(config: JobConfig) -> int | None:
-    """Return how many processes torchrun has started; None where nothing has, or it pretends."""
+    """Return the number of processes under torchrun; None without, or with pretended processes."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() and config.comm.mode == "default" else None
 
 
 def compiles_blocks(config: JobConfig) -> bool:
-    """Return whether the blocks of the model are compiled, each with a single backward."""
+    """Return whether the blocks of the model are compiled, with a single backward each."""
     return config.compile.enable and "model" in config.compile.components

@@ -1,4 +1,4 @@
-"""Finds models that have no such name, and folders and files that are not on this disk."""
+"""Finds unknown names of models, and folders and files missing on this disk."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +26,7 @@ def name_errors(config: JobConfig) -> Iterator[str]:
 
 
 def place_errors(config: JobConfig) -> Iterator[str]:
-    """Yield examples and a tokenizer that a run reads and that are not there."""
+    """Yield a run's missing examples and tokenizer."""
     validated = validation_sources if config.validation.enable else training_sources
     with suppress(ValueError):  # of keys that contradict; checks of data tell
         for source in (*training_sources(config), *validated(config)):

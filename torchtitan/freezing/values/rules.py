@@ -1,4 +1,4 @@
-"""The rule of each key that a value breaks alone."""
+"""The rule of each key for its value alone."""
 
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -66,7 +66,7 @@ _NEVER = {
 
 
 def rule_errors(config: JobConfig) -> dict[str, str]:
-    """Return which numbers and words break the rule of their key alone, by key."""
+    """Return values breaking the rule of their key alone, by key."""
     found = {}
     for key, allowed in _RULES:
         if (value := attrgetter(key)(config)) is None:
@@ -80,7 +80,7 @@ def rule_errors(config: JobConfig) -> dict[str, str]:
 
 
 def size_errors(config: JobConfig) -> Iterator[str]:
-    """Yield which values are impossible, or make no pipeline that anyone could run."""
+    """Yield impossible values, or values without a possible pipeline."""
     yield from (impossible := rule_errors(config)).values()
     if not impossible:
         yield from pipeline_errors(config)

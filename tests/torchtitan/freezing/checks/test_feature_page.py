@@ -92,7 +92,7 @@ def feature_table() -> str:
     """Return the features and what each cannot be with, as docs/configuration.md has them."""
     rows = ["| setting | refused with | why |", "|---|---|---|"]
     for feature in (*FEATURES, DEVICE, PROFILE, MEMORY):
-        refused = "; ".join(map(without, feature.needs))
+        refused = "<br>".join(map(without, feature.needs))
         rows.append(f"| {title(feature)} | {refused} | {feature.why} |")
     return "\n".join(rows) + "\n"
 
