@@ -1,10 +1,10 @@
 """Runs a freezing method over training steps: when to measure, when to decide, what to freeze.
 
-The controller is the only place that knows the phase. What to freeze follows from two parts that it
-drives, either of which may be missing: a planner says how much of each backward, a policy which
-tensors. With both, the policy's choice is brought to the plan's ratio; with a policy alone, its
-choice holds for every microbatch; with a plan alone, tensors are drawn at random. All of it is a
-pure function of the step, the plan, the decision and the seed.
+The controller alone asks for the phase, once a step, and drives a list of parts. What to freeze
+follows from two of them, either of which may be missing: a planner says how much of each backward,
+a policy which tensors. With both, the policy's choice is brought to the plan's ratio; with a policy
+alone, its choice holds for every microbatch; with a plan alone, tensors are drawn at random. All of
+it is a pure function of the step, the plan, the decision and the seed.
 
 A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved;
 when times are compared with it, every so many steps; when a policy's check is due; and in
