@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from hanging_solver import hang, solve_while_stopped, solve_without_highspy
+from launcher import spare_last_pause
 from run_scenarios import add_tiny_flavors, fix_weights, use_fake_clock, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -159,7 +160,7 @@ def main():
 
     import torchtitan.freezing.trainer as freezing_trainer
 
-    titan_train.time.sleep = lambda seconds: None
+    spare_last_pause(titan_train)
     freezing_trainer.FreezingTrainer = faulty(freezing_trainer.FreezingTrainer, fault)
     return launch(args, local_rank=int(os.environ["LOCAL_RANK"]))
 
