@@ -221,21 +221,21 @@ def test_broken_rows_of_both_data_sets_end_the_launch_before_anything_starts(
 ) -> None:
     path = tmp_path / "examples.jsonl"
     path.write_bytes(_lines([*ALPACA, {"instruction": "", "input": "", "output": "x"}]))
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    other = tmp_path / "talks.jsonl"
+    other.write_bytes(_lines([{"conversations": []}]))
     arguments = [
         f"--job.config_file={ROOT}/train_configs/tiny_8m.toml",
         "--training.dataset=alpaca",
         f"--training.dataset_path={path}",
         "--validation.enable",
         "--validation.dataset=sharegpt",
-        f"--validation.dataset_path={empty}",
+        f"--validation.dataset_path={other}",
         "--validation.seq_len=16",
     ]
     assert launch(arguments, local_rank=0) == 2
     printed = capsys.readouterr().out
     assert f"{path}, line 4: field 'instruction' is empty; expected a text" in printed
-    assert f"validation.dataset_path is {str(empty)!r}, a folder without a file" in printed
+    assert f"{other}, line 1: " in printed
     assert not dist.is_initialized()
 
 

@@ -164,8 +164,8 @@ def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     from torch.distributed.run import get_args_parser
 
-    options: argparse.Namespace = get_args_parser().parse_args(list(arguments))
-    return options
+    parser: argparse.ArgumentParser = get_args_parser()
+    return parser.parse_args(list(arguments))
 
 
 def _is_one_node(options: argparse.Namespace) -> bool:

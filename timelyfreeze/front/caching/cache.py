@@ -72,7 +72,7 @@ class _Kept:
 
 @dataclass(eq=False)
 class FrontCache:
-    """Reads and stores the outputs of a pipeline's frozen front.
+    """Reads and keeps what the frozen front of a pipeline puts out.
 
     In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for all
     batches in turn, and :meth:`end_step`. After the second, any rank may call :meth:`read_ahead`.
