@@ -134,12 +134,12 @@ PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_
 def pattern_of(
     phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
-    """Return what a batch freezes while monitoring; None in a step of another phase.
+    """Return a batch's pattern in monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
-    same batch of two steps. Each has live and frozen microbatches in every stage, so that every
-    tensor learns in every step; a single microbatch cannot be both, and is live in every other
-    stage. Steps count from 1, the batches of a step from 0.
+    same batch of two steps. All stages have live and frozen microbatches, so that every tensor
+    learns in every step; a single microbatch cannot be both, and is live in every other stage.
+    Steps count from 1, the batches of a step from 0.
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:

@@ -1,15 +1,15 @@
-"""The cache of a frozen front, along the steps: what to read, what to keep, whether it pays.
+"""The cache of a frozen front along the steps: what to read, what to keep, its gain.
 
-While the first blocks are frozen in every microbatch, what they put out for a row stays the same.
-The rank that holds the first live block keeps it, and reads all rows of a step's batches before the
-step; every rank is told which of the batches begin there. Such a batch passes by the stages in
-front. All other batches are computed as ever, and their rows kept.
+While the first blocks are frozen in every microbatch, their outputs for a row stay the same. The
+rank of the first live block stores them, and reads all rows of a step's batches before the step;
+all ranks learn which batches begin there. These pass by the stages in front. All other batches are
+computed as ever, and their rows kept.
 
-Where the front has grown, what was kept of the shallower ones stays as long as there is room. A
-batch begins behind the deepest front of which all of its rows are there.
+Where the front has grown, rows of shallower fronts stay as long as there is room. A batch begins
+behind the deepest front with all of its rows.
 
 Replicas have rows of their own and run through the same blocks: a batch begins behind a front only
-where each of them has all of its rows.
+where all replicas have their rows.
 """
 
 import logging
@@ -50,7 +50,7 @@ N_AHEAD = 5  # batches whose rows are read ahead, or those of the next step if i
 
 @dataclass
 class _Kept:
-    """A front whose rows are kept, and what has been seen of it."""
+    """A stored front, and its rows seen so far."""
 
     front: Front
     name: str  # a name that no other front has
@@ -72,10 +72,10 @@ class _Kept:
 
 @dataclass(eq=False)
 class FrontCache:
-    """Reads and keeps what the frozen front of a pipeline puts out.
+    """Reads and stores the outputs of a pipeline's frozen front.
 
-    In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
-    batch in turn, and :meth:`end_step`. After the second, each may call :meth:`read_ahead`.
+    In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for all
+    batches in turn, and :meth:`end_step`. After the second, any rank may call :meth:`read_ahead`.
     """
 
     store: ActivationStore  # keeps the rows of this rank
@@ -103,8 +103,7 @@ class FrontCache:
     def begin_step(self, frozen: NDArray[np.bool_] | None) -> None:
         """Enter a step.
 
-        ``frozen`` says which of the layout's tensors are frozen in all of its microbatches; None if
-        nothing is.
+        ``frozen`` are the tensors of the layout frozen in all of its microbatches; None for none.
         """
         self._entries, self._entered_in_step = [], 0
         front = None if frozen is None else front_of(self.layout, frozen)
@@ -118,9 +117,9 @@ class FrontCache:
                 self._begin(front)
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
-        """Say which rows this replica's batches have, in their order, and see which are there.
+        """Name the rows of this replica's batches in order, and look for stored ones.
 
-        A step whose batches nobody names is computed. Every rank must call this together.
+        Without names a step is computed. A collective call of all ranks.
         """
         kept = self._kept
         if kept is None or kept.is_off:
@@ -188,7 +187,7 @@ class FrontCache:
         return entry
 
     def add_times(self, durations_ms: Mapping[Action, float]) -> None:
-        """Take note of the times of a batch, which come in the order of :meth:`entry`."""
+        """Note the times of a batch, in the order of :meth:`entry`."""
         of_kind = self._unread.popleft()
         if of_kind is not None and len(of_kind) < N_TIMED:
             of_kind.append(durations_ms)
@@ -213,7 +212,7 @@ class FrontCache:
             self._saved_ms = (self._saved_ms or 0.0) + n_new * kept.verdict.saved_ms
 
     def use(self) -> CacheUse:
-        """Return what this rank had of the cache so far."""
+        """Return this rank's use of the cache so far."""
         return CacheUse(
             self._all_batches,
             self._all_entered,
@@ -225,7 +224,7 @@ class FrontCache:
         )
 
     def close(self) -> None:
-        """Write what waits, and let go of the folder."""
+        """Write waiting rows, and release the folder."""
         self.store.close()
 
     # -- parts -------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ class FrontCache:
         )
 
     def _begin(self, front: Front) -> None:
-        """Keep rows of a front, and those that are there of shallower ones with its weights."""
+        """Store rows of a front, and stored rows of shallower fronts with its weights."""
         writer = socket.gethostname() if front.end.stage in self.stages else None
         mine = digests(front.names, self.parameters), self.store.fronts(), writer
         told, there, writers = zip(*self.exchange.all_gather(mine), strict=True)
@@ -280,7 +279,7 @@ class FrontCache:
         return all(self.store.has(front.name, row) for row in batch)
 
     def _agreed(self, mine: list[list[bool | None]]) -> list[list[bool]]:
-        """Return, of as many answers for each batch, which all ranks agree to that know."""
+        """Return the answers per batch common to all ranks with an answer."""
         everyone: list[list[list[bool | None]]] = self.exchange.all_gather(mine)
         return [
             [True in of_all and False not in of_all for of_all in zip(*of_batch, strict=True)]
@@ -306,7 +305,7 @@ class FrontCache:
         return inputs
 
     def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
-        """Store what the front puts out in one microbatch of ``batch``."""
+        """Store the front's outputs in a microbatch of ``batch``."""
         with self._spending():
             size = len(outputs)
             rows = batch[microbatch * size : (microbatch + 1) * size]
