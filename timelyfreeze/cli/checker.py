@@ -18,7 +18,7 @@ from timelyfreeze.cli import overlay
 def errors_of(
     module: str, lines: Sequence[Sequence[str]], variables: Mapping[str, str], folder: Path
 ) -> list[str | None]:
-    """Return the error of a list of command lines; None for a right line.
+    """Return the error of each command line; None for a right line.
 
     ``module`` has ``check(arguments)``, and raises a ValueError, or exits with a message.
     """

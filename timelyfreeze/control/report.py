@@ -1,4 +1,4 @@
-"""What freezing has done so far, in a few numbers and in words."""
+"""Results of freezing so far, in a few numbers and in words."""
 
 import statistics
 from collections import deque
@@ -17,7 +17,7 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class FreezeReport:
-    """What a run has measured and planned up to now, the same on every rank."""
+    """Measurements and plan of a run up to now, the same on every rank."""
 
     step: int  # the last step that was begun
     phase: Phase  # its phase
@@ -41,7 +41,7 @@ class FreezeReport:
 
     @property
     def measured_unfrozen_ms(self) -> float | None:
-        """Median time of a batch that freezes nothing; None if none was measured."""
+        """Median time of a batch without freezing; None if not measured."""
         best_first = (Phase.CONTROL, Phase.UPPER_BOUND, Phase.WARMUP)
         return next((self.batch_ms[p] for p in best_first if p in self.batch_ms), None)
 
@@ -51,7 +51,7 @@ class FreezeReport:
         return self.batch_ms.get(Phase.STABLE)
 
     def __str__(self) -> str:
-        """Return the report as text, a line for each subject."""
+        """Return the report as text, a line per subject."""
         lines = [f"TimelyFreeze, step {self.step}, phase {self.phase.value}"]
         lines.append(
             f"batch measured   {_ms(self.measured_unfrozen_ms)} without freezing, "
@@ -89,21 +89,21 @@ class FreezeReport:
 
 
 class Reporter:
-    """Collects what a report is made of, before it becomes too much."""
+    """Collects the data of a report, before they become too many."""
 
     def __init__(self, controller: FreezeController) -> None:
         self._controller = controller
         self._batch_ms: dict[Phase, deque[float]] = {}
 
     def collect(self) -> CollectedMetrics:
-        """Exchange what was measured since the last time; every rank must call this together."""
+        """Exchange measurements since the last time; a collective call of all ranks."""
         metrics = self._controller.collect()
         for phase, times_ms in metrics.batch_ms.items():
             self._batch_ms.setdefault(phase, deque(maxlen=_KEPT)).extend(times_ms)
         return metrics
 
     def report(self, step: int) -> FreezeReport:
-        """Return what is known after the last begun step; every rank must call this together."""
+        """Return the report after the last begun step; a collective call of all ranks."""
         controller, metrics = self._controller, self.collect()
         plan, bounds = controller.plan, controller.bounds
         return FreezeReport(

@@ -1,12 +1,12 @@
-"""A function called in a process of its own, while this one goes on.
+"""A function called in a process of its own, while this process goes on.
 
 For work that would hold up training: planning a large pipeline takes seconds. A process, not a
-thread, because a thread would share the interpreter with the one that launches the model's kernels.
-Not ``multiprocessing``, because that would import the training script again. The process sees no
-GPU, computes on one thread, and ends with the one that started it. It runs at the lowest priority,
-but for a call that somebody waits for: beside other work that priority gets next to nothing.
+thread, because a thread would share the interpreter with the launch of the model's kernels. Not
+``multiprocessing``, which would import the training script again. The process sees no GPU, computes
+on one thread, and ends with its parent. Its priority is the lowest, but for an awaited call: beside
+other work the lowest priority gets next to nothing.
 
-What goes in and comes out is pickled; function and arguments must be importable by name.
+Arguments and answer are pickled; function and arguments must be importable by name.
 """
 
 import ctypes
@@ -37,16 +37,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """Return the signals to stop that this process was not started to ignore (as by nohup)."""
+    """Return the signals to stop not ignored since this process's start (as by nohup)."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class BackgroundError(RuntimeError):
-    """The process ended without an answer, or with one that cannot be read."""
+    """The process ended without an answer, or with an unreadable answer."""
 
 
 class BackgroundCall(AbstractContextManager["BackgroundCall[_T]"], Generic[_T]):
-    """One call of a function, begun at once.
+    """A call of a function, begun at once.
 
     Example:
         >>> from math import hypot
@@ -79,16 +79,16 @@ class BackgroundCall(AbstractContextManager["BackgroundCall[_T]"], Generic[_T]):
         return any(process.poll() is not None for process, _ in self._tries)
 
     def hurry(self) -> None:
-        """Make the call once more, at this process's own priority; the first answer counts.
+        """Repeat the call at this process's own priority; the first answer counts.
 
-        For a call that somebody has begun to wait for: a process cannot raise its priority again.
+        For a call awaited from now on: a process cannot raise its priority again.
         """
         self._try(niceness=0)
 
     def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
 
-        Raises what the function raised, with its traceback in the process as a note;
+        Raises the function's exception, with its traceback in the process as a note;
         BackgroundError if the process ended without an answer, or has none in time.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -113,19 +113,19 @@ class BackgroundCall(AbstractContextManager["BackgroundCall[_T]"], Generic[_T]):
         return found
 
     def cancel(self) -> None:
-        """End the process, if it still runs, and forget the answer."""
+        """End the process, if still running, and forget the answer."""
         for process, answer in self._tries:
             process.kill()
             process.wait()
             answer.close()
 
     def __exit__(self, *error: object) -> None:
-        """Cancel what still runs."""
+        """Cancel a running call."""
         self.cancel()
 
 
 class AwaitedCall(BackgroundCall[_T]):
-    """A call that this process does nothing but wait for: at its own priority."""
+    """A call this process only waits for: at its own priority."""
 
     niceness = 0
 
@@ -133,9 +133,9 @@ class AwaitedCall(BackgroundCall[_T]):
 def start_python(
     code: str, *arguments: str, stdin: BinaryIO | int, stdout: BinaryIO | int
 ) -> subprocess.Popen[bytes]:
-    """Start a process that sees no GPU, computes on one thread, and is deaf to signals to stop.
+    """Start a process without GPU, on one thread, deaf to signals to stop.
 
-    It runs ``code`` with this process's number as first argument.
+    The process runs ``code`` with this process's number as first argument.
     """
     with deaf_children():
         return subprocess.Popen(
@@ -148,10 +148,9 @@ def start_python(
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Start processes inside that no signal to stop reaches: their parent decides when they end.
+    """Start processes deaf to signals to stop inside: their parent decides on their end.
 
-    A run that is asked to stop still needs them, to come to a checkpoint from which it goes on as
-    if it had never stopped.
+    A run asked to stop still needs them for a checkpoint to resume from without a difference.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -163,8 +162,8 @@ def deaf_children() -> Iterator[None]:
 def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends; on Linux only.
 
-    Whoever is killed by SIGKILL ends nothing itself, so its children would go on without it. If the
-    parent has ended already, the signal is sent now.
+    A process killed by SIGKILL ends no children, so they would go on alone. If the parent has ended
+    already, the signal is sent now.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -174,7 +173,7 @@ def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:
 
 
 def _answer_call() -> None:
-    """Read a call from standard input, make it, write the answer to standard output."""
+    """Read a call from standard input, make the call, write the answer to standard output."""
     end_with_parent(int(sys.argv[1]), signal.SIGKILL)
     os.nice(int(sys.argv[2]))
     # Whatever the function prints belongs on standard error.
@@ -196,7 +195,7 @@ def _answer_call() -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return ``error``, or one that says the same where it cannot be pickled."""
+    """Return ``error``, or an equal message if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,11 +1,11 @@
 """The program solved by the interior-point method of clarabel, for many thousand actions.
 
-The simplex method makes tens of thousands of steps there, an interior-point method 40 to 100. It
-ends beside a vertex, not on one. So its answer is moved onto 0 and 1 where that costs no time, and
-then compared with a lower bound that does not depend on the solver. A plan is at most
+The simplex method makes tens of thousands of steps there, an interior-point method 40 to 100. The
+answer lies beside a vertex, not on a vertex. So ratios are moved onto 0 and 1 where this costs no
+time, and the batch is compared with a lower bound independent of the solver. A plan is at most
 ``_MAX_ABOVE`` longer than the shortest batch, or there is none. By weak duality any numbers, one
-for each row of the program, give a bound that holds; how close it comes depends on how close they
-are to the dual values of an optimum.
+per row of the program, give a valid bound; the bound is close for numbers close to the dual values
+of an optimum.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class CertifiedRatios:
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     """Minimise P_d plus a small cost of freezing, within all constraints.
 
-    What the solver has by the time limit counts. If P_d is not within 0.1% of the optimum,
-    certified, that is an LpError.
+    The solver's state at the time limit counts. A P_d not certified within 0.1% of the optimum is
+    an LpError.
     """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
@@ -55,7 +55,7 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> CertifiedRatio
 
 
 def _minimise(lp: FreezeLp, unfrozen: float, time_limit_s: float) -> tuple[Floats, Floats, str]:
-    """Return columns, dual values of the rows, and clarabel's word for how it ended.
+    """Return columns, dual values of the rows, and clarabel's final status.
 
     ``unfrozen`` is P_d without freezing.
     """
@@ -111,7 +111,7 @@ def _end(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> float:
 
 
 def _within_budgets(lp: FreezeLp, ratios: Floats) -> Floats:
-    """Take away what the solver's tolerance let ratios exceed their bounds and budgets by."""
+    """Reduce ratios beyond their bounds and budgets by the solver's tolerance."""
     ratio = slice(lp.n_actions + 1, None)
     lower = lp.column_lower[ratio]
     ratios = np.clip(ratios, lower, lp.column_upper[ratio])
@@ -138,7 +138,7 @@ def _tidy(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> Floats:
 
 
 def _budgets(lp: FreezeLp) -> list[NDArray[np.int64]]:
-    """Return the ratios that each stage's budget counts."""
+    """Return the ratios counted by the stages' budgets."""
     return [
         lp.columns[lp.row_start[row] : lp.row_start[row + 1]].astype(np.int64) - lp.n_actions - 1
         for row in range(lp.n_precedence, lp.n_precedence + lp.n_stages)
@@ -151,11 +151,11 @@ def _stopped(lp: FreezeLp, status: str) -> LpError:
 
 
 def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
-    """Return what P_d cannot fall below: the optimum if ``duals`` are those of an optimum.
+    """Return a lower bound of P_d: the optimum if ``duals`` are those of an optimum.
 
-    Duals, shape [rows], are above 0 for a lower bound of a row, below 0 for an upper one; those of
-    the other sign count for nothing. ``latest`` is a time that no start time needs to exceed; P_d
-    without freezing.
+    Duals, shape [rows], are above 0 for a lower bound of a row, below 0 for an upper one; duals of
+    the other sign count for nothing. ``latest`` is an upper limit of start times: P_d without
+    freezing.
     """
     has_lower = np.isfinite(lp.row_lower)
     used = np.where(has_lower, np.maximum(duals, 0.0), np.minimum(duals, 0.0))
@@ -167,7 +167,7 @@ def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
 
 
 def improved_lower_bound(lp: FreezeLp, rows: PrecedenceRows, duals: Floats, latest: float) -> float:
-    """Return ``lower_bound`` of duals that are nearly optimal, moved to where they lose least."""
+    """Return ``lower_bound`` of nearly optimal duals, moved to lose least."""
     duals = duals.copy()
     duals[: lp.n_precedence] = rows.raised(np.maximum(duals[: lp.n_precedence], 0.0))
     # What arrives at P_d may be what P_d costs, and no more.
@@ -177,5 +177,5 @@ def improved_lower_bound(lp: FreezeLp, rows: PrecedenceRows, duals: Floats, late
 
 
 def _row_of(lp: FreezeLp) -> NDArray[np.int64]:
-    """Return the row of each nonzero."""
+    """Return the row of all nonzeros."""
     return np.repeat(np.arange(len(lp.row_lower)), np.diff(lp.row_start))

@@ -1,4 +1,4 @@
-"""Solves the linear program that turns duration bounds into freeze ratios.
+"""Solves the linear program from duration bounds to freeze ratios.
 
 Implements arXiv:2602.05754, Sec. 3.2.2: Eq. 6 under constraints [1] to [4]. Notation: A actions,
 S stages, R freezable actions.
@@ -39,33 +39,33 @@ def solve_freeze_ratios(
     time_limit_s: float = 60.0,
     skips_grads: bool = False,
 ) -> FreezePlan:
-    """Choose how much of each backward to freeze so that the batch ends soonest.
+    """Choose the freeze ratios of backwards for the shortest batch.
 
-    Solves Eq. 6 of arXiv:2602.05754 under constraints [1] to [4]. Of all plans with the least
-    batch time, one that freezes least is returned. The paper weighs the two goals by a small
-    lambda; here they are solved one after the other, first P_d, then the sum of ratios with P_d
-    held at its optimum, so that no weight has to be chosen against the solver's tolerance.
+    Solves Eq. 6 of arXiv:2602.05754 under constraints [1] to [4]. Of all plans with the least batch
+    time, a plan with least freezing is returned. The paper weighs both goals by a small lambda;
+    here they are solved one after the other, first P_d, then the sum of ratios with P_d held at its
+    optimum, so that no weight has to be chosen against the solver's tolerance.
 
     Above 1,024 actions clarabel solves the program (``interior_point``): the batch time is then
-    certified to be within 0.1% of the least, and freezing all that the caps allow costs 0.01% of
-    the unfrozen batch.
+    certified to be within 0.1% of the least, and freezing up to the caps costs 0.01% of the
+    unfrozen batch.
 
     Args:
         dag: Precedence graph of A actions.
         bounds: ``min_ms`` and ``max_ms``, shape [A], milliseconds.
         max_freeze_ratio: Cap r_max on the mean ratio of each stage's freezable actions, in [0, 1];
             one number, or one per stage.
-        whole_stages: Stages of which an action is frozen whole or not at all. A fraction would be
-            a probability there, and a batch whose actions are sometimes late is late more often
-            than it is early; so their ratios are 0 or 1 and the promise is for every batch.
-        n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
-            durations are then processor times. None if each rank has a device of its own.
-        time_limit_s: Limit on the time of each solve, seconds.
-        skips_grads: Whether backwards that nobody needs take no time in the plan
-            (``skipped_grads``). The ratios are the same. The first stage must be a whole one then.
+        whole_stages: Stages with actions frozen whole or not at all. A fraction would be a
+            probability there, and a batch with actions sometimes late is late more often than
+            early; so their ratios are 0 or 1 and the promise is for every batch.
+        n_processors: Number of ranks computing at once, if ranks share the cores of a CPU;
+            durations are then processor times. None for a device per rank.
+        time_limit_s: Limit on the time of a solve, seconds.
+        skips_grads: Whether useless backwards take no time in the plan. The ratios are the same.
+            The first stage must be a whole stage then.
 
     Returns:
-        FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
+        FreezePlan: Ratios, and the resulting durations, start times and batch time.
 
     Raises:
         ValueError: As ``build_lp``, or if ``time_limit_s`` is not positive.
@@ -114,7 +114,7 @@ def solve_freeze_ratios(
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
-    """Return the R ratios: by HiGHS where that is quick, else by clarabel if it is there."""
+    """Return the R ratios: by HiGHS if quick, else by clarabel if installed."""
     deadline, left_s = time.monotonic() + time_limit_s, time_limit_s
     if lp.n_actions > MAX_ACTIONS_BY_SIMPLEX:
         try:

@@ -1,4 +1,4 @@
-"""Freeze plans: how much of each action to freeze, and what batch time that should give.
+"""Freeze plans: the frozen fractions of actions, and the expected batch time.
 
 Notation: A actions.
 """
@@ -29,19 +29,16 @@ from timelyfreeze.timing import DurationBounds, simulate_batch, validate_bounds
 
 @dataclass(frozen=True, eq=False)
 class FreezePlan:
-    """Expected freeze ratios r_i of arXiv:2602.05754, Eq. 4, and the schedule they lead to.
+    """Expected freeze ratios r_i of arXiv:2602.05754, Eq. 4, and the resulting schedule.
 
-    Attributes:
-        actions: The A actions, in the order of the DAG the plan was made for.
-        ratios: Fraction of the action's parameters to freeze, float64, shape [A], in [0, 1].
-        durations_ms: Durations w_i under ``ratios``, shape [A], milliseconds.
-        start_ms: Start times P_i under ``durations_ms``, shape [A], milliseconds.
-        batch_ms: Batch time P_d under ``durations_ms``, milliseconds.
-        unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
+    Attributes: actions: The A actions, in the order of the DAG the plan was made for. ratios:
+        Fraction of the action's parameters to freeze, float64, shape [A], in [0, 1]. durations_ms:
+        Durations w_i under ``ratios``, shape [A], milliseconds. start_ms: Start times P_i under
+        ``durations_ms``, shape [A], milliseconds. batch_ms: Batch time P_d under ``durations_ms``,
+        milliseconds. unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
         frozen_batch_ms: Batch time with everything frozen, milliseconds; no plan is faster.
-        steps_factor: Estimated steps to a loss over those without freezing (``progress``); None
-            where it is not known.
-        outside_ms: What a step takes besides its batches, for each of them, milliseconds.
+        steps_factor: Estimated steps to a loss over those without freezing; None if unknown.
+        outside_ms: Time of a step beside its batches, per batch, milliseconds.
     """
 
     actions: tuple[Action, ...]
@@ -59,7 +56,7 @@ class FreezePlan:
         return dict(zip(self.actions, self.ratios.tolist(), strict=True))
 
     def ratio_of(self, action: Action) -> float:
-        """Expected freeze ratio of ``action``, in [0, 1]; 0 for one that cannot be frozen.
+        """Expected freeze ratio of ``action``, in [0, 1]; 0 if not freezable.
 
         Raises:
             ValueError: If the plan does not know the action.
@@ -73,7 +70,7 @@ class FreezePlan:
             ) from None
 
     def stage_mean_ratios(self) -> dict[int, float]:
-        """Mean ratio over each stage's freezable actions; Eq. 8 counts forwards as well."""
+        """Mean ratio over a stage's freezable actions; Eq. 8 counts forwards as well."""
         ratios: dict[int, list[float]] = {}
         for action, ratio in self._ratio_by_action.items():
             if action.kind.freezable:
@@ -87,7 +84,7 @@ class FreezePlan:
 
     @property
     def time_to_loss(self) -> float | None:
-        """Estimated time to a loss over that without freezing, ``outside_ms`` included."""
+        """Estimated time to a loss over the time without freezing, ``outside_ms`` included."""
         unfrozen_ms = self.unfrozen_batch_ms + self.outside_ms
         if self.steps_factor is None or unfrozen_ms == 0.0:
             return None
@@ -107,16 +104,16 @@ def plan_from_ratios(
     n_processors: float | None = None,
     skips_grads: bool = False,
 ) -> FreezePlan:
-    """Work out what given freeze ratios do to the batch: Eq. 4 solved for w_i, then Eq. 5.
+    """Compute the batch under given freeze ratios: Eq. 4 solved for w_i, then Eq. 5.
 
-    ``plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))`` is the plan that freezes nothing.
+    ``plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))`` is the plan without freezing.
 
     Args:
         dag: Precedence graph of A actions.
-        bounds: Bounds that fit ``dag``.
+        bounds: Bounds of ``dag``.
         ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
-        n_processors: How many ranks can compute at once; None if each has a device of its own.
-        skips_grads: Whether backwards that nobody needs are left out (``skipped_grads``).
+        n_processors: Number of ranks computing at once; None for a device per rank.
+        skips_grads: Whether useless backwards are left out.
 
     Returns:
         FreezePlan: Consistent in itself: start and batch times follow from its durations.
@@ -165,7 +162,7 @@ def plan_from_ratios(
 
 @dataclass(frozen=True)
 class _Planned:
-    """What a plan's file says of one action."""
+    """An action in a plan's file."""
 
     ratio: Fraction
     duration_ms: Milliseconds
@@ -185,7 +182,7 @@ class _PlanFile:
 
 
 def plan_to_json(plan: FreezePlan) -> str:
-    """Write a plan as JSON, one line per action; undone exactly by ``plan_from_json``."""
+    """Write a plan as JSON, a line per action; undone exactly by ``plan_from_json``."""
     columns = (plan.ratios.tolist(), plan.durations_ms.tolist(), plan.start_ms.tolist())
     actions = dict(zip(plan.actions, map(_Planned, *columns), strict=True))
     head = {field.name: getattr(plan, field.name) for field in fields(_PlanFile)[:-1]}
@@ -228,11 +225,10 @@ def skip_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
 
 
 def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool_]:
-    """Return which actions do nothing under given skip depths, shape [A].
+    """Return the actions left out under given skip depths, shape [A].
 
-    They are the backwards of the leading stages, both halves of a split one. Those of the first
-    stage are not among them: it has no input gradient to leave out, and its bounds say what it
-    takes.
+    Backwards of the leading stages, both halves of a split backward, but not of the first stage:
+    without an input gradient to leave out, its bounds hold its time.
     """
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""The linear program that turns duration bounds into freeze ratios, as sparse arrays.
+"""The linear program from duration bounds to freeze ratios, as sparse arrays.
 
 Implements arXiv:2602.05754, Sec. 3.2.2: Eq. 6 under constraints [1] to [4]. Notation: A actions,
 E edges, S stages, R freezable actions, K actions without successors.
@@ -33,9 +33,9 @@ class FreezeLp:
     """The linear program as sparse arrays: minimise a cost over x, rows and columns bounded.
 
     Columns: start times P_i of the A actions, P_d, then ratios r_i of the R freezable actions.
-    Rows: one per edge [1] that no others imply, one per last action (its edge to the destination),
-    one per stage [4], and one for all work if ranks share processors.
-    Times are divided by ``scale_ms``.
+    Rows: one per edge [1] not implied by others, one per last action (its edge to the destination),
+    one per stage [4], and one for all work if ranks share processors. Times are divided by
+    ``scale_ms``.
     """
 
     row_start: NDArray[np.int32]  # int32, shape [rows + 1]. Where each row begins in the next two
@@ -61,7 +61,7 @@ class FreezeLp:
     scale_ms: float  # milliseconds per unit of time
 
     def stopped(self, how: str, status: str, short_of: str) -> LpError:
-        """Return the error of a solver that ended with ``status``."""
+        """Return the error of a solver ended with ``status``."""
         return LpError(
             f"the freeze-ratio program ({how}) ended with status {status!r}, {short_of}; it has "
             f"A={self.n_actions} actions, E={self.n_edges} edges, S={self.n_stages} stages",
@@ -75,15 +75,15 @@ def build_lp(
     max_freeze_ratio: float | Sequence[float],
     n_processors: float | None = None,
 ) -> FreezeLp:
-    """Write down Eq. 6 for a schedule, as sparse arrays and without solving it.
+    """Build Eq. 6 for a schedule, as sparse arrays, without solving.
 
-    With the durations replaced by w_i = w_i^max - r_i (w_i^max - w_i^min), constraint [2] becomes
-    0 <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max. Constraint [4]
-    counts a stage's freezable actions only, so ``max_freeze_ratio`` is what it says: a cap on
-    their mean ratio. An action whose bounds are equal keeps r_i = 0 but still counts.
+    With the durations replaced by w_i = w_i^max - r_i (w_i^max - w_i^min), constraint [2] becomes 0
+    <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max. Constraint [4]
+    counts a stage's freezable actions only, so ``max_freeze_ratio`` is a cap on their mean ratio.
+    An action with equal bounds keeps r_i = 0 but still counts.
 
-    Where ranks share ``n_processors``, one more row says that the batch cannot end before all work
-    is done: n_processors * P_d >= sum of w_i over all actions.
+    Where ranks share ``n_processors``, another row keeps the batch from ending before all work is
+    done: n_processors * P_d >= sum of w_i over all actions.
 
     Times are measured in units of the longest action, so the program, and with it the ratios, do
     not depend on whether a run's actions last microseconds or minutes. There are at most E + K + S
@@ -203,7 +203,7 @@ class PrecedenceRows:
         return np.array(start)
 
     def latest(self, ratios: Floats, end: float) -> Floats:
-        """Return the latest start of every action with which the batch ends at ``end``."""
+        """Return the latest starts of actions for a batch ending at ``end``."""
         lengths = self._lengths(ratios)
         start = [end] * self._n_nodes
         for node in reversed(self._order):
@@ -216,9 +216,9 @@ class PrecedenceRows:
     ) -> Floats:
         """Lower ratios, shape [R], as far as the batch ends no later.
 
-        In the order of execution, each action takes the time that it finds before the latest start
-        of what follows it. Afterwards no ratio can fall alone. Only those of ``may_fall`` change;
-        with ``whole`` they fall to 0 or not at all.
+        In the order of execution, actions take the free time before the latest start of their
+        successors. Afterwards no ratio can fall alone. Only those of ``may_fall`` change; with
+        ``whole`` they fall to 0 or not at all.
         """
         latest = self.latest(ratios, float(self.earliest(ratios)[-1])).tolist()
         start = [0.0] * self._n_nodes
@@ -241,9 +241,9 @@ class PrecedenceRows:
         return np.array(lowered)
 
     def raised(self, duals: Floats) -> Floats:
-        """Raise dual values of rows, none below 0, until at every action as much leaves as arrives.
+        """Raise dual values of rows, none below 0, until the flow is balanced at every action.
 
-        They are a flow along the edges. Where no action keeps any of it, start times, which have no
+        Duals are a flow along the edges. Where no action keeps a part, start times, which have no
         upper bound, take nothing from the lower bound on P_d.
         """
         flow = duals.tolist()

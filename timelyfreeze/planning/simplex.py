@@ -17,7 +17,7 @@ _ROUNDING_STATUSES = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelSt
 
 
 def solve_by_simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
-    """Minimise P_d, then the sum of ratios at that P_d; return the R ratios."""
+    """Minimise P_d, then the sum of ratios under this P_d; return the R ratios."""
     solver = load(lp, time_limit_s)
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
@@ -67,7 +67,7 @@ def load(lp: FreezeLp, time_limit_s: float) -> highspy.Highs:
 
 
 def minimise(solver: highspy.Highs, lp: FreezeLp, cost: NDArray[np.float64], goal: str) -> None:
-    """Minimise a cost of the columns; ``goal`` says in errors what it stands for."""
+    """Minimise a cost of the columns; ``goal`` names the cost in errors."""
     solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
     solver.run()
     model_status = solver.getModelStatus()

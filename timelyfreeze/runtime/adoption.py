@@ -1,4 +1,4 @@
-"""Plain pipeline stages, made ones that freeze."""
+"""Plain pipeline stages, turned into freezing ones."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -16,7 +16,7 @@ from timelyfreeze.schedule import ScheduleOrder
 
 
 class Exchange:
-    """Object collectives of one process group. None is the default group of all ranks."""
+    """Object collectives of a process group. None is the default group of all ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -43,10 +43,10 @@ class Exchange:
 
 
 class GridExchange(Exchange):
-    """Collectives of all processes of a pipeline and of its replicas, by way of their groups.
+    """Collectives of all processes of a pipeline and of its replicas, by both groups.
 
-    Processes are numbered pipeline by pipeline. ``replicas`` are the processes that hold the stages
-    that this one holds: data-parallel replicas, and those that split tensors between them.
+    Processes are numbered pipeline by pipeline. ``replicas`` are the processes with the same
+    stages: data-parallel replicas, and processes with shares of tensors.
     """
 
     def __init__(self, pipeline: dist.ProcessGroup | None, replicas: dist.ProcessGroup) -> None:
@@ -76,10 +76,10 @@ def exchange_of(
     pipeline_group: dist.ProcessGroup | None,
     data_parallel_group: dist.ProcessGroup | None,
 ) -> Exchange:
-    """Return the exchange of all processes that freeze alike.
+    """Return the exchange of all processes with equal freezing.
 
     ``pipeline_group`` None is the group of the stages; where neither is named, all processes of the
-    default group take part. Processes that share tensors cannot be left out.
+    default group take part. Processes sharing tensors cannot be left out.
     """
     if data_parallel_group is not None:
         return GridExchange(pipeline_group or stages[0].group, data_parallel_group)
@@ -97,7 +97,7 @@ def exchange_of(
 
 @contextmanager
 def together(call: str) -> Iterator[None]:
-    """Say of a failure among ranks that one may be missing, which torch does not."""
+    """Add to a failure among ranks the hint at a missing rank, absent from torch's."""
     try:
         yield
     except RuntimeError as error:
@@ -110,7 +110,7 @@ _N_DISCARDED, _N_COUNTED = 3, 15
 
 
 def pipeline_links(order: ScheduleOrder) -> list[tuple[int, int]]:
-    """Return the pairs of ranks that send each other messages, the lower first, each once."""
+    """Return the pairs of ranks with messages, the lower first, without repeats."""
     holders = order.stage_to_rank
     return sorted({(min(a, b), max(a, b)) for a, b in pairwise(holders) if a != b})
 
@@ -118,11 +118,10 @@ def pipeline_links(order: ScheduleOrder) -> list[tuple[int, int]]:
 def measure_transfers(
     stages: Sequence[FreezingStage], order: ScheduleOrder, exchange: Exchange, device: torch.device
 ) -> dict[tuple[int, int], float]:
-    """Time a message of the size that stages send over every link of the pipeline.
+    """Time a stage-sized message over every link of the pipeline.
 
-    Every rank must call this at the same time, between two batches. Returns milliseconds by sending
-    and receiving rank, both ways, of the links that this rank timed: those to ranks of a higher
-    number.
+    A collective call of all ranks, between two batches. Returns milliseconds by sending and
+    receiving rank, both ways, of links to ranks of a higher number.
     """
     n_bytes = max(exchange.all_gather(max(stage.message_bytes for stage in stages)))
     links = pipeline_links(order)
@@ -143,7 +142,7 @@ def measure_transfers(
 
 
 def _ask(message: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> float:
-    """Send to ``peer`` and wait for its answer, again and again; return the median of one way."""
+    """Send to ``peer`` and wait for its answer, repeatedly; return the median one-way time."""
     there_and_back_ms = []
     for _ in range(_N_DISCARDED + _N_COUNTED):
         start_ms = _now_ms(message.device)

@@ -1,13 +1,13 @@
-"""Backward passes that skip the weight gradients of frozen parameters.
+"""Backward passes without the weight gradients of frozen parameters.
 
-Two facts of the autograd engine carry the method. A backward that is told its ``inputs`` runs only
-the nodes that lead to one of them, so the weight-gradient product of every other parameter is never
-computed. And a parameter that no backward of a step has reached keeps ``grad = None``, which
-optimizers skip entirely: neither weight decay nor moments touch it.
+Two facts of the autograd engine carry the method. A backward with given ``inputs`` runs only the
+nodes leading to them, so the weight-gradient product of every other parameter is never computed.
+And a parameter not reached by any backward of a step keeps ``grad = None``, skipped by optimizers
+entirely: neither weight decay nor moments touch it.
 
 ``requires_grad`` is never changed here: checkpoints drop the optimizer state of parameters without
-it, and pipeline stages decide by it what to exchange. Compiled blocks need it off for the length of
-their forward; see :mod:`timelyfreeze.runtime.masked_backward`.
+this flag, and pipeline stages exchange by the flag. Compiled blocks need the flag off for the
+length of their forward; see :class:`CompiledBlocks`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,14 +29,14 @@ def masked_full_backward(
     live: Sequence[Tensor],
     chain_end: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Run one stage's backward, accumulating weight gradients into ``live`` only.
+    """Run a stage's backward, accumulating weight gradients into ``live`` only.
 
-    ``outputs`` is the stage's output, or its loss: a tensor, or the edge that is left of one that
-    was sent and let go of (torch 2.15), or nested tuples, lists and dicts of them; ``output_grads``
-    nest alike, None for a scalar loss. Down to ``chain_end``, a tensor inside the stage, the chain
-    of input gradients runs even if nothing below it is live; its gradient is thrown away. Returns a
-    gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so that
-    nothing accumulates from one microbatch to the next.
+    ``outputs`` is the stage's output, or its loss: a tensor, or the edge left of a tensor sent and
+    released (torch 2.15), or nested tuples, lists and dicts of them; ``output_grads`` nest alike,
+    None for a scalar loss. Down to ``chain_end``, a tensor inside the stage, the chain of input
+    gradients runs even if nothing below is live; its gradient is thrown away. Returns a gradient,
+    or None, per input in ``stage_inputs``. Their ``grad`` fields are cleared, so nothing
+    accumulates over microbatches.
     """
     wanted = [t for t in stage_inputs if isinstance(t, Tensor) and t.requires_grad]
     targets = [*wanted, *live]
@@ -60,7 +60,7 @@ def masked_full_backward(
 
 
 def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Any, Tensor | None]]:
-    """Yield each output that has a graph behind it together with its gradient."""
+    """Yield the outputs with a graph, and their gradients."""
     if isinstance(outputs, GradientEdge):  # a named tuple, which must not be walked into
         yield outputs, grads
     elif isinstance(outputs, Tensor):
@@ -80,19 +80,19 @@ def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Any, Tensor | No
 
 
 def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
-    """Return the graph nodes that add gradients to ``parameters``, leaves that require grad."""
+    """Return the graph nodes adding gradients to ``parameters``, leaves with ``requires_grad``."""
     return {get_gradient_edge(parameter).node for parameter in parameters}
 
 
 def drop_frozen(
     param_groups: Sequence[dict[str, Any]], frozen_nodes: set[Node]
 ) -> list[dict[str, Any]]:
-    """Leave only live parameters in the groups that a split backward's weight half works through.
+    """Leave only live parameters in the groups of a split backward's weight half.
 
-    A group collects the parameters reached from the same intermediate nodes, as *nodes*, in no
-    order that lines up with the module's parameters; so they are told apart by node
-    (``accumulation_nodes``). A group without a live parameter is left out with all its work. Groups
-    are copied, the caller's stay as they are.
+    A group collects the parameters reached from the same intermediate nodes, as *nodes*, in another
+    order than the module's parameters; so they are identified by node (``accumulation_nodes``). A
+    group without a live parameter is left out with all its work. Groups are copied, the caller's
+    stay as they are.
     """
     kept = []
     for group in param_groups:
@@ -103,7 +103,7 @@ def drop_frozen(
 
 
 def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return what goes to the stage in front where it has no use for gradients."""
+    """Return zeros for a stage in front without use for gradients."""
     return tuple(
         torch.zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None
         for t in stage_inputs
@@ -111,11 +111,10 @@ def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
 
 
 class CompiledBlocks:
-    """The modules inside a stage's module that ``torch.compile`` was applied to.
+    """The modules inside a stage's module compiled by ``torch.compile``.
 
-    Call this after parallelisms have been applied: FSDP's hooks have to run before the ones that
-    are put on the blocks here. ``positions``: of each block with parameters, where they stand among
-    those of ``module``.
+    To be called after parallelisms are applied: FSDP's hooks have to run before the hooks added to
+    the blocks here. ``positions``: positions of blocks' parameters among those of ``module``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -133,20 +132,20 @@ class CompiledBlocks:
             block.register_forward_hook(self._show)
 
     def compile_frozen(self, exact: NDArray[np.bool_]) -> None:
-        """Have each block compiled with everything frozen but ``exact``, at its next forward.
+        """Have blocks compiled with everything frozen but ``exact``, at their next forward.
 
-        Else that would come in the middle of a run, when the others wait no longer than for a step.
-        Blocks that are alike share what is compiled.
+        Compiling later, in the middle of a run, would exceed the others' wait for a step. Like
+        blocks share a compilation.
         """
         pairs = zip(self._blocks, self.positions, strict=True)
         self._missing = {block: ~exact[list(where)] for block, where in pairs}
 
     @contextmanager
     def without_weight_gradients(self, mask: NDArray[np.bool_] | None) -> Iterator[None]:
-        """Run the stage's forward such that the blocks that ``mask`` freezes have no dW.
+        """Run the stage's forward without dW in the blocks frozen by ``mask``.
 
-        It is over the module's parameters, True throughout a frozen block but for what is always
-        exact. None freezes nothing.
+        The mask is over the module's parameters, True throughout a frozen block but for tensors
+        always exact. None freezes nothing.
         """
         if mask is not None:
             pairs = zip(self._blocks, self.positions, strict=True)

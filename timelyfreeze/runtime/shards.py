@@ -1,4 +1,4 @@
-"""The part of a sharded tensor that is here, and sums over the parts of all ranks."""
+"""The local part of a sharded tensor, and sums over the parts of all ranks."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that is on this rank, without its graph."""
+    """Return a tensor's part on this rank, without its graph."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
-    """Return a copy on the host; one from a GPU is there once :func:`copied` says so."""
+    """Return a copy on the host; from a GPU it is complete after :func:`copied`."""
     tensor = tensor.detach()
     if not tensor.is_cuda:
         return tensor.to("cpu", copy=True)
@@ -24,7 +24,7 @@ def copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def copied(tensor: Tensor) -> torch.cuda.Event | None:
-    """Return what to wait for until copies of a device that were begun are there, if need be."""
+    """Return an event to wait for begun copies of a device, if necessary."""
     if not tensor.is_cuda:
         return None
     event = torch.cuda.Event()
@@ -33,9 +33,9 @@ def copied(tensor: Tensor) -> torch.cuda.Event | None:
 
 
 def whole_in_turn(tensor: Tensor, turn: int) -> Tensor | None:
-    """Return a tensor, gathered on one of the ranks that share it; None on the others.
+    """Return a tensor, gathered on one of its ranks; None on the others.
 
-    Ranks that share it call this together; ``turn`` counts on from the first after the last.
+    A collective call of the tensor's ranks; ``turn`` counts on from the first after the last.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -47,7 +47,7 @@ def whole_in_turn(tensor: Tensor, turn: int) -> Tensor | None:
 
 
 def as_sharded(vector: Tensor, parameter: Tensor) -> Tensor:
-    """Return a rank's part sharded as ``parameter`` is; itself where that is not sharded."""
+    """Return a rank's part sharded like ``parameter``; itself if not sharded."""
     if not isinstance(parameter, DTensor):
         return vector
     return DTensor.from_local(
@@ -61,7 +61,7 @@ def as_sharded(vector: Tensor, parameter: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor:
-    """Return the gradient, 0 if there is none, of the part of the parameter that is here."""
+    """Return the gradient, 0 if missing, of the parameter's local part."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(local_part(parameter))
@@ -72,11 +72,11 @@ def local_gradient(parameter: Tensor) -> Tensor:
 
 
 def parameters_of_graph(module: nn.Module, left_out: Collection[nn.Module]) -> list[Tensor]:
-    """Return the parameters that a module's autograd graph has, in the module's order.
+    """Return the parameters in a module's autograd graph, in the module's order.
 
-    FSDP computes with gathered parameters, which are other objects than the shards that stand in
-    the module otherwise; so they are looked up at each backward, and gathered first where the
-    forward has let go of them. Modules that the batch does not run through, ``left_out``, stay.
+    FSDP computes with gathered parameters, other objects than the module's shards; so they are
+    looked up at each backward, and gathered first if released by the forward. Modules outside of
+    the batch, ``left_out``, stay.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule) and part not in left_out:
@@ -85,7 +85,7 @@ def parameters_of_graph(module: nn.Module, left_out: Collection[nn.Module]) -> l
 
 
 def sum_over_shards(parameters: Sequence[Tensor], columns: Tensor) -> None:
-    """Add up, in place, what the shards of each tensor have.
+    """Add up, in place, the values of all shards of tensors.
 
     Columns have metrics of local parts of n tensors, shape [n, number of metrics].
     """

@@ -1,7 +1,7 @@
-"""A pipeline stage that times its actions and freezes parameters per microbatch.
+"""A pipeline stage with timed actions and parameters frozen by microbatch.
 
-Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so this
-one subclass serves them all. Without a recorder and masks attached it behaves as its base class.
+Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so a
+single subclass serves them all. Without a recorder and masks the behaviour is the base class's.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,10 +43,10 @@ NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
 
 class FreezingStage(EnteringStage):
-    """Pipeline stage whose backward skips the weight gradients of frozen parameters.
+    """Pipeline stage with a backward without the weight gradients of frozen parameters.
 
-    Construct it as any ``PipelineStage``, or make one of such (``adopt_stages``); then
-    :meth:`attach` a recorder. Before each batch, :meth:`freeze` says what to freeze in it.
+    Constructed as any ``PipelineStage``, or from a plain stage (``adopt_stages``); then
+    :meth:`attach` a recorder. Before each batch, :meth:`freeze` sets its masks.
     """
 
     recorder: ActionRecorder | None = None
@@ -65,12 +65,11 @@ class FreezingStage(EnteringStage):
     ) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
-        Names and sizes of the parameters are looked up now: call this after parallelisms have been
-        applied to the module. With ``per_tensor`` a first stage runs the chain of input gradients
-        down to the embedding's output even where nothing near it is live, so that backward time
-        falls linearly with the freeze ratio. ``gradient_rank`` is the number of directions in which
-        a frozen linear weight still gets its gradient; no other parameter is frozen then. 0: none,
-        as in the paper.
+        Names and sizes of the parameters are looked up now, so parallelisms must be applied before.
+        With ``per_tensor`` a first stage runs the chain of input gradients down to the embedding's
+        output even without live parameters near, so that backward time falls linearly with the
+        freeze ratio. ``gradient_rank`` is the number of directions with a gradient for frozen
+        linear weights; no other parameter is frozen then. 0: none, as in the paper.
         """
         self.recorder = recorder
         named = self.named_stage_parameters()
@@ -99,9 +98,9 @@ class FreezingStage(EnteringStage):
             self._watch_embedding()
 
     def named_stage_parameters(self) -> list[tuple[str, Tensor]]:
-        """Return the stage's parameters (shards of them under FSDP), as the optimizer has them.
+        """Return the stage's parameters (shards of them under FSDP), as in the optimizer.
 
-        Names are those of the model without wrappers, so they are unique over all stages.
+        Names are the model's without wrappers, and so unique over all stages.
         """
         return stage_parameters(self.submod)
 
@@ -118,11 +117,11 @@ class FreezingStage(EnteringStage):
 
     @property
     def has_compiled_blocks(self) -> bool:
-        """Whether blocks are compiled, so that each is frozen whole."""
+        """Whether blocks are compiled, and so frozen whole."""
         return bool(self._blocks.positions)
 
     def _units(self, groups: Sequence[LinearGroup]) -> tuple[tuple[int, ...], ...]:
-        """Return which parameters are frozen together: of compiled blocks, and of ``groups``."""
+        """Return the parameters frozen together: of compiled blocks, and of ``groups``."""
         blocks = [tuple(i for i in b if not self.exact[i]) for b in self._blocks.positions]
         inside = {i for block in blocks for i in block}
         place = {name: i for i, name in enumerate(self.parameter_names)}
@@ -132,13 +131,13 @@ class FreezingStage(EnteringStage):
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
     ) -> None:
-        """Set what the coming batch freezes.
+        """Set the masks of the coming batch.
 
-        A microbatch's mask, shape [n_parameters], is True where frozen; the same for all of each
-        group of ``frozen_together``. A microbatch that is missing freezes nothing. In those of
+        A microbatch's mask, shape [n_parameters], is True where frozen; the same within a group of
+        ``frozen_together``. A missing microbatch freezes nothing. For microbatches of
         ``without_input_grads`` every stage in front is frozen whole: the chain of input gradients
-        ends at this stage's first live tensor, and the stage in front, which expects a gradient,
-        gets zeros.
+        ends at this stage's first live tensor, and the stage in front, expecting a gradient, gets
+        zeros.
         """
         self._masks = masks
         self._without_input_grads = without_input_grads
@@ -149,7 +148,7 @@ class FreezingStage(EnteringStage):
             self._blocks.compile_frozen(self.exact)
 
     def freeze_nothing(self) -> None:
-        """Forget the masks of the last batch, keeping what it reported as applied."""
+        """Forget the masks of the last batch, keeping the report of applied masks."""
         self._entry = AT_THE_FRONT
         self._masks = NOTHING_FROZEN
         self._without_input_grads = ()
@@ -159,7 +158,7 @@ class FreezingStage(EnteringStage):
             self.linears.end_batch()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
+        """Run and time a microbatch's forward; in front of the batch's entry, do nothing."""
         if self._is_passed:
             with self._timed(ActionKind.FORWARD, fwd_chunk_id):
                 announce_reduction(self.submod)
@@ -183,7 +182,7 @@ class FreezingStage(EnteringStage):
         return output
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module; where nothing of the backward will run, it keeps no activations."""
+        """Run the module; without a later backward, keep no activations."""
         # The stage's inputs stay outside of no_grad: whether they require grad says what the
         # stage in front expects to get back.
         with self._graph_of(self._forwarded), self._entered():
@@ -196,7 +195,7 @@ class FreezingStage(EnteringStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Run and time one microbatch's full backward, or the input half of a split one."""
+        """Run and time a microbatch's full backward, or the input half of a split backward."""
         self._microbatch = bwd_chunk_id
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
@@ -212,7 +211,7 @@ class FreezingStage(EnteringStage):
                 self.linears.add_to_gradients()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run and time the weight half of one microbatch's split backward."""
+        """Run and time the weight half of a microbatch's split backward."""
         self._microbatch = bwd_chunk_id
         if self._is_passed:
             self._pass_backward(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id)
@@ -225,7 +224,7 @@ class FreezingStage(EnteringStage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
-        """Do the backward that all of the above come down to, without the frozen part.
+        """Run the common backward of all of the above, without the frozen part.
 
         ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to
         skip. A first stage does its whole split backward as a "full" one in the weight half.
@@ -240,7 +239,7 @@ class FreezingStage(EnteringStage):
     def _linear_action(
         self, microbatch: int, *, postpones: bool = False
     ) -> AbstractContextManager[None]:
-        """Return what an action runs in, so that linear layers know whether they are frozen."""
+        """Return the context of an action, by which linear layers know their mask."""
         if self.linears is None:
             return nullcontext()
         mask = self._masks.get(microbatch) if self._active else None
@@ -251,7 +250,7 @@ class FreezingStage(EnteringStage):
         return self.linears.action_of(microbatch, frozen, postpones=postpones)
 
     def _masked(self, microbatch: int) -> NDArray[np.bool_] | None:
-        """Return what a microbatch freezes, but for weights that no subspace reaches."""
+        """Return a microbatch's frozen weights, but for weights without any subspace."""
         mask = self._masks.get(microbatch)
         if mask is None or self.linears is None or not self.linears.without_chain:
             return mask
@@ -281,10 +280,10 @@ class FreezingStage(EnteringStage):
     def _backward_without_input_grads(
         self, backward_type: str, bwd_kwargs: dict[str, Any], mask: NDArray[np.bool_] | None
     ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
-        """Do a backward down to the first live tensor; the stage in front gets zeros.
+        """Run a backward down to the first live tensor; the stage in front gets zeros.
 
-        Nobody waits for the input half of a split backward. The weight half does all that is left,
-        as in a first stage.
+        Nobody waits for the input half of a split backward. The weight half does all the rest, as
+        in a first stage.
         """
         if backward_type == "input":
             self._postponed[self._microbatch] = dict(bwd_kwargs)  # the base class empties its own
@@ -317,7 +316,7 @@ class FreezingStage(EnteringStage):
         return masked_full_backward(outputs, output_grads, stage_inputs, live, chain_end)
 
     def _graph_of(self, microbatch: int) -> AbstractContextManager[None]:
-        """Return what the module runs in, so that it keeps nothing for what no backward will do."""
+        """Return the context of the module's forward, without activations for skipped backwards."""
         mask = self._masks.get(microbatch) if self._active else None
         if mask is None or microbatch not in self._without_input_grads:
             return nullcontext()
@@ -343,7 +342,7 @@ class FreezingStage(EnteringStage):
             super().perform_reduce_grad(grad_scale_factor)
 
     def _pass_backward(self, kind: ActionKind, microbatch: int) -> None:
-        """Take note of a backward that has nothing to do: what it is for is frozen whole."""
+        """Note a backward without work: all its targets are frozen."""
         with self._timed(kind, microbatch):
             if kind is not ActionKind.INPUT_BACKWARD:
                 self.applied_ratios[microbatch] = self._frozen_ratio(self._masks.get(microbatch))

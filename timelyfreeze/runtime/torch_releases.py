@@ -1,6 +1,6 @@
-"""Refuses a torch that the adapters were not tested with, before anything else of it is imported.
+"""Refuses a torch not tested with the adapters, before any other import of it.
 
-What moves in torch's private names need not fail: with one release a middle stage kept its loss and
+Changes of torch's private names need not fail: with one release a middle stage kept its loss and
 lost its gradients. So an untested release is an error, and not a warning.
 """
 
@@ -14,7 +14,7 @@ UNTESTED = "TIMELYFREEZE_UNTESTED_TORCH"
 
 
 def require_tested(version: str, allowed: str | None) -> None:
-    """Raise unless ``version`` of torch was tested, or is the one that ``allowed`` names."""
+    """Raise unless ``version`` of torch was tested, or is named by ``allowed``."""
     major, minor = version.split(".")[:2]
     if FIRST <= (int(major), int(minor)) < END or allowed == version:
         return

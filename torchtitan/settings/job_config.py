@@ -71,7 +71,7 @@ class Vision:
 
 @dataclass(frozen=True)
 class Freezing(FreezeSettings):
-    """Which freezing method to use and how."""
+    """Freezing method and its settings."""
 
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
@@ -108,7 +108,7 @@ class Freezing(FreezeSettings):
 
 @dataclass
 class Columns:
-    """What columns of the rows are called where they are not called as here."""
+    """Columns of the rows with other names than here."""
 
     messages: str = ""
     """A list of messages, each with role and content."""
@@ -181,7 +181,7 @@ class Data:
 
 @dataclass
 class Emulation:
-    """Whether the pipeline runs in one process (see docs/plan.md)."""
+    """Emulation of the pipeline in a single process (see docs/plan.md)."""
 
     enable: bool = False
     """Run all parallelism.pipeline_parallel_degree ranks in this one process, one action at a time
@@ -191,7 +191,7 @@ class Emulation:
 
 @dataclass
 class Plots:
-    """Whether a run draws what it measures."""
+    """Drawing of a run's measurements."""
 
     enable: bool = True
     """Draw timelines and curves into the folder "plots" of the run, and show them in TensorBoard:
@@ -202,7 +202,7 @@ class Plots:
 
 @dataclass
 class Report:
-    """What a run tells of itself."""
+    """Output of a run."""
 
     quiet: bool = False
     """Print only warnings, errors and where the report is. --quiet is short for it."""
@@ -225,7 +225,7 @@ class Report:
 
 @dataclass
 class Model(TitanModel):
-    """Which model to train."""
+    """The model to train."""
 
     vocab_size: int | None = None
     """Number of token embeddings, for a tokenizer that needs another number than the flavor has.
@@ -272,14 +272,14 @@ class Loading(TitanDataLoader):
 
 @dataclass
 class Training(TitanTraining):
-    """How long is trained, and on what."""
+    """Length and data of training."""
 
     dataloader: Loading = field(default_factory=Loading)
 
 
 @dataclass
 class Validation(TitanValidation):
-    """What is measured on examples that are not trained on."""
+    """Loss of examples outside of training."""
 
     def __post_init__(self) -> None:
         """Assert nothing: checks tell all errors at once."""

@@ -295,21 +295,29 @@ def test_scores_of_some_tasks_are_not_those_of_all(hf_folder: Path) -> None:
     assert not parse_questions("").are_answered_in(scores)
 
 
-def test_lm_eval_ends_with_the_process_that_runs_it(
+@pytest.mark.usefixtures("heeded")
+def test_lm_eval_ends_with_the_process_that_runs_it_and_leaves_ctrl_c_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "lm_eval"
     package.mkdir()
     (package / "__init__.py").touch()
     os.mkfifo(tmp_path / "started")
-    sleeper = "import os, time\nopen({!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    sleeper = (
+        "import os, signal, time\n"
+        "is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
+        "open({!r}, 'w').write(f'{{os.getpid()}} {{is_deaf}}')\n"
+        "time.sleep(600)\n"
+    )
     (package / "__main__.py").write_text(sleeper.format(str(tmp_path / "started")))
     monkeypatch.syspath_prepend(tmp_path)
     process = multiprocessing.get_context("fork").Process(
         target=run_lm_eval, args=([], {"PYTHONPATH": str(tmp_path)})
     )
     process.start()
-    started = int((tmp_path / "started").read_text())
+    number, is_deaf = (tmp_path / "started").read_text().split()
+    assert is_deaf == "True"
+    started = int(number)
     process.terminate()
     process.join(timeout=30)
     assert process.exitcode == 128 + signal.SIGTERM

@@ -1,1 +1,1 @@
-"""From what a run measures to the plan it freezes by: solved, compared with times, solved again."""
+"""From measurements to the plan of a run: solved, compared with times, solved again."""

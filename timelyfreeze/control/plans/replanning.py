@@ -1,7 +1,7 @@
-"""Looks in the stable phase whether times and gain are still what the plan was made for.
+"""Compares times and gain in the stable phase with the plan's.
 
-Nothing is measured for it that is not measured anyway: the times of the last stable batches are
-exchanged, once every so many steps, and rank 0 says what has become of them.
+No extra measurement is needed: the times of the last stable batches are exchanged, once every so
+many steps, and rank 0 logs the result.
 """
 
 import math
@@ -42,11 +42,10 @@ def drifts(
     planned_ms: ArrayLike,
     observed_ms: Mapping[Action, float],
 ) -> dict[Group, float]:
-    """Return how much longer actions take than their plan says, by stage and kind.
+    """Return the ratio of observed to planned times, by stage and kind.
 
-    It is the median over their actions, each with the weight of its planned time, of observed over
-    planned time: 1 where nothing has moved. Left out are stages and kinds of which nothing that
-    takes time was seen.
+    The median over actions, weighted by planned time: 1 without a drift. Stages and kinds without
+    observed times are left out.
     """
     lead_ms = bounds.lead_ms(dag)
     planned = np.asarray(planned_ms, dtype=np.float64) - lead_ms
@@ -60,11 +59,11 @@ def drifts(
 
 
 def forward_drift(drift: Mapping[Group, float]) -> float | None:
-    """Return how much longer forwards take than planned: the median over stages of :func:`drifts`.
+    """Return the drift of forwards: the median over stages of :func:`drifts`.
 
-    No freezing shortens them but in the first stage, which counts only where there is no other: one
-    that is frozen whole keeps nothing for a backward. 1 where the machine is as fast as it was;
-    None if no forward was seen.
+    Freezing shortens forwards in the first stage alone, which counts only without others: frozen
+    whole, its forward keeps nothing for a backward. 1 for an unchanged machine; None without
+    observed forwards.
     """
     forwards = {stage: f for (stage, kind), f in drift.items() if kind is ActionKind.FORWARD}
     behind = [factor for stage, factor in forwards.items() if stage > 0]
@@ -73,17 +72,17 @@ def forward_drift(drift: Mapping[Group, float]) -> float | None:
 
 
 def largest_move(drift: Mapping[Group, float]) -> float:
-    """Return the largest share by which times have moved, up or down; 0 if none were seen."""
+    """Return the largest relative drift, up or down; 0 without observed times."""
     return max((abs(factor - 1.0) for factor in drift.values()), default=0.0)
 
 
 def moved_bounds(
     dag: PipelineDag, bounds: DurationBounds, drift: Mapping[Group, float]
 ) -> DurationBounds:
-    """Return bounds that have moved as far as the times; the overhead of messages stays.
+    """Return bounds scaled by the drift of times; the overhead of messages stays.
 
-    A kind that is missing, as one that is frozen whole and takes no time, moves as the rest of its
-    stage does; a stage that is missing has not moved.
+    A missing kind, such as one frozen whole without any time, moves with the rest of its stage; a
+    missing stage has not moved.
     """
     by_stage = {
         stage: float(np.median([factor for (s, _), factor in drift.items() if s == stage]))
@@ -101,7 +100,7 @@ def moved_bounds(
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
-    """Return the value below which half of the weight lies; between two where that is a border."""
+    """Return the weighted median; between two values at a border."""
     pairs = np.array(sorted(values))
     reached = np.cumsum(pairs[:, 1]) / pairs[:, 1].sum()
     low, high = np.searchsorted(reached, [0.5 - 1e-9, 0.5 + 1e-9])
@@ -118,7 +117,7 @@ _LOW_IN_A_ROW = 2
 
 @dataclass(frozen=True)
 class DriftCheck:
-    """What the last stable batches say."""
+    """Result of the last stable batches."""
 
     drift: Mapping[Group, float]  # how much longer actions take than planned, by stage and kind
     batch_ms: float  # median batch as measured
@@ -129,7 +128,7 @@ class DriftCheck:
 
     @property
     def gain(self) -> float:
-        """Throughput that freezing brings, as a fraction."""
+        """Gain of throughput by freezing, as a fraction."""
         return self.unfrozen_batch_ms / self.batch_ms - 1.0 if self.batch_ms > 0.0 else 0.0
 
 
@@ -139,10 +138,10 @@ def check_drift(
     ranks: Sequence[RankBatches],
     controls: Sequence[RankBatches] = (),
 ) -> DriftCheck:
-    """Compare what all ranks measured under a plan with what it says.
+    """Compare all ranks' measurements under a plan with the plan.
 
-    ``measured`` are bounds as they came from monitoring; those that the plan was made from are the
-    same, or moved since then. ``controls`` are of the control steps among them.
+    ``measured`` are the bounds from monitoring; the plan's bounds are the same, or moved since
+    then. ``controls`` are of the control steps.
     """
     dag, bounds, plan = now.dag, now.bounds, now.plan
     assert bounds is not None  # there is a plan, which was made from some
@@ -173,14 +172,14 @@ def check_drift(
 
 
 def _error(times_ms: Sequence[float]) -> float:
-    """Return the standard error of a median over it; 0 where a clock stands still."""
+    """Return a median's relative standard error; 0 where a clock stands still."""
     median = statistics.median(times_ms)
     return error_of_median(times_ms) / median if median > 0.0 else 0.0
 
 
 @dataclass(eq=False)
 class DriftMonitor:
-    """This rank's last stable batches, and what all ranks make of them together."""
+    """This rank's last stable batches, compared by all ranks together."""
 
     now: ActivePlan  # the plan that they ran under
     exchange: Exchange  # talks to the other ranks
@@ -189,17 +188,17 @@ class DriftMonitor:
     controls: Samples = field(default_factory=Samples)  # those of control steps
 
     def add(self, record: BatchRecord, *, is_cold: bool, is_control: bool) -> None:
-        """Take note of a batch of the stable phase, or of a control step in it."""
+        """Note a batch of the stable phase, or of a control step in it."""
         if not is_cold and self.now.settings.replan_every > 0:
             samples = self.controls if is_control else self.recent
             samples.add(record, is_cold=False)
             samples.keep_last(_MOST_BATCHES)
 
     def measure(self, measured: DurationBounds) -> DriftCheck | None:
-        """Compare the batches since the last time with the plan; every rank must call this.
+        """Compare the batches since the last time with the plan; a collective call of all ranks.
 
-        ``measured`` is as of :func:`check_drift`. What it returns is the same on every rank; None
-        if the clock of one of them misread, or there are too few batches to judge by.
+        ``measured`` is as of :func:`check_drift`. Returns the same on every rank; None after a
+        misread clock, or for too few batches.
         """
         if len(self.recent.warm) < _FEWEST_BATCHES:
             return None
@@ -220,7 +219,7 @@ class DriftMonitor:
         return agreed
 
     def why_not(self, found: DriftCheck) -> str | None:
-        """Return why freezing does not pay, once it has not for long enough."""
+        """Return why freezing does not pay, once this has lasted long enough."""
         if self.n_low < _LOW_IN_A_ROW:
             return None
         n_steps = self._steps_factor
@@ -242,7 +241,7 @@ class DriftMonitor:
 
     @property
     def _steps_factor(self) -> float:
-        """The further steps that freezing must make up for: those of a cap that we chose."""
+        """The factor of steps to make up for: that of a cap chosen by us."""
         is_chosen = self.now.settings.max_freeze_ratio == AUTO
         factor = None if self.now.plan is None else self.now.plan.steps_factor
         return (factor or 1.0) if is_chosen else 1.0

@@ -25,10 +25,10 @@ MOST_ACTIONS_AT_ONCE = 1024
 
 
 def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
-    """Return after how many steps a plan is taken, where the user leaves that open.
+    """Return the default number of steps until a plan is taken.
 
-    0 for a pipeline that is solved in a moment. Otherwise a tenth of the ramp, 1 at least, within
-    which ratios would be small anyway; but never all of its T_f - T_m steps.
+    0 for a pipeline solved in a moment. Otherwise a tenth of the ramp, at least 1, with small
+    ratios anyway; but never all of its T_f - T_m steps.
     """
     if n_actions <= MOST_ACTIONS_AT_ONCE:
         return 0
@@ -37,10 +37,10 @@ def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
 
 @dataclass
 class SolverJob:
-    """One call of a function that makes a plan; every rank makes one at the same step.
+    """A call of a plan-making function; all ranks make the call at the same step.
 
-    The number of steps in between is fixed and not "as soon as it is ready": all ranks have to
-    begin at the same step, and so does the same run when it is repeated.
+    The number of steps in between is fixed, not "as soon as ready": all ranks have to begin at the
+    same step, and so has a repeated run.
     """
 
     exchange: Exchange  # talks to the other ranks
@@ -54,7 +54,7 @@ class SolverJob:
     patience_s: float
 
     def __post_init__(self) -> None:
-        """Begin, in a process of its own: if it dies or hangs, no rank does."""
+        """Begin, in a separate process: its death or hang harms no rank."""
         self._background: BackgroundCall[Solution] | None = None
         self._failure = ""
         if self.arguments is not None:
@@ -65,7 +65,7 @@ class SolverJob:
                 self._failure = f"no process for the solver could be started: {error}"
 
     def take(self) -> Solution | str:
-        """Wait for the answer, or why there is none; all ranks call this together and get it."""
+        """Wait for the answer, or the reason of a failure; a collective call of all ranks."""
         answer: dict[str, str] = {}
         if self.arguments is not None:
             try:
@@ -95,7 +95,7 @@ class SolverJob:
         return solution
 
     def cancel(self) -> None:
-        """End the solver, if it still runs in the background."""
+        """End the solver, if still running in the background."""
         if self._background is not None:
             self._background.cancel()
             self._background = None

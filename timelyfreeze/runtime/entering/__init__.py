@@ -1,1 +1,1 @@
-"""Where a batch enters a pipeline whose front is frozen, and what its front need not keep."""
+"""The entry of a batch into a pipeline with a frozen front, and activations not kept there."""

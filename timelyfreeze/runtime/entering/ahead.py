@@ -1,8 +1,8 @@
-"""A frozen front that works for itself: its stages forward batches ahead of the live stages.
+"""A frozen front at work ahead: its stages forward batches before the live stages.
 
-Such stages have no backward and their weights stand still. So they leave the schedule: every batch
-begins behind them (:class:`BatchEntry`), and what they put out goes to the first live stage in
-messages of their own. Nothing of a batch has to be over before the front begins with the next one.
+Such stages have no backward and constant weights. So they leave the schedule: every batch begins
+behind them (:class:`BatchEntry`), and their outputs go to the first live stage in separate
+messages. The front begins the next batch without waiting for the present.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ Microbatches = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
 class FrontRunAhead:
-    """One rank's part in a front that runs at most one batch ahead.
+    """A rank's part in a front at most one batch ahead.
 
     All ranks call :meth:`begin_step` in every step, and :meth:`begin_batch`, :meth:`entry` and
-    :meth:`end_batch` for each of its batches, with the same numbers. The first batch of a process
-    runs as ever: after it each stage knows the shape of what it receives. ``group`` has the
-    pipeline's ranks, in their order, for these messages alone: they then cannot come between those
-    of the schedule.
+    :meth:`end_batch` for all of its batches, with the same numbers. The first batch of a process
+    runs as usual: then all stages know the shape of their input. ``group`` has the pipeline's
+    ranks, in order, for these messages alone, so none come between the schedule's.
     """
 
     def __init__(self, stage: EnteringStage, n_microbatches: int, group: dist.ProcessGroup) -> None:
@@ -44,9 +43,9 @@ class FrontRunAhead:
         self.n_front = 0  # how many stages are in front of the current step's batches; 0 for none
 
     def begin_step(self, n_front: int) -> None:
-        """Enter a step whose first ``n_front`` stages are frozen whole.
+        """Enter a step with ``n_front`` first stages frozen whole.
 
-        Where that is another number than before, no batch may be ahead.
+        When the number changes, no batch may be ahead.
         """
         is_front = self._has_run and n_front < self._stage.num_stages
         n_front = n_front if is_front else 0
@@ -56,11 +55,10 @@ class FrontRunAhead:
             self._inlet = self._new_inlet()
 
     def begin_batch(self, microbatches: Callable[[], Microbatches], *, is_followed: bool) -> None:
-        """Enter a batch; in front, forward it unless that is done.
+        """Enter a batch; in front, forward the batch unless done.
 
-        ``microbatches`` returns what the stage's module gets from outside, and is only called in
-        front. ``is_followed`` says whether it is known that another batch follows with the same
-        front.
+        ``microbatches`` returns the module's outside inputs, and is only called in front.
+        ``is_followed`` tells whether another batch with the same front is known to follow.
         """
         if not self.n_front:
             return
@@ -80,9 +78,9 @@ class FrontRunAhead:
         return BatchEntry(BlockPlace(self.n_front, 0), inputs)
 
     def end_batch(self, microbatches: Callable[[], Microbatches] | None = None) -> None:
-        """Leave a batch; in front, forward the one of the next step.
+        """Leave a batch; in front, forward the next step's batch.
 
-        ``microbatches`` are that batch's, None to forward nothing yet.
+        ``microbatches`` are the next batch's, None to forward nothing yet.
         """
         if not self._has_run:
             self._has_run = True
@@ -98,7 +96,7 @@ class FrontRunAhead:
             self._feed(microbatches)
 
     def _feed(self, microbatches: Callable[[], Microbatches]) -> None:
-        """In front, forward a batch and send it on: while one message leaves, the next is made."""
+        """In front, forward a batch and send its outputs: the next is computed during a send."""
         index = self._stage.stage_index
         if index >= self.n_front:
             return
@@ -115,7 +113,7 @@ class FrontRunAhead:
             leaving[1].wait()
 
     def _new_inlet(self) -> Receiver | None:
-        """Return where this rank gets messages of the front; None where it gets none."""
+        """Return the inlet of the front's messages on this rank; None without."""
         index = self._stage.stage_index
         if not 0 < index <= self.n_front:
             return None
@@ -132,12 +130,12 @@ class FrontRunAhead:
         return message, work
 
     def _rank(self, stage_index: int) -> int:
-        """Return the process that holds a stage: ranks have one stage each, in order."""
+        """Return the process of a stage: ranks have a stage each, in order."""
         return int(dist.get_global_rank(self._group, stage_index))
 
 
 class _Arriving(dict[int, Tensor]):
-    """Inputs of microbatches, which are taken in their order and waited for when asked for."""
+    """Inputs of microbatches, taken in order and waited for on demand."""
 
     def __init__(self, inlet: Receiver) -> None:
         super().__init__()
@@ -163,12 +161,12 @@ class Receiver:
         self._arriving: deque[Arrival] = deque()
 
     def expect(self, n_messages: int) -> None:
-        """Say that so many messages more will come."""
+        """Announce further messages."""
         self._awaited += n_messages
         self._fill()
 
     def take(self) -> Tensor:
-        """Return the next message; wait for it if it is not there yet."""
+        """Return the next message, after a wait if necessary."""
         message, work = self._arriving.popleft()
         self._fill()
         work.wait()

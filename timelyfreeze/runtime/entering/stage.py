@@ -1,10 +1,10 @@
-"""A pipeline stage in which a batch can begin, or which it can pass by.
+"""A pipeline stage where a batch can begin, or pass by.
 
-What a frozen front puts out for a row never changes. Where it is known, the batch begins at the
-first live block: stages in front of it neither compute nor send.
+A frozen front's output for a row never changes. With known outputs the batch begins at the first
+live block: stages in front neither compute nor send.
 
-Every message between two stages that a batch passes by, or begins behind, is left out on both
-sides. So nobody waits for one, whatever the schedule.
+Messages between stages in front of the entry are left out on both sides. So nobody waits for a
+message, under any schedule.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,11 +48,11 @@ AT_THE_FRONT = BatchEntry()
 
 
 class StageBlocks:
-    """The transformer blocks of a stage's module, of which a forward can leave out the first.
+    """The transformer blocks of a stage's module, able to leave out the first in a forward.
 
     TorchTitan's models run through the blocks in ``layers``, and look up tokens where
-    ``tok_embeddings`` is not None: that is how it cuts them into stages, and how a stage is cut
-    here for the length of a forward.
+    ``tok_embeddings`` is not None: TorchTitan cuts stages so, and a stage is cut here so for the
+    length of a forward.
     """
 
     def __init__(self, module: nn.Module, layers: str = LAYERS, embedding: str = EMBEDDING) -> None:
@@ -77,7 +77,7 @@ class StageBlocks:
         return getattr(self._module, self._names[1], None)
 
     def first(self, n_blocks: int) -> set[nn.Module]:
-        """Return the embedding, if it is here, the first blocks, and what they are made of."""
+        """Return the embedding, if here, the first blocks, and their parameters."""
         parts = [self.embedding, *list(self._layers.values())[:n_blocks]]
         return {inner for part in parts if part is not None for inner in part.modules()}
 
@@ -85,10 +85,10 @@ class StageBlocks:
     def cut(
         self, start: int | None, tapped: int | None, tell: Callable[[Tensor], None]
     ) -> Iterator[None]:
-        """Run the module without what comes before a block, and listen in front of another.
+        """Run the module without its first blocks, and listen in front of another block.
 
-        ``start`` blocks are left out, the embedding with them, and ``tell`` hears what comes by
-        behind ``tapped`` blocks, not fewer; None for nothing, and for nowhere.
+        ``start`` blocks are left out, the embedding with them, and ``tell`` gets the output of
+        ``tapped`` blocks, at least as many; None for no cut, and for no listening.
         """
         blocks: list[tuple[str, nn.Module]] = list(self._layers.items())
         if tapped is not None:
@@ -108,7 +108,7 @@ class StageBlocks:
 
 
 class _Tap(nn.Module):
-    """A block that changes nothing."""
+    """A block without any effect."""
 
     def __init__(self, tell: Callable[[Tensor], None]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Tap(nn.Module):
 
 
 class FrozenBlocks:
-    """The blocks of a stage's module, none without ``layers``, of which the first may be frozen."""
+    """The blocks of a stage's module, none without ``layers``, possibly frozen in front."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         layers, parts = getattr(module, LAYERS, None), {}
@@ -139,7 +139,7 @@ class FrozenBlocks:
 
     @contextmanager
     def without_graph(self, mask: NDArray[np.bool_]) -> Iterator[None]:
-        """Run the module's frozen first blocks so that they keep nothing for a backward."""
+        """Run the module's frozen first blocks without keeping anything for a backward."""
         with ExitStack() as restored:
             for block in self.first(mask):
                 # What is not a method of its class comes back, else the method.
@@ -152,7 +152,7 @@ class FrozenBlocks:
 
 
 class EnteringStage(PipelineStage):
-    """Pipeline stage that a batch enters at any block, or not at all, as :meth:`enter` says."""
+    """Pipeline stage entered by a batch at any block, or not at all, by :meth:`enter`."""
 
     forwarding: int | None = None  # microbatch whose forward runs now, in training
     n_rows: int | None = None  # of a microbatch, once one has run in training
@@ -161,7 +161,7 @@ class EnteringStage(PipelineStage):
     _forwarded = -1
 
     def enter(self, entry: BatchEntry) -> None:
-        """Set where the coming batch enters the model, whose front it would be otherwise."""
+        """Set the entry of the coming batch into the model."""
         self._entry = entry
         self._front = self.blocks
 
@@ -171,7 +171,7 @@ class EnteringStage(PipelineStage):
         return self._front or self.find_blocks()
 
     def find_blocks(self, layers: str = LAYERS, embedding: str = EMBEDDING) -> StageBlocks:
-        """Look up where the stage's module can begin, and return it."""
+        """Find and return the possible entries of the stage's module."""
         front = StageBlocks(self.submod, layers, embedding)
         if self.is_first and front.embedding is None:
             raise ValueError(
@@ -200,7 +200,7 @@ class EnteringStage(PipelineStage):
 
     @contextmanager
     def _noted(self, microbatch: int) -> Iterator[None]:
-        """Say which microbatch's forward runs; where the batch begins here, its input has come."""
+        """Note the microbatch of the running forward; at the batch's entry, its input has come."""
         self._forwarded = microbatch
         self.forwarding = microbatch if self._active else None
         try:
@@ -211,7 +211,7 @@ class EnteringStage(PipelineStage):
             self.forwarding = None
 
     def forward_alone(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the module on a microbatch of a batch that passes by this stage, without a trace."""
+        """Run the module on a microbatch of a batch passing by, without a trace."""
         with no_grad():
             output: Tensor = self.submod(*args, **kwargs)
         return output
@@ -220,7 +220,7 @@ class EnteringStage(PipelineStage):
         return self._entry.inputs[microbatch].to(self.device, non_blocking=True)
 
     def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what the module gets: in a first stage hidden states in place of tokens."""
+        """Return the module's input: in a first stage hidden states in place of tokens."""
         if self._begins and self.is_first:
             args = (self._entry_input(self._forwarded), *args[1:])
         if self._active and args and isinstance(args[0], Tensor):
@@ -235,7 +235,7 @@ class EnteringStage(PipelineStage):
         return self._front.first(start.n_blocks)
 
     def _entered(self) -> AbstractContextManager[None]:
-        """Return what the module's forward runs in: its first blocks left out, or watched."""
+        """Return the context of the module's forward: its first blocks left out, or watched."""
         entry, front = self._entry, self._front
         if front is None or not self._active:
             return nullcontext()
@@ -248,7 +248,7 @@ class EnteringStage(PipelineStage):
         return front.cut(start, tapped, partial(entry.tap, self._forwarded))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        """Receive a microbatch's input; where the batch begins here, wait for it instead."""
+        """Receive a microbatch's input; at the batch's entry, wait for the stored input instead."""
         if self._begins:
             _ = self._entry.inputs[fwd_chunk_id]  # here, so that no action's time has the wait
             return []

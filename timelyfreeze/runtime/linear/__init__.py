@@ -1,9 +1,9 @@
-"""The linear layers of a stage: groups of one input, 16-bit copies of weights, their gradients.
+"""The linear layers of a stage: groups of a common input, 16-bit copies of weights, gradients.
 
 The weight gradient of a linear layer is dW = dY^T X, shape [d_out, d_in], and costs N d_out d_in
-for N tokens. A frozen layer leaves it out. With Q, an orthonormal basis of k directions of the
-layer's shorter side, the part of dW that lies in Q costs k (1 / d_in + 1 / d_out) of that:
-dY^T (X Q) Q^T, or Q (dY Q)^T X.
+for N tokens. A frozen layer leaves out the product. With Q, an orthonormal basis of k directions of
+the layer's shorter side, the part of dW in Q costs k (1 / d_in + 1 / d_out) of the whole: dY^T (X
+Q) Q^T, or Q (dY Q)^T X.
 """
 
 from timelyfreeze.runtime.linear.adapters import PLACE as ADAPTER_PLACE

@@ -33,7 +33,7 @@ class Adapter:
 
 
 class AdapterGroup:
-    """Layers of one input with their adapters, which are one adapter of all their ranks together.
+    """Layers of a common input with adapters, joined to a single adapter of all their ranks.
 
     A has those of the layers below each other, [k, d_in]; B has theirs on its diagonal, [d_out, k].
     """
@@ -72,7 +72,7 @@ class AdapterGroup:
         return made, inner
 
     def input_gradient(self, dy: Tensor, inner: Tensor, down: Tensor) -> Tensor:
-        """Return the gradient of the rows; ``inner`` is that of x A^T."""
+        """Return the gradient of the rows; ``inner`` is the gradient of x A^T."""
         dx = inner @ down
         for adapter, columns, _ in self._parts():
             dx.addmm_(dy[:, columns], adapter.base.weight)
@@ -87,7 +87,7 @@ class AdapterGroup:
         )
 
     def add_to_gradients(self) -> None:
-        """Give each A and B its part of a batch's gradient."""
+        """Add a batch's gradients to A and B."""
         if self._sums is None:
             return
         of_down, of_up = self._sums
@@ -100,7 +100,7 @@ class AdapterGroup:
         self._sums = None
 
     def forget(self) -> None:
-        """Let go of what a batch has summed up."""
+        """Drop a batch's sums."""
         self._sums = None
 
 
@@ -133,7 +133,7 @@ class AdapterProduct(Function):  # type: ignore[misc]
 
 
 class StageAdapter(nn.Module):  # type: ignore[misc]
-    """A layer with an adapter that a :class:`StageLinears` has adopted."""
+    """A layer with an adapter, adopted by a :class:`StageLinears`."""
 
     linears: StageLinears
     group: AdapterGroup
@@ -159,7 +159,7 @@ def stage_adapter_class(kind: Any) -> type[StageAdapter]:
 
 
 def adopt_adapters(module: nn.Module, linears: StageLinears) -> list[AdapterGroup]:
-    """Have ``linears`` compute all layers of a stage that have an adapter."""
+    """Have ``linears`` compute all layers of a stage with an adapter."""
     layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, PLACE)]
     known = {id(layer) for layer in layers}
     groups: list[AdapterGroup] = []

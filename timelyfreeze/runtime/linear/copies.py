@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Copies:
-    """Copies by name: kept while what they are of stays as it is, else made at each call."""
+    """Copies by name: kept while their sources stay the same, else made at each call."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         self.keeps = keeps
@@ -17,7 +17,7 @@ class Copies:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep copies that are made inside, up to the end of the outermost of such contexts."""
+        """Keep copies made inside, up to the end of the outermost such context."""
         if self.keeps:
             yield
             return
@@ -33,7 +33,7 @@ class Copies:
         self._kept.clear()
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the copy of that name, made if it is not there."""
+        """Return the copy of this name, made if missing."""
         copy = self._kept.get(name)
         if copy is None:
             copy = make()
@@ -42,7 +42,7 @@ class Copies:
         return copy
 
     def cast(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a type; itself if it has that."""
+        """Return a tensor in a type; itself if of this type."""
         if tensor.dtype == dtype:
             return tensor
         copy: Tensor = self.get(f"{name} {dtype}", lambda: tensor.to(dtype))

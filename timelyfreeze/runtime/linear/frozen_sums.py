@@ -1,4 +1,4 @@
-"""The subspaces in which the frozen weights of a stage learn, and what a batch sums up in them."""
+"""The subspaces in which a stage's frozen weights learn, and a batch's sums in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ class FrozenSums:
     """Sums over the frozen microbatches of a batch, float32: (X Q)^T dY or (dY Q)^T X of a group.
 
     Layers inside of compiled graphs, ``compiled``, sum up in leaves of their own. ``timed_update``
-    makes the context in which subspaces are turned and measured.
+    makes the context of turns and measurements of subspaces.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class FrozenSums:
     def learn_frozen(self, rank: int, first: Callable[[LinearGroup, int], Tensor]) -> None:
         """Have frozen weights learn in subspaces of ``rank`` directions, ``first`` to begin with.
 
-        Call it when parallelisms are applied and weights are on their device.
+        To be called once parallelisms are applied and weights are on their device.
         """
         self._first_rank = rank
         for group in self.groups:
@@ -46,7 +46,7 @@ class FrozenSums:
         self.truncate(rank)
 
     def truncate(self, rank: int) -> None:
-        """Keep the first ``rank`` directions of each subspace."""
+        """Keep the first ``rank`` directions of all subspaces."""
         self.rank = rank
         self.bases = {name: basis[:, :rank].contiguous() for name, basis in self.bases.items()}
         for layer in self._compiled:
@@ -73,12 +73,12 @@ class FrozenSums:
         return self._copies.cast(f"Q of {group.name}", self.bases[group.name], dtype)
 
     def projected(self, group: LinearGroup, x: Tensor) -> Tensor:
-        """Return X Q, or X where directions are those of outputs."""
+        """Return X Q, or X where directions are of outputs."""
         rows = x.reshape(-1, x.shape[-1])
         return rows @ self.basis(group, rows.dtype) if group.of_inputs else rows
 
     def add(self, group: LinearGroup, columns: slice, dy: Tensor, kept: Tensor) -> None:
-        """Add what a microbatch has of the outputs ``columns``; ``kept`` is as ``projected``."""
+        """Add a microbatch's part of the outputs ``columns``; ``kept`` is as ``projected``."""
         left, right = in_subspace(dy, kept, self.basis(group, dy.dtype))
         if columns == slice(0, group.d_out):
             known = self._sums.get(group.name)
@@ -98,7 +98,7 @@ class FrozenSums:
         """Add the sums to the gradients of the weights, after the last backward.
 
         One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
-        the gradients are those of gathered weights, until they are reduced.
+        gradients belong to gathered weights until reduced.
         """
         for layer in self._compiled if self.rank else ():
             if layer.leaf.grad is not None:

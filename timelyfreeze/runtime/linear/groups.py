@@ -1,4 +1,4 @@
-"""Linear layers that read the same input: computed together, frozen together, with one subspace."""
+"""Linear layers of a common input: computed together, frozen together, with a common subspace."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ _WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
 
 
 class LinearGroup:
-    """Layers of one input of width ``d_in``, whose outputs have ``d_out`` columns in all.
+    """Layers of a common input of width ``d_in``, with ``d_out`` columns of output in all.
 
-    Directions of a subspace are those of the shorter side, the input's if there are several layers.
-    ``weights`` are as the optimizer has them; under FSDP a layer computes with gathered ones.
+    Directions of a subspace are of the shorter side, the input's for several layers. ``weights``
+    are the optimizer's; under FSDP a layer computes with gathered weights.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], names: Sequence[str]) -> None:
@@ -29,12 +29,12 @@ class LinearGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first weight, which stands for the group."""
+        """The name of the first weight, for the group."""
         return self.names[0]
 
     @property
     def bias_names(self) -> list[str]:
-        """The names of the biases that there are."""
+        """The names of the existing biases."""
         pairs = zip(self.names, self.layers, strict=True)
         return [self.bias_of(name) for name, layer in pairs if layer.bias is not None]
 
@@ -50,7 +50,7 @@ class LinearGroup:
         return side
 
     def columns_of(self, name: str) -> slice:
-        """Return the place of a weight's outputs among those of the group."""
+        """Return the columns of a weight's outputs among the group's."""
         return self.columns[self.names.index(name)]
 
 
@@ -62,8 +62,8 @@ def stage_parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
 def linear_groups(module: nn.Module, layers: Sequence[nn.Linear]) -> list[LinearGroup]:
     """Return the groups of ``layers`` of a module, in the module's order.
 
-    A module declares layers of one input in ``linear_groups``: tuples of their attributes. Every
-    other layer is a group by itself. Layers that share a weight are one group.
+    A module declares layers of a common input in ``linear_groups``: tuples of their attributes.
+    Every other layer is a group by itself. Layers sharing a weight form a group.
     """
     names = {id(p): name for name, p in stage_parameters(module)}
     known = {id(layer) for layer in layers}
@@ -82,7 +82,7 @@ def linear_groups(module: nn.Module, layers: Sequence[nn.Linear]) -> list[Linear
 
 
 def declared_groups(module: nn.Module) -> Iterator[list[Any]]:
-    """Yield the layers that modules say to be of one input."""
+    """Yield the layers of a common input, as declared by modules."""
     for part in module.modules():
         for attributes in getattr(part, "linear_groups", ()):
             yield [getattr(part, attribute) for attribute in attributes]

@@ -1,4 +1,4 @@
-"""The module that stands for a linear layer of a stage."""
+"""The module in place of a linear layer of a stage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class StageLinear(nn.Linear):  # type: ignore[misc]
-    """A linear layer that a :class:`StageLinears` has adopted.
+    """A linear layer adopted by a :class:`StageLinears`.
 
-    A compiled graph is to serve all blocks that are alike, so inside of one a layer reads its own
-    tensors alone: ``copy``, its weight in 16 bits, or None where torch's own product is wanted;
-    with a subspace ``basis`` and ``leaf``, which gets the product in the subspace.
+    A compiled graph serves all blocks alike, so a layer inside reads its own tensors alone:
+    ``copy``, its weight in 16 bits, or None for torch's own product; with a subspace ``basis`` and
+    ``leaf``, for the product in the subspace.
     """
 
     linears: StageLinears
@@ -63,7 +63,7 @@ class StageLinear(nn.Linear):  # type: ignore[misc]
         return linears.attach(self, functional.linear(x, linears.weight(self, dtype), bias), x)
 
     def _compiled(self, x: Tensor) -> Tensor:
-        """Return x W^T + b, in a graph that has the weight's gradient, or that of the leaf."""
+        """Return x W^T + b, in a graph with the gradient of weight or leaf."""
         is_exact = self.weight.requires_grad or not torch.is_grad_enabled()
         if self.copy is None:
             y = super().forward(x)
@@ -83,7 +83,7 @@ class StageLinear(nn.Linear):  # type: ignore[misc]
 
 
 def joined_output(layers: Sequence[nn.Linear], x: Tensor) -> Tensor | None:
-    """Return the outputs of layers side by side, by one product; None where each has its own."""
+    """Return layers' outputs side by side, by one product; None for separate products."""
     group: LinearGroup | AdapterGroup | None = getattr(layers[0], "group", None)
     if group is None or group.layers != tuple(layers) or torch.compiler.is_compiling():
         return None
@@ -93,7 +93,7 @@ def joined_output(layers: Sequence[nn.Linear], x: Tensor) -> Tensor | None:
 
 @cache
 def stage_linear_class(kind: Any) -> type[StageLinear]:
-    """Return the class of an adopted layer, which may be one that somebody has derived."""
+    """Return the class of an adopted layer, possibly derived by others."""
     if kind is nn.Linear:
         return StageLinear
     made: type[StageLinear] = type(f"Stage{kind.__name__}", (StageLinear, kind), {})

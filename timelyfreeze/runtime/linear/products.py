@@ -1,4 +1,4 @@
-"""Products that are added to what is there, and autograd's view of linear layers."""
+"""Products accumulated in place, and autograd's view of linear layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``total``, 0 if None, plus left right in ``dtype``, in place.
 
-    On CUDA a product of 16-bit factors is added to float32 as it is made: 8 bytes are moved for
-    each element instead of 20 by a product, its cast and a sum.
+    On CUDA a product of 16-bit factors is accumulated in float32: 8 bytes are moved per element
+    instead of 20 by a product, its cast and a sum.
     """
     mixed = left.is_cuda and left.dtype != dtype
     if total is None:
@@ -35,9 +35,9 @@ def added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype)
 
 
 def in_subspace(dy: Tensor, kept: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors of dW in a subspace: (X Q)^T dY or (dY Q)^T X, as ``kept`` says.
+    """Return the factors of dW in a subspace: (X Q)^T dY or (dY Q)^T X, by ``kept``.
 
-    ``kept`` is X Q, or X, which is wider than Q.
+    ``kept`` is X Q, or the wider X.
     """
     if kept.shape[1] == basis.shape[1]:
         return kept.t(), dy  # up to half the time of its transpose
@@ -45,10 +45,11 @@ def in_subspace(dy: Tensor, kept: Tensor, basis: Tensor) -> tuple[Tensor, Tensor
 
 
 class Product(Function):  # type: ignore[misc]
-    """The outputs of a group in 16 bits; its backward gives the weights their gradients.
+    """The outputs of a group in 16 bits; its backward fills the weights' gradients.
 
-    The weights are no inputs of the graph, which would add up their gradients one by one. So that a
-    backward which is told its inputs comes by, ``anchor`` stands for them; it gets no gradient.
+    The weights are no inputs of the graph, which would add up their gradients one by one.
+    ``anchor`` stands for them, without a gradient, so that a backward with given inputs runs this
+    node.
     """
 
     @staticmethod
@@ -74,7 +75,7 @@ class Product(Function):  # type: ignore[misc]
 
 
 class ExactProduct(Function):  # type: ignore[misc]
-    """x W^T by a copy of W in 16 bits, whose gradient is one of W itself, for compiled graphs."""
+    """x W^T by a copy of W in 16 bits, with the gradient for W itself, for compiled graphs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, copy: Tensor) -> Tensor:
@@ -92,10 +93,10 @@ class ExactProduct(Function):  # type: ignore[misc]
 
 
 class Take(Function):  # type: ignore[misc]
-    """The identity, whose backward hands the gradient of a layer's output to its subspace.
+    """The identity, with a backward handing the output's gradient to its subspace.
 
-    A node of its own, so that the layer's product stays torch's: it has no weight to compute a
-    gradient for, and keeps no input.
+    A separate node, so that the layer's product stays torch's, without a weight gradient to compute
+    or an input to keep.
     """
 
     @staticmethod
@@ -115,16 +116,16 @@ class Take(Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return the gradient as it came."""
+        """Return the gradient unchanged."""
         (kept,) = ctx.saved_tensors
         ctx.linears.take(ctx.layer, dy.reshape(-1, dy.shape[-1]), kept, ctx.microbatch)
         return dy, None, None, None, None
 
 
 class Sum(Function):  # type: ignore[misc]
-    """The identity, whose backward gives the product in the subspace to a leaf.
+    """The identity, with a backward giving the product in the subspace to a leaf.
 
-    It has no effect beside its outputs, as a compiled graph must not; the leaf adds up float32.
+    Without side effects, as required in a compiled graph; the leaf adds up float32.
     """
 
     @staticmethod
@@ -135,7 +136,7 @@ class Sum(Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, Tensor]:
-        """Return the gradient as it came, and the product for the leaf."""
+        """Return the gradient unchanged, and the product for the leaf."""
         kept, basis = ctx.saved_tensors
         rows = dy.reshape(-1, dy.shape[-1])
         left, right = in_subspace(rows, kept, basis.to(rows.dtype))

@@ -24,13 +24,13 @@ _PLACE = "stage_linears"  # attribute of a stage's module
 
 
 class StageLinears(FrozenSums):
-    """What the linear layers of a stage share: masks of the action at hand, sums of the batch.
+    """Shared state of a stage's linear layers: masks of the present action, sums of the batch.
 
-    One thread runs one action of a stage at a time, so layers read here what the stage has set.
-    With a 16-bit ``dtype`` layers compute in it, from copies of weights that are made once a batch,
-    and gradients are added to those of the weights here. Without one torch computes and adds up
-    what is exact. ``without_chain`` are weights of layers whose input needs no gradient, so that no
-    gradient of their output comes by: they stay exact.
+    A stage runs a single action at a time, so layers read the stage's settings here. With a 16-bit
+    ``dtype`` layers compute in this type, from copies of weights made once a batch, and gradients
+    are added to the weights' here. Without it torch computes and adds up exact gradients.
+    ``without_chain`` are weights of layers with an input that needs no gradient, and so without a
+    gradient of the output in a chain: they stay exact.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None = None) -> None:
@@ -80,10 +80,10 @@ class StageLinears(FrozenSums):
     def action_of(
         self, microbatch: int, frozen: Collection[str] = (), *, postpones: bool = False
     ) -> Iterator[None]:
-        """Run an action of a microbatch that leaves out the exact gradients of ``frozen`` weights.
+        """Run an action of a microbatch without the exact gradients of ``frozen`` weights.
 
-        A backward may run forwards too, of what is recomputed. The input half of a split one
-        ``postpones`` products of weight gradients, which wait for :meth:`run_postponed`.
+        A backward may run forwards too, for recomputed layers. The input half of a split backward
+        ``postpones`` products of weight gradients to :meth:`run_postponed`.
         """
         self.microbatch, self._postpones, self.frozen = microbatch, postpones, frozen
         self._acts = True
@@ -98,13 +98,13 @@ class StageLinears(FrozenSums):
             self._postpones = self._acts = False
 
     def run_postponed(self, microbatch: int) -> None:
-        """Do the products that the input half of a microbatch's backward has put off."""
+        """Run the products postponed by the input half of a microbatch's backward."""
         with torch.no_grad():
             for add in self._postponed.pop(microbatch, ()):
                 add()
 
     def targets(self) -> list[Tensor]:
-        """Return what a backward has to lead to, besides live tensors of the graph."""
+        """Return the further targets of a backward, besides live tensors of the graph."""
         found = [one.leaf for one in self._compiled if one.group.name in self.frozen_groups]
         for group in self.groups:
             if group.name in self._anchors and (self.rank or self._is_live(group)):
@@ -152,7 +152,7 @@ class StageLinears(FrozenSums):
         return functional.linear(x.to(self.dtype), self.working(group), self._bias(group))
 
     def begin(self, group: LinearGroup, x: Tensor) -> tuple[Tensor, Tensor | None, Any]:
-        """Return a group's outputs, what their gradient needs, and who is live; see ``Product``."""
+        """Return a group's outputs, their gradient's data, and the live; see ``Product``."""
         x = x.to(self.dtype)
         y = functional.linear(x, self.working(group), self._bias(group))
         pairs = zip(group.names, group.layers, strict=True)
@@ -230,7 +230,7 @@ class StageLinears(FrozenSums):
         return self._copies.cast(layer.name, layer.weight.detach(), dtype)
 
     def attach(self, layer: StageLinear, y: Tensor, x: Tensor) -> Tensor:
-        """Return ``y``, with a node in its graph that takes the gradient in the subspace."""
+        """Return ``y``, with a node in its graph taking the gradient in the subspace."""
         known = self._read
         if known is None or known[0] is not x or known[1] is not layer.group:
             known = self._read = x, layer.group, self.projected(layer.group, x.detach())
@@ -245,7 +245,7 @@ class StageLinears(FrozenSums):
 
     @contextmanager
     def copies_kept(self) -> Iterator[None]:
-        """Keep copies of weights, which stay as they are inside; outside each forward makes its."""
+        """Keep copies of weights, constant inside; outside each forward makes its own."""
         with self._copies.kept():
             yield
         for layer in () if self._copies.keeps else self._compiled:
@@ -265,7 +265,7 @@ class StageLinears(FrozenSums):
 
 
 def linears_of(module: nn.Module) -> StageLinears | None:
-    """Return what computes a stage's linear layers in 16 bits, if anything does."""
+    """Return the 16-bit computation of a stage's linear layers, if any."""
     return getattr(module, _PLACE, None)
 
 
@@ -281,7 +281,7 @@ def lean_linears(module: nn.Module, dtype: torch.dtype) -> StageLinears:
 
 @contextmanager
 def keep_copies(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Make copies of weights once for all microbatches of a batch, which runs inside."""
+    """Make copies of weights once for all microbatches of a batch run inside."""
     with ExitStack() as stack:
         for linears in filter(None, map(linears_of, modules)):
             stack.enter_context(linears.copies_kept())

@@ -1,8 +1,8 @@
-"""The subspace that follows a gradient: one step of subspace iteration for each gradient.
+"""The subspace following a gradient: a step of subspace iteration for each gradient.
 
-Notation: W of shape [d_out, d_in], the weights of layers that read the same input, or of one. G is
-its gradient, d the shorter of the two sides, Q a basis of k orthonormal directions of that side,
-shape [d, k]. All of it is float32: an orthonormal basis that is rounded to bfloat16 is none.
+Notation: W of shape [d_out, d_in], the weights of a layer, or of layers of a common input. G is its
+gradient, d the shorter of the two sides, Q a basis of k orthonormal directions of this side, shape
+[d, k]. All in float32: rounded to bfloat16, a basis is not orthonormal.
 """
 
 import zlib
@@ -17,10 +17,10 @@ from timelyfreeze.runtime.linear.groups import LinearGroup
 
 
 def first_basis(group: LinearGroup, rank: int, seed: int) -> Tensor:
-    """Return k random directions; the same on every process that holds the group's weights.
+    """Return k random directions; the same on all processes with the group's weights.
 
-    Columns are orthonormal, shape [d, k], no more than the shorter side has; by their names groups
-    begin apart.
+    Columns are orthonormal, shape [d, k], no more than the shorter side has; groups differ by their
+    names.
     """
     d = group.side
     columns = random_columns(d, min(rank, d), seed, 0, group.name)
@@ -39,12 +39,12 @@ def next_basis(
 ) -> Tensor:
     """Return orth(G^T (G Q)), or orth(G (G^T Q)), with a random direction in the last place.
 
-    G has the ``gradients`` of a group below each other; directions are those of its inputs, or of
-    its outputs. Power iteration turns the basis towards the directions in which gradients are
-    large, over many steps. It only ever turns within what G shows, and G may lie in the basis where
-    every microbatch was frozen; so the weakest direction is given up for a random one, new in each
-    step. Ranks that share G call this together; ``place`` counts the turns of a step. Q stays where
-    G is 0 or not finite. The host waits for no device here.
+    G has the ``gradients`` of a group below each other; directions are of its inputs, or of its
+    outputs. Power iteration turns the basis towards directions with large gradients, over many
+    steps. Turns stay within the span of G, and G may lie in the basis if every microbatch was
+    frozen; so the weakest direction is replaced by a random one, new in each step. Ranks that share
+    G call this together; ``place`` counts the turns of a step. Q stays where G is 0 or not finite.
+    The host waits for no device here.
     """
     sides = [g.float() if of_inputs else g.float().t() for g in gradients]
     # Of products alone, which are small, the largest element is brought to 1: squares of 1e-25
@@ -65,7 +65,7 @@ def next_basis(
 
 
 def energies(basis: Tensor, gradients: Sequence[Tensor], *, of_inputs: bool) -> Tensor:
-    """Return |G Q|^2 of each direction, the energy of the gradient there, and |G|^2; shape [k + 1].
+    """Return |G Q|^2 by direction, the energy of the gradient there, and |G|^2; shape [k + 1].
 
     Subspace iteration turns the first directions as if there were no others, so the first few of
     them are the subspace of a lower rank.
@@ -80,7 +80,7 @@ def energies(basis: Tensor, gradients: Sequence[Tensor], *, of_inputs: bool) -> 
 
 
 def beside(basis: Tensor, gradient: Tensor) -> Tensor:
-    """Return Q as a product with the gradient needs it: on each of the ranks that share that."""
+    """Return Q for a product with the gradient: on all ranks sharing the gradient."""
     if not isinstance(gradient, DTensor):
         return basis
     mesh = gradient.device_mesh
@@ -88,19 +88,19 @@ def beside(basis: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _scale(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest element of all, 1 if that is no scale, and whether it is one."""
+    """Return the largest element of all, 1 if useless as a scale, and whether it is useful."""
     scale = torch.stack([whole(tensor.abs().max()) for tensor in tensors]).max()
     is_known = scale.isfinite() & (scale > 0.0)
     return scale.where(is_known, 1.0), is_known
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that ranks may share, put together; they call this together."""
+    """Return a whole tensor from its shards; a collective call of the sharing ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def random_columns(n: int, k: int, seed: int, step: int, name: str, place: int = 0) -> Tensor:
-    """Return normal numbers, float32, shape [n, k]; the same in each process."""
+    """Return normal numbers, float32, shape [n, k]; the same in all processes."""
     # Philox by seed, step and name: no state to keep, and all processes draw alike.
     numbers = mask_rng(seed, step, place, 0, zlib.crc32(name.encode())).standard_normal((n, k))
     return torch.from_numpy(numbers).float()

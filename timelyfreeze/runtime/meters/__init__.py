@@ -1,4 +1,4 @@
-"""What freezing does to tensors and their gradients, measured while a run trains."""
+"""Effects of freezing on tensors and their gradients, measured in training."""
 
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter, kept_vectors
 from timelyfreeze.runtime.meters.update_meter import (

@@ -1,18 +1,17 @@
-"""Measures how the tensors of a rank change, for policies that judge by it.
+"""Measures changes of a rank's tensors, for policies judging by them.
 
 Depending on the source of change and the metrics, vectors as large as the model are kept: the
 weights at the last check, or the sum of gradients since; the running mean E_K, and that of absolute
 changes; the change of the interval before. They live on the device or on the host, in float32 or
 bfloat16.
 
-A tensor that n of a step's M backwards have reached has about n / M of its gradient, so gradients
-count M / n times: otherwise what masks freeze often would seem to have the smaller gradient, which
-policies freeze first.
+A tensor reached by n of a step's M backwards has about n / M of its gradient, so gradients count M
+/ n times: otherwise often frozen tensors would seem to have smaller gradients, and be frozen first.
 
-bfloat16 has 8 bits of precision. Kept weights are rounded to it, so a weight counts as still until
-it crosses into the next step of that type, unless the weights are bfloat16 themselves. A sum of
-gradients that agree stops growing after about 256 steps, and a running mean loses what is smaller
-than some thousandths of it. So it suits short intervals and decays that are not close to 1.
+bfloat16 has 8 bits of precision. Kept weights are rounded, so a weight counts as still until its
+next step in this type, unless the weights are bfloat16 themselves. A sum of agreeing gradients
+stops growing after about 256 steps, and a running mean loses additions below some thousandths. So
+bfloat16 suits short intervals and decays not close to 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from timelyfreeze.runtime.shards import as_sharded, local_gradient, local_part, 
 
 
 def kept_vectors(measurement: Measurement) -> list[str]:
-    """Return the kinds of vectors, each as large as the model, that a measurement needs."""
+    """Return the kinds of vectors needed by a measurement, as large as the model."""
     is_kept = {
         "weights": measurement.source is Source.UPDATES,
         "sum": measurement.source is Source.GRADIENTS,
@@ -39,7 +38,7 @@ def kept_vectors(measurement: Measurement) -> list[str]:
 
 
 class ChangeMeter:
-    """Keeps the vectors that a measurement needs and takes metrics at checks."""
+    """Keeps the vectors of a measurement and takes metrics at checks."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class ChangeMeter:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that the vectors take on this rank."""
+        """Memory of the vectors on this rank."""
         return sum(vector.nbytes for kept in self._vectors.values() for vector in kept)
 
     def begin(self) -> None:
@@ -72,7 +71,7 @@ class ChangeMeter:
                     vector.fill_(torch.nan)  # no mean yet, of which nothing can have settled
 
     def add_step(self, frequency: NDArray[np.float64]) -> None:
-        """Take note of a step's gradients; each was reached by this fraction of its backwards."""
+        """Note a step's gradients, each reached by a fraction of its backwards."""
         self._frequency = frequency
         if self._measurement.source is Source.GRADIENTS:
             for i, total in enumerate(self._vectors["sum"]):
@@ -81,10 +80,10 @@ class ChangeMeter:
                     total.add_(gradient.to(device=total.device, dtype=total.dtype))
 
     def take(self) -> dict[Metric, list[float | None]]:
-        """Take the metrics of the interval that ends now and begin the next.
+        """Take the metrics of the ended interval and begin the next.
 
-        Each has one number per parameter, over all of a sharded tensor; of the last gradient, None
-        for those that no backward of the step has reached.
+        A metric has a number per parameter, over all of a sharded tensor; None for the last
+        gradient of parameters without a backward in the step.
         """
         rows = [self._take_one(i) for i in range(len(self._parameters))]
         columns = torch.stack([torch.stack(row) for row in rows])
@@ -99,7 +98,7 @@ class ChangeMeter:
         return dict(zip(self._measurement.metrics, numbers, strict=True))
 
     def _gradient(self, i: int) -> Tensor | None:
-        """Return the part of a gradient that is here, made up for masks; None if there is none."""
+        """Return the local part of a gradient, scaled up for masks; None without."""
         frequency = float(self._frequency[i])
         if self._parameters[i].grad is None or frequency == 0.0:
             return None
@@ -107,7 +106,7 @@ class ChangeMeter:
         return gradient if frequency == 1.0 else gradient / frequency
 
     def _take_one(self, i: int) -> list[Tensor]:
-        """Return the wanted metrics of parameter ``i``, of the part that is here."""
+        """Return the wanted metrics of the local part of parameter ``i``."""
         vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
         change = self._change(i, vectors)
         means = self._next_means(vectors, change)
@@ -132,10 +131,10 @@ class ChangeMeter:
         return metrics
 
     def _next_means(self, vectors: Mapping[str, Tensor], change: Tensor) -> dict[str, Tensor]:
-        """Take one step of the running means, in place; return them in float32.
+        """Take a step of the running means, in place; return them in float32.
 
-        Elements that settled at a check before would be frozen one by one, and not be updated any
-        more, so their means stay as they are.
+        Elements settled at a former check would be frozen one by one, without further updates, so
+        their means stay.
         """
         values = {"mean": change, "mean_abs": change.abs()}
         means = {k: vectors[k].to(change.device, torch.float32) for k in values if k in vectors}
@@ -150,7 +149,7 @@ class ChangeMeter:
         return means
 
     def _change(self, i: int, vectors: Mapping[str, Tensor]) -> Tensor:
-        """Return Delta_K of the part of parameter ``i`` that is here, float32, on its device."""
+        """Return Delta_K of the local part of parameter ``i``, float32, on its device."""
         parameter = self._parameters[i]
         if self._measurement.source is Source.LAST_GRADIENT:
             gradient = self._gradient(i)
@@ -174,7 +173,7 @@ class ChangeMeter:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state of :meth:`state_dict`."""
         for kind, kept in self._vectors.items():
             for name, vector in zip(self._names, kept, strict=True):
                 vector.copy_(local_part(state_dict[f"{kind}.{name}"]))

@@ -1,4 +1,4 @@
-"""A copy of a few blocks that runs beside the training, to compare its output with theirs."""
+"""A copy of a few blocks, run beside the training to compare outputs."""
 
 from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.policies.policy import INLINE
@@ -9,5 +9,5 @@ Reference = InlineReference | ReferenceProcess  # where comparisons are made
 
 
 def make_reference(settings: ReferenceSettings) -> Reference:
-    """Return a reference where the settings want it."""
+    """Return a reference of the kind in the settings."""
     return InlineReference(settings) if settings.place == INLINE else ReferenceProcess(settings)

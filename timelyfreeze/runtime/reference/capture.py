@@ -1,4 +1,4 @@
-"""Takes what goes into neighbouring blocks of a stage and comes out of them, once."""
+"""Captures inputs and outputs of neighbouring blocks of a stage, once."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(eq=False)
 class Capture:
-    """Hooks on blocks that copy the first microbatch that goes through them to the host.
+    """Hooks on blocks copying their first microbatch to the host.
 
     Copies from a GPU are begun and not waited for. At most ``max_tokens`` of an output [B, T, d]
-    are kept; where it is 0, and of outputs of another form, such as [B, C, H, W], whole examples.
-    ``n_tokens`` is asked when the batch runs: how many tokens at the beginning of each example of
-    the first microbatch are no padding; None if nobody knows.
+    are kept; for 0, and for outputs of another form, such as [B, C, H, W], whole examples.
+    ``n_tokens`` returns, when the batch runs, the number of tokens before the padding by example of
+    the first microbatch; None if unknown.
     """
 
     stage: FreezingStage
@@ -86,7 +86,7 @@ class Capture:
         )
 
     def _rows(self, shape: torch.Size) -> NDArray[np.int64]:
-        """Return which rows of an output, as [-1, d], to keep: no padding, evenly spread."""
+        """Return the rows of an output, as [-1, d], to keep: no padding, evenly spread."""
         length, n_rows = shape[-2], shape[:-1].numel()
         n_tokens = self.n_tokens()
         known = np.arange(n_rows)
@@ -100,7 +100,7 @@ class Capture:
 
 
 def _to_host(value: Any, block: nn.Module) -> Any:
-    """Return a copy on the host, which may still be on its way from a GPU."""
+    """Return a copy on the host, possibly still on its way from a GPU."""
     if isinstance(value, DTensor) or not isinstance(value, (Tensor, *_PLAIN)):
         raise ValueError(
             f"{type(block).__name__} is called with a {type(value).__name__}, which cannot be "
@@ -139,7 +139,7 @@ def stage_blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[i
 
 
 def check_importable(blocks: Mapping[int, StageBlock]) -> None:
-    """Refuse classes of the script that was started, which no other process can import."""
+    """Refuse classes of the started script, not importable by other processes."""
     for layer, block in blocks.items():
         for module in block.module.modules():
             if type(module).__module__ == "__main__":
@@ -168,10 +168,10 @@ def plain_copy(
     prefix: str = "",
     made: dict[int, nn.Parameter] | None = None,
 ) -> nn.Module:
-    """Return a copy on the host, in evaluation mode, whose parameters require no gradient.
+    """Return a copy on the host, in evaluation mode, without gradients.
 
-    Weights are whole, by name without wrappers, on the host; they are not copied. ``prefix`` is
-    what the names of a part begin with, ``made`` are parameters that other parts share.
+    Weights are whole, by name without wrappers, on the host; they are not copied. ``prefix`` begins
+    the names of a part, ``made`` are parameters shared with other parts.
     """
     made = {} if made is None else made
     while len(block._modules) == 1 and (inner := next(iter(block._modules))) in _WRAPPED:

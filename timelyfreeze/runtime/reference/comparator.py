@@ -1,9 +1,8 @@
-"""What a policy sees that compares outputs: losses, the learning rate, and plasticity.
+"""Observations of a policy with comparisons: losses, the learning rate, and plasticity.
 
-Every rank counts the losses that it sees. The rank that holds the compared blocks, the first of
-several, captures one microbatch at each check and has a reference compare it. What the ranks have
-seen since the check before, they tell each other there, and only there: so all decide the same, and
-nobody waits for a comparison that takes longer.
+Every rank counts its losses. The rank with the compared blocks, the first of several, captures a
+microbatch at a check and has a reference compare it. Ranks exchange observations at checks, and
+only there: so all decide the same, and nobody waits for a slow comparison.
 """
 
 import os
@@ -68,8 +67,8 @@ class OutputComparator:
     def begin_step(self, step: int, *, counts: bool, is_due: bool) -> None:
         """Enter a step.
 
-        The loss of a step ``counts`` if it changes weights as training does; where a check
-        ``is_due`` at its end, its first batch is compared.
+        The loss of a step ``counts`` if the step changes weights as training; where a check
+        ``is_due`` at the end, the first batch is compared.
         """
         self._listens = counts
         self._n_steps += counts
@@ -96,15 +95,15 @@ class OutputComparator:
         )
 
     def record_tokens(self, n_tokens: Tensor) -> None:
-        """Take note of how many tokens of each row of a batch are no padding, int, shape [B].
+        """Note the numbers of tokens before the padding by row of a batch, int, shape [B].
 
-        They stand at the beginning of each row. Of those of a step, the first that is noted counts.
+        Tokens stand at the beginning of rows. The first note of a step counts.
         """
         if self._n_tokens is None:
             self._n_tokens = n_tokens
 
     def end_step(self) -> None:
-        """Hand over what was captured."""
+        """Hand over the captured batch."""
         capture, self._capture = self._capture, None
         if capture is None:
             return
@@ -119,7 +118,7 @@ class OutputComparator:
     # -- the check ---------------------------------------------------------------------------------
 
     def take(self) -> Observed:
-        """Return what this rank has seen since the last call."""
+        """Return this rank's observations since the last call."""
         found, n_lost = self.reference.take()
         has_loss = self._last is not None and self._n_steps > 0
         loss = float(self._loss) / self._n_steps if has_loss else None
@@ -129,7 +128,7 @@ class OutputComparator:
         return seen
 
     def follow(self, compared: Compared | None) -> None:
-        """Compare these blocks from now on; all ranks that hold them must call this together."""
+        """Compare these blocks from now on; a collective call of their ranks."""
         self._compared = compared
         if compared is None:
             self._copied, self._copy = None, {}
@@ -170,14 +169,14 @@ class OutputComparator:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_losses(self) -> dict[str, list[float]]:
-        """Return {last stage, if it is here: sum and number of the losses of this interval}."""
+        """Return {last stage, if here: sum and number of this interval's losses}."""
         here = () if self._last is None else (str(self._last.stage_index),)
         return {stage: [float(self._loss), self._n_steps] for stage in here}
 
     def resume(
         self, compared: Compared | None, losses: Mapping[str, Sequence[float]] | None
     ) -> None:
-        """Go on with what is compared, and with :meth:`plain_losses`; the copy needs weights."""
+        """Resume the comparison, and :meth:`plain_losses`; the copy needs weights."""
         self._compared, self._copied, self._copy = compared, None, {}
         if losses is not None and self._last is not None:
             total, n_steps = losses[str(self._last.stage_index)]
@@ -192,7 +191,7 @@ class OutputComparator:
         }
 
     def tensors_to_load(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return room for those of ``names`` that are weights of this rank's blocks."""
+        """Return room for the weights of this rank's blocks among ``names``."""
         return {
             f"{_COPY}{name}": as_sharded(torch.empty_like(local_part(p), device="cpu"), p)
             for name, p in self._parameters.items()
@@ -200,7 +199,7 @@ class OutputComparator:
         }
 
     def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`tensor_state` returned, after :meth:`resume`."""
+        """Restore the tensors of :meth:`tensor_state`, after :meth:`resume`."""
         self._copy = {
             name.removeprefix(_COPY): local_part(tensor).to("cpu", copy=True)
             for name, tensor in tensors.items()
@@ -209,10 +208,10 @@ class OutputComparator:
 
 
 def is_busy(settings: ReferenceSettings, device: torch.device) -> bool:
-    """Return whether the machine has other things to do than to compare outputs.
+    """Return whether the machine is too busy to compare outputs.
 
-    Where it trains itself, it always has; then the process gives way by its priority. Inline, a run
-    is to be repeated exactly, whatever else the machine does.
+    A machine training itself always is; then the process gives way by its priority. Inline, a run
+    is to be repeated exactly, on a busy machine too.
     """
     if device.type == "cpu" or settings.place != BACKGROUND:
         return False

@@ -1,4 +1,4 @@
-"""The reference: a copy of a few blocks that is run on the host, and what it is compared with."""
+"""The reference: a copy of a few blocks run on the host, and its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timelyfreeze.policies.policy import INT8
 
 @dataclass(frozen=True)
 class CapturedBatch:
-    """What went into blocks and came out of them, of one microbatch, on the host."""
+    """Inputs and outputs of blocks, of a microbatch, on the host."""
 
     step: int  # step that it is from
     first: int  # first layer of the blocks
@@ -33,7 +33,7 @@ class CapturedBatch:
     copied: torch.cuda.Event | None = None
 
     def arrived(self) -> CapturedBatch:
-        """Return it once everything is there; blocks until then."""
+        """Return the batch once all copies are there; blocks until then."""
         if self.copied is None:
             return self
         self.copied.synchronize()
@@ -41,10 +41,10 @@ class CapturedBatch:
 
 
 class InlineReference:
-    """Compares in the process that trains, which waits.
+    """Compares in the training process, which waits.
 
-    Blocks compute in float32, their linear layers in 8 bits if so wanted and possible; ``note``
-    says why not where 8 bits were asked for.
+    Blocks compute in float32, their linear layers in 8 bits if wanted and possible; ``note`` has
+    the reason against 8 bits.
     """
 
     def __init__(self, settings: ReferenceSettings) -> None:
@@ -59,7 +59,7 @@ class InlineReference:
         self.note = _quantize(self._blocks) if self._settings.precision == INT8 else None
 
     def offer(self, batch: CapturedBatch) -> bool:
-        """Have a batch compared; return whether there was room for it."""
+        """Have a batch compared; return whether there was room."""
         self._found.append(self.difference(batch.arrived()))
         return True
 
@@ -77,7 +77,7 @@ class InlineReference:
         return Difference(batch.step, batch.first, value)
 
     def take(self) -> tuple[list[Difference], int]:
-        """Return what was found since the last call, and how many accepted batches were lost."""
+        """Return the results since the last call, and the number of lost batches."""
         found, self._found = self._found, []
         return found, 0
 

@@ -1,8 +1,8 @@
-"""A reference in a process of its own: at the lowest priority, on one thread, waited for by nobody.
+"""A reference in a process of its own: at the lowest priority, on one thread, without waits.
 
-A thread of the training process asks it one question after the other, so no call here waits. If
-the process dies, it is told and started again with the blocks that it had. Messages are pickles,
-apart from each other, so that one that cannot be read leaves the next alone.
+A thread of the training process asks question after question, so no call here waits. A dead process
+is logged and started again with the same blocks. Messages are separate pickles, so that an
+unreadable message leaves the next alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_DEATHS = 3
 
 
 class ReferenceProcess:
-    """Compares in another process, as ``InlineReference`` does in this one."""
+    """Compares in another process, with the methods of ``InlineReference``."""
 
     def __init__(self, settings: ReferenceSettings) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class ReferenceProcess:
 
     @property
     def pid(self) -> int | None:
-        """Number of the process; None before the first blocks and after it was given up."""
+        """Number of the process; None before the first blocks and after giving up."""
         return None if self._process is None else self._process.pid
 
     def load(self, blocks: nn.ModuleList) -> None:
@@ -68,7 +68,7 @@ class ReferenceProcess:
             self._begin()
 
     def offer(self, batch: CapturedBatch) -> bool:
-        """Have a batch compared if there is room for it in the queue."""
+        """Have a batch compared if there is room in the queue."""
         self._look()
         if self._process is None or self._n_waiting >= self._settings.queue_length:
             return False
@@ -77,7 +77,7 @@ class ReferenceProcess:
         return True
 
     def take(self) -> tuple[list[Difference], int]:
-        """Return what was found since the last call, and how many accepted batches were lost."""
+        """Return the results since the last call, and the number of lost batches."""
         self._look()
         found, self._found = self._found, []
         n_lost, self._n_lost = self._n_lost, 0
@@ -92,7 +92,7 @@ class ReferenceProcess:
             self._process = None
 
     def _begin(self) -> None:
-        """Start a process and the thread that asks it, and send it the blocks."""
+        """Start a process and its asking thread, and send the blocks."""
         ours, theirs = Pipe()
         with theirs:
             # Whatever somebody's blocks print belongs on standard error.
@@ -105,7 +105,7 @@ class ReferenceProcess:
         self._questions.put(self._blocks)
 
     def _look(self) -> None:
-        """Take the answers that are there; start the process again if it has died."""
+        """Take the present answers; restart a dead process."""
         while self._answers:
             answer = self._answers.popleft()
             if isinstance(answer, WorkerMessage):
@@ -154,7 +154,7 @@ def _ask(
     answers: deque[Any],
     settings: ReferenceSettings,
 ) -> None:
-    """Ask what is in the queue until it says None, or until the process says nothing more."""
+    """Ask the questions in the queue until None, or until the process is silent."""
     with suppress(EOFError, OSError):
         for question in iter(questions.get, None):
             is_batch = isinstance(question, CapturedBatch)
@@ -210,7 +210,7 @@ def serve() -> None:
 
 
 def answers_to(messages: Iterable[bytes]) -> Iterator[Difference | WorkerMessage | None]:
-    """Yield an answer to each message: to a batch its difference, to blocks None if all is well."""
+    """Yield an answer per message: to a batch its difference, to blocks None for success."""
     reference: InlineReference | None = None
     for message in messages:
         is_batch = True
