@@ -294,7 +294,7 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
 def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of the model by its name, none where that is not known."""
     args = None if config.model.name in IMAGE_MODELS else known_args(config)
-    if not hasattr(args, "n_layers"):
+    if args is None or not hasattr(args, "n_layers"):
         return {}
     args.update_from_config(config)
     with torch.device("meta"):

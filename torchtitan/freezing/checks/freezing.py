@@ -60,7 +60,8 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     if method is None:
         return
     # What "auto" stands for is found once the rest is right.
-    known = replace(freezing, gradient_rank=0) if freezing.gradient_rank == AUTO else freezing
+    is_auto = freezing.gradient_rank == AUTO
+    known: FreezeSettings = replace(freezing, gradient_rank=0) if is_auto else freezing
     settings = list(known.errors(plans=method.plans, n_stages=_n_stages(config)))
     yield from settings
     yield from _last_step_errors(config, plans=method.plans)
@@ -197,8 +198,9 @@ def _tell_of_short_sides(
 ) -> None:
     """Warn of layers that are not wide enough for a rank to be low, those ``targets`` name."""
     rank = max(ranks, default=0) if isinstance(ranks, list) else ranks
-    model = plain_model(config) if rank > 0 else None
-    layers = [] if model is None else chosen_layers(linear_layers(model), targets)
+    if rank <= 0 or (model := plain_model(config)) is None:
+        return
+    layers = chosen_layers(linear_layers(model), targets)
     sides = {name: min(model.get_submodule(name).weight.shape) for name in layers}
     if short := [f"{name} ({side})" for name, side in sides.items() if side < rank]:
         logger.warning(f"{key} is {ranks}, above the shorter side of {listed(short)}")

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import make_new, markdown_lines, markdown_table
 from timelyfreeze.files.options import new_folder, number, parse_with_keys, status_of, whole
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(job_config) -> dict[str, str]:
+def _about(job_config: Any) -> dict[str, str]:
     """Return what is said of a profile, above its table and in its file."""
     from datetime import datetime
 
