@@ -239,7 +239,7 @@ def copy_without_wait(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_pinned():
             # Of a tensor that shares the memory: its own method would hold itself, a circle.
-            tensor.to = partial(tensor.detach().to, non_blocking=True)  # type: ignore[method-assign]
+            tensor.to = partial(tensor.detach().to, non_blocking=True)
 
 
 def evaluate_forwards_alone(schedule: Any) -> None:
@@ -317,7 +317,7 @@ def _metrics_rank(
 SGD = "SGD"
 
 
-class SgdContainer(OptimizersContainer):
+class SgdContainer(OptimizersContainer[torch.optim.SGD]):
     """SGD with momentum for each part, whose state can be saved before every tensor has one."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,7 +337,7 @@ class SgdContainer(OptimizersContainer):
 
 def build_sgd(
     model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
-) -> OptimizersContainer:
+) -> SgdContainer:
     """Return SGD for each part, whose momentum is ``beta1``; ``beta2`` and ``eps`` mean nothing."""
     settings = {
         "lr": config.lr,
