@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks style and types: ruff on everything, mypy on the library.
+# Checks style and types: ruff on everything, mypy on both packages.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 expect_options "" "$@"

@@ -62,10 +62,10 @@ class MemoryCheckpoint(StorageWriter, StorageReader):
         for item in plan.items:
             data = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
-                kept = self._bytes[item.index] = data.getvalue()  # type: ignore[union-attr]
+                kept = self._bytes[item.index] = data.getvalue()
                 size = len(kept)
             else:
-                copied = data.detach().to("cpu", copy=True)  # type: ignore[union-attr]
+                copied = data.detach().to("cpu", copy=True)
                 self._tensors[item.index] = copied
                 size = copied.nbytes
             written.append(WriteResult(item.index, size, dist.get_rank()))

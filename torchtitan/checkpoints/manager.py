@@ -75,7 +75,7 @@ class SafeCheckpointManager(CheckpointManager):
         """
         if self._handed is not None:
             memory, self._handed = self._handed, None
-            saved = memory.metadata.state_dict_metadata
+            saved = memory.read_metadata().state_dict_metadata
             states = fitted_states(self._flattened_model_states_sd(), saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
@@ -212,7 +212,7 @@ class SafeCheckpointManager(CheckpointManager):
 _STATE = "state."
 
 
-def _fitted_optimizers(optimizers: OptimizersContainer, keys: Collection[str]) -> Any:
+def _fitted_optimizers(optimizers: OptimizersContainer[Any], keys: Collection[str]) -> Any:
     """Return optimizers with zeros for tensors never updated, as before the first update."""
     every = optimizers.state_dict()
     without = {k: v for k, v in every.items() if k.startswith(_STATE) and k not in keys}

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
+from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object, shown
@@ -113,15 +113,14 @@ class ChatTemplate:
             the = "" if error.is_broken else "the "
             raise ChatTemplateError(f"{the}chat template {told}") from error
 
-    def tokens(
-        self, said: Conversation, tokenizer: HuggingFaceTokenizer
-    ) -> tuple[list[int], list[bool]]:
+    def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and the learned among them.
 
         The text is encoded as a whole, as transformers does, so that a tokenizer with special
         treatment of a text's beginning meets a single beginning. No token is added. Learned are
         tokens beginning within an answer or its end mark.
         """
+        assert isinstance(tokenizer, HuggingFaceTokenizer)  # which the template is of
         chat = self.mark(said)
         encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
         ids, offsets = encoding.ids, encoding.offsets  # lists made again at each access
@@ -194,13 +193,14 @@ def _templates_in_folder(folder: Path) -> dict[str, str]:
     files = {file.stem: file for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files["default"] = folder / TEMPLATE_FILE
+    found: dict[str, str] = {}
     for name, file in files.items():
         try:
-            files[name] = file.read_text("utf-8")
+            found[name] = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ChatTemplateError(f"{file} cannot be read: {error}") from error
-    if files:
-        return files
+    if found:
+        return found
     config = folder / CONFIG_FILE
     try:
         entry = read_object(config).get("chat_template")

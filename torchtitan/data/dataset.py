@@ -80,8 +80,10 @@ class InstructDataset(ResumableDataset):
         packing: bool = False,
         **place: Any,
     ) -> None:
-        how = {"infinite": infinite, "split": split, "window": WINDOW_EXAMPLES if packing else 1}
-        super().__init__(len(examples), examples.epoch(split), **how, **place)
+        epoch, window = examples.epoch(split), WINDOW_EXAMPLES if packing else 1
+        super().__init__(
+            len(examples), epoch, infinite=infinite, split=split, window=window, **place
+        )
         self.names_rows = not packing
         self.examples, self._tokenizer, self._seq_len = examples, tokenizer, seq_len
         self.template = template

@@ -115,7 +115,7 @@ def _no_place(section: str, kind: str, or_paths: str) -> str:
 def _for_each(key: str, value: str | Sequence[str | float], n_places: int) -> list[str | float]:
     """Return a key's value for all paths; a single text stands for all."""
     if isinstance(value, str) or not value:
-        return [value or ""] * n_places
+        return [str(value or "")] * n_places
     if len(value) != n_places:
         raise ValueError(
             f"{key} is {list(value)}; it must have a value for each of {n_places} places "

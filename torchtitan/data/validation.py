@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 import torchtitan.components.validate as titan_validate
 from torch import Tensor, nn
 from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.validate import Validator
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
@@ -37,7 +36,7 @@ class BatchValidator(Validator):
         self,
         loader: BaseDataLoader,
         job_config: JobConfig,
-        metrics_processor: MetricsProcessor,
+        metrics_processor: Any,
         **kwargs: Any,
     ) -> None:
         # Upstream never sees more than one batch. Told so, it does not warn of ranks that run out
@@ -45,7 +44,7 @@ class BatchValidator(Validator):
         one_step = replace(job_config, validation=replace(job_config.validation, steps=1))
         self._one_loss = _OneLoss()
         with _no_text_loader():
-            super().__init__(job_config=one_step, metrics_processor=self._one_loss, **kwargs)
+            super().__init__(job_config=one_step, **kwargs | {"metrics_processor": self._one_loss})
         self._loader = loader
         self._n_steps = job_config.validation.steps
         self._last_step = job_config.training.steps
@@ -60,7 +59,7 @@ class BatchValidator(Validator):
         self, model_parts: list[nn.Module], step: int, inputs: dict[str, Tensor], labels: Tensor
     ) -> float:
         """Return upstream's loss of a batch of all replicas."""
-        self.validation_dataloader = [(inputs, labels)]
+        self.validation_dataloader = cast(Any, [(inputs, labels)])
         super().validate(model_parts, step)
         return self._one_loss.value
 
@@ -165,7 +164,7 @@ class _OneLoss:
 def _no_text_loader() -> Iterator[None]:
     """Keep upstream's validator from looking for a text data set of our name."""
     original = titan_validate.build_text_validation_dataloader
-    titan_validate.build_text_validation_dataloader = lambda **kwargs: []
+    titan_validate.build_text_validation_dataloader = lambda **kwargs: cast(Any, [])
     try:
         yield
     finally:
@@ -173,7 +172,7 @@ def _no_text_loader() -> Iterator[None]:
 
 
 @contextmanager
-def counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
+def counted_apart(processor: Any) -> Iterator[Any]:
     """Let the processor count tokens and time of a validation, and then go on with training's.
 
     Upstream starts both again after a validation, and so takes the steps since the last log out of

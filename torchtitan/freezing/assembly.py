@@ -3,12 +3,11 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torchtitan.tools.logging import logger
-from torchtitan.train import Trainer
 
 from timelyfreeze.control import (
     EmulatedRecorder,
@@ -35,11 +34,14 @@ from torchtitan.freezing.partition.cut import model_sizes
 from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import cache_folder, model_family, pipeline_order
 
+if TYPE_CHECKING:
+    from torchtitan.freezing.trainer import FreezingTrainer
+
 
 class Assembly:
     """A trainer's parts for freezing; ranks share ``n_processors``, None for one each."""
 
-    def __init__(self, trainer: Trainer, n_processors: float | None) -> None:
+    def __init__(self, trainer: "FreezingTrainer", n_processors: float | None) -> None:
         self._trainer, self._config = trainer, trainer.job_config
         self._emulates = self._config.emulation.enable
         # With several threads processor time says little about how long an action takes.
@@ -80,6 +82,7 @@ class Assembly:
         """Return the controller of the configured method."""
         trainer, freezing = self._trainer, self._config.freezing
         method = parse_method(freezing.method)
+        assert method is not None  # without a method there is no controller
         stages, outside, store = stages_of(trainer.pp_schedule), None, None
         if caches(self._config):
             cache, place = freezing.cache, Path(cache_folder(self._config))
@@ -115,7 +118,7 @@ class Assembly:
         )
 
 
-def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
+def policy_of(trainer: "FreezingTrainer", name: str) -> FreezePolicy:
     """Return the policy's settings, in steps of this run; of pictures whole ones are compared."""
     policy: Any = getattr(trainer.job_config.freezing, name)
     if isinstance(policy, Egeria) and not model_family(trainer.job_config).reads_text:
@@ -131,12 +134,12 @@ def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
     return policy
 
 
-def front_identity(trainer: Trainer) -> str:
+def front_identity(trainer: "FreezingTrainer") -> str:
     """Return the influences on the front's output besides weights and tokens."""
     config, dtypes = trainer.job_config, trainer.job_config.training
     numbers = dtypes.dtype, dtypes.mixed_precision_param, torch.get_default_dtype()
     are_cast = {dtypes.dtype, dtypes.mixed_precision_param} != {"float32"}
     # FSDP casts others than autocast.
-    numbers = *numbers, are_cast and trainer.parallel_dims.fsdp_enabled
+    casts = are_cast and trainer.parallel_dims.fsdp_enabled
     made_by = config.model.converters, config.compile, torch.__version__, trainer.device.type
-    return repr((trainer.model_args, *numbers, *made_by))
+    return repr((trainer.model_args, *numbers, casts, *made_by))

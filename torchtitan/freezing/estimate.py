@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import markdown_table
 from timelyfreeze.files.options import number, parse_with_keys, status_of
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def render(ranks, names) -> str:
+def render(ranks: Sequence[Any], names: Sequence[str]) -> str:
     """Return a markdown table, a row per device, in GiB."""
     parts = [field.name for field in fields(ranks[0])]
     return markdown_table(

@@ -78,7 +78,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     import torchtitan.train as titan_train
 
     # Upstream's main function would parse the command line again, without our sections.
-    titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
+    titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)  # type: ignore[assignment,misc]
     try:
         with lock:
             titan_train.main(trainer_for(job_config))
@@ -133,6 +133,7 @@ def trainer_for(job_config: JobConfig) -> Any:
 def _done_run(job_config: JobConfig) -> str:
     """Return the text on a finished run: its step, and its report if any."""
     start, report = start_of(job_config), last_report(job_config)
+    assert start is not None  # since the run is done
     excluded = job_config.checkpoint.exclude_from_loading
     step = resumable_step(finished_steps(start.folder.parent), excluded)
     more = "with more training.steps it goes on"

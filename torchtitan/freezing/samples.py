@@ -34,6 +34,7 @@ def _show(options: argparse.Namespace, settings: Sequence[str]) -> int:
             f"training.dataset is {config.training.dataset!r}, which is no instruction data"
         )
     spec = get_train_spec(config.model.name)
+    assert spec.build_tokenizer_fn is not None
     tokenizer = spec.build_tokenizer_fn(config)
     loader = spec.build_dataloader_fn(
         dp_world_size=1, dp_rank=0, tokenizer=tokenizer, job_config=config

@@ -24,6 +24,7 @@ from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, adopt_stages, run_batches_in, stages_of
 from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
+from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
@@ -32,7 +33,7 @@ from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.progress import quiet_unless
-from torchtitan.freezing.report.recorder import RunRecorder
+from torchtitan.freezing.report.recorder import FreezingMetricsProcessor, RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import JobConfig, toml_key
@@ -58,6 +59,11 @@ class FreezingTrainer(Trainer):
     device_seconds = 0.0
     why_early = "no more examples"
     job_config: JobConfig
+    checkpointer: SafeCheckpointManager
+    metrics_processor: FreezingMetricsProcessor
+    dataloader: Any  # upstream's or ours, as are the two below
+    loss_fn: Any
+    model_args: Any
     controller: FreezeController | None = None
     recorder: ActionRecorder | None = None
     emulation: EmulationRecord | None = None
@@ -87,11 +93,11 @@ class FreezingTrainer(Trainer):
 
     def init_distributed(self) -> ParallelDims:
         """Set up the process groups, then let only the rank with the loss talk."""
-        if self.job_config.emulation.enable:
+        if not self.job_config.emulation.enable:
+            parallel_dims = super().init_distributed()
+        else:
             with as_one_process(self.job_config):
                 parallel_dims = EmulatedDims.of(super().init_distributed())
-        else:
-            parallel_dims = super().init_distributed()
         shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, self.job_config)
         quiet_unless(shown, dist.get_rank())
         if shown and (told := partition_line(self.job_config)) is not None:
@@ -146,11 +152,11 @@ class FreezingTrainer(Trainer):
         if self.controller is not None:
             self.controller.begin_step(self.step)
         batches = self._batches_of_step(data_iterator)
-        if self._caches and self.controller is not None:
+        if self.controller is not None and (cache := self.controller.cache) is not None:
             self._rows = []
             batches = iter(list(islice(batches, self.gradient_accumulation_steps)))
-            self.controller.cache.name_batches(self._rows)
-            self.controller.cache.read_ahead(self.dataloader.upcoming)
+            cache.name_batches(self._rows)
+            cache.read_ahead(self.dataloader.upcoming)
         super().train_step(batches)
         if self.controller is not None:
             self.controller.end_step()
@@ -239,9 +245,8 @@ class FreezingTrainer(Trainer):
         # A step without examples is not one: upstream counts it and then cancels it.
         ran_out = done > self.step
         saved = self.checkpointer.save_now(self.step, last_step=ran_out)
-        stopped_by = self._stop.settled()
-        is_signal = not ran_out and stopped_by is not None
-        why = f"stopped by {stopped_by.name}" if is_signal else self.why_early
+        stopped_by = None if ran_out else self._stop.settled()
+        why = self.why_early if stopped_by is None else f"stopped by {stopped_by.name}"
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors in the files' form, without adapters."""
-        names = {ours: theirs for theirs, ours in self.from_hf_map.items()}
+        names = {ours: theirs for theirs, ours in self.from_hf_map.items() if ours}
         return {
             _renamed(name, names): self._reordered(name, tensor, (-1, 2))
             for name, tensor in state_dict.items()
@@ -109,7 +109,7 @@ class LlamaAdapter(Llama3StateDictAdapter):
         return RenamingReader(path, {HEAD: EMBEDDING})
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
+def _renamed(name: str, names: Mapping[str, Any]) -> str:
     """Return another name of a tensor, from ``names`` standing for all layers."""
     return names[re.sub(r"\d+", "{}", name, count=1)].format(*re.findall(r"\d+", name)[:1])
 

@@ -51,7 +51,7 @@ class DecoderArgs(TransformerModelArgs):
     """
 
     model_type: str = "llama"
-    head_dim: int | None = None
+    head_dim: int = 0  # 0 for ``dim / n_heads``
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
@@ -139,8 +139,8 @@ class DecoderAttention(Attention):
         self.wk = nn.Linear(args.dim, keys, bias=args.qkv_bias)
         self.wv = nn.Linear(args.dim, keys, bias=args.qkv_bias)
         self.wo = nn.Linear(queries, args.dim, bias=args.output_bias)
-        self.q_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
-        self.k_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
+        self.q_norm: Any = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
+        self.k_norm: Any = nn.RMSNorm(args.head_dim, eps=args.norm_eps) if args.qk_norm else None
 
     def init_weights(self, init_std: float) -> None:
         """Draw weights as upstream does; biases begin at 0 and norms at 1."""
@@ -170,11 +170,11 @@ class DecoderAttention(Attention):
             # Kernels that take a mask want as many heads of keys as of queries.
             keys = keys.repeat_interleave(self.n_rep, dim=2)
             values = values.repeat_interleave(self.n_rep, dim=2)
-        by_head = [part.transpose(1, 2) for part in (queries, keys, values)]  # [B, heads, T, d]
+        q, k, v = (part.transpose(1, 2) for part in (queries, keys, values))  # [B, heads, T, d]
         if attention_masks is None:
-            attended = self.inner_attention(*by_head, enable_gqa=self.enable_gqa)
+            attended = self.inner_attention(q, k, v, enable_gqa=self.enable_gqa)
         else:
-            attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_masks)
         return self.wo(attended.transpose(1, 2).flatten(2))
 
     def _heads(
@@ -238,6 +238,8 @@ class SwiGlu(Function):
 
 class Decoder(Transformer):
     """Upstream's llama3 for packed sequences; without ``positions`` the same as upstream."""
+
+    model_args: DecoderArgs
 
     def __init__(self, model_args: TransformerModelArgs) -> None:
         args = as_decoder(model_args)

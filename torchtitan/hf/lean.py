@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from timelyfreeze.runtime.linear import lean_linears
-from torchtitan.hf.decoder import Decoder
 
 
-def compute_in(part: Decoder, dtype: torch.dtype) -> None:
+def compute_in(part: nn.Module, dtype: torch.dtype) -> None:
     """Have a stage compute and send activations of a 16-bit type; its weights stay as they are.
 
     Rounded once behind the embedding, the residual stream takes half the memory of float32 and no

@@ -12,9 +12,10 @@ from torchtitan.settings import JobConfig
 
 # Of ImageNet.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_Finite, _Positive = Annotated[float, Within(-math.inf)], Annotated[float, Within(0.0, above=True)]
+_Real = Annotated[float, Within(-math.inf)]
+_Pos = Annotated[float, Within(0.0, above=True)]
 # What three numbers may be, and are if nothing says otherwise.
-_COLORS = {"mean": (tuple[(_Finite,) * 3], MEAN), "std": (tuple[(_Positive,) * 3], STD)}
+_COLORS = {"mean": (tuple[_Real, _Real, _Real], MEAN), "std": (tuple[_Pos, _Pos, _Pos], STD)}
 PREPROCESSOR, _ASSETS = "preprocessor_config.json", "model.hf_assets_path"
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.sequences import ROWS
@@ -22,7 +21,7 @@ class ImageValidator(BatchValidator):
     """Validates on pictures: loss, without smoothing, and top-1 and top-5 as means over all."""
 
     def __init__(
-        self, loader: Any, job_config: TitanJobConfig, metrics_processor: Any, **kwargs: Any
+        self, loader: Any, job_config: JobConfig, metrics_processor: Any, **kwargs: Any
     ) -> None:
         self._outputs = _Outputs(kwargs.get("pp_schedule"), kwargs["loss_fn"])
         if kwargs.get("pp_schedule") is not None:

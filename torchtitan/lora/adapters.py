@@ -54,7 +54,7 @@ def adapter_shapes(
     model: nn.Module, layers: Iterable[str], rank: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the adapters' tensors for ``layers``, by name."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in layers:
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
@@ -181,7 +181,7 @@ def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
     return replace(spec, parallelize_fn=parallelized, build_optimizers_fn=optimizers)
 
 
-def count_trained(parts: Sequence[nn.Module], n_copies: int) -> dict[str, int]:
+def count_trained(parts: Sequence[nn.Module], n_copies: int) -> dict[str, Any]:
     """Return ``parameters`` and ``parameters_trained`` of the whole model; nothing if equal.
 
     A collective call of all ranks if parts of the model are frozen for good. ``n_copies`` processes

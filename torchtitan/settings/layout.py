@@ -33,7 +33,9 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     per_stage = parallelism.pipeline_parallel_layers_per_stage
     n_stages = parallelism.pipeline_parallel_degree
     if n_stages > 1:
-        n_stages *= stages_per_rank(parallelism.pipeline_parallel_schedule)
+        of_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
+        assert of_rank is not None  # torch knows the schedule
+        n_stages *= of_rank
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
     # Imported late: it loads models, and values are checked without.

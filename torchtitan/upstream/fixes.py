@@ -237,7 +237,7 @@ def copy_without_wait(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_pinned():
             # Of a tensor that shares the memory: its own method would hold itself, a circle.
-            tensor.to = partial(tensor.detach().to, non_blocking=True)  # type: ignore[method-assign]
+            tensor.to = partial(tensor.detach().to, non_blocking=True)
 
 
 def evaluate_forwards_alone(schedule: Any) -> None:
@@ -315,7 +315,7 @@ def _metrics_rank(
 SGD = "SGD"
 
 
-class SgdContainer(OptimizersContainer):
+class SgdContainer(OptimizersContainer[torch.optim.SGD]):
     """SGD with momentum for each part, with state to save before every tensor has any."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class SgdContainer(OptimizersContainer):
 
 def build_sgd(
     model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
-) -> OptimizersContainer:
+) -> SgdContainer:
     """Return SGD for all parts, with momentum ``beta1``; ``beta2`` and ``eps`` are unused."""
     settings = {
         "lr": config.lr,

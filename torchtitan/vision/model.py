@@ -114,7 +114,7 @@ class VisionArgs(BaseModelArgs):
 
         return getattr(transformers, self.model_class)._from_config(self.config())
 
-    def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
+    def update_from_config(self, job_config: Any, **kwargs: Any) -> None:
         """Take the number of classes and the size of pictures from a run."""
         self.classes = job_config.vision.classes or self.classes
         self.image_size = job_config.vision.image_size

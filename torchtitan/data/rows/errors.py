@@ -3,7 +3,8 @@
 import gzip
 import zlib
 from collections.abc import Sequence
-from typing import IO, Any
+from io import BufferedIOBase
+from typing import Any
 
 _KINDS = {
     dict: "an object",
@@ -65,7 +66,7 @@ def holds_lines(file: str) -> bool:
         return True
 
 
-def open_rows(file: str) -> IO[bytes]:
+def open_rows(file: str) -> BufferedIOBase:
     """Open a file of JSON, packed or not."""
     return gzip.open(file) if file.endswith(".gz") else open(file, "rb")
 

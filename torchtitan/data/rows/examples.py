@@ -58,7 +58,7 @@ class InstructExamples:
     examples: Sequence[dict[str, Any]]
     files: tuple[tuple[str, int], ...]
     messages: Callable[[dict[str, Any]], Conversation]
-    numbers: array | None = None
+    numbers: Sequence[int] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
 

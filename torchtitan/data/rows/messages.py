@@ -151,8 +151,8 @@ def _conversation(example: dict[str, Any], field: str, keys: tuple[str, str]) ->
 def _said(example: dict[str, Any], messages: list[Message]) -> Conversation:
     """Return messages with the example's other columns."""
     _refuse(example)
-    system = example.get(SYSTEM)
-    if system not in _EMPTY and _text(example, SYSTEM).strip():
+    system = "" if example.get(SYSTEM) in _EMPTY else _text(example, SYSTEM)
+    if system.strip():
         own = [message.content for message in messages if message.role == "system"]
         if own and own != [system]:
             raise FieldError(SYSTEM, "is there beside a message of another system; keep one")

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 class _GenerationBlocks(Extension):
     """Notes the characters written by ``{% generation %}`` blocks, which mark answers."""
 
+    environment: Any  # has ``noted`` too
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
     def parse(self, parser: Any) -> Any:
@@ -37,7 +38,7 @@ class _GenerationBlocks(Extension):
 
 
 @lru_cache(maxsize=8)
-def _compiled(source: str) -> jinja2.Template:
+def _compiled(source: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

@@ -127,4 +127,4 @@ class _Worker:
 
 _worker = _Worker()
 # A process that was forked must not use its parent's pipes, but begin again.
-os.register_at_fork(after_in_child=_worker.__init__)
+os.register_at_fork(after_in_child=lambda: _Worker.__init__(_worker))

@@ -23,6 +23,7 @@ class FolderTokenizer(HuggingFaceTokenizer):
     of texts as a beginning only, and keeps ``tokenizer.json``'s maximum length of texts.
     """
 
+    config: dict[str, Any]
     special_tokens: dict[str, str]
     pad_id: int | None
 
@@ -47,7 +48,7 @@ class FolderTokenizer(HuggingFaceTokenizer):
         config, tokenizer = self.config, self.tokenizer
         named = {key: _content(token) for key, token in _named(config)}
         lists = (config[key] for key in _EXTRA if isinstance(config.get(key), list))
-        extra = next(filter(None, lists), [])
+        extra: list[Any] = next(filter(None, lists), [])
         special = {*named.values(), *map(_content, extra)}
         in_file = tokenizer.get_added_tokens_decoder().values()
         listed = sorted(config[_ADDED].items(), key=lambda entry: int(entry[0]))
@@ -62,9 +63,9 @@ class FolderTokenizer(HuggingFaceTokenizer):
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
         self.special_tokens = named
         for kind in ("bos", "eos", "pad"):
-            token = named.get(f"{kind}_token")
-            setattr(self, f"{kind}_token", token)
-            setattr(self, f"{kind}_id", None if token is None else tokenizer.token_to_id(token))
+            text = named.get(f"{kind}_token")
+            setattr(self, f"{kind}_token", text)
+            setattr(self, f"{kind}_id", None if text is None else tokenizer.token_to_id(text))
 
 
 def _read(path: Path) -> dict[str, Any]:

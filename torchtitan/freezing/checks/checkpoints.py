@@ -295,7 +295,7 @@ def weights_errors(config: JobConfig, folder: Path) -> Iterator[str]:
 def _model_shapes(config: JobConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the model's weights by name, empty if unknown."""
     args = None if config.model.name in IMAGE_MODELS else known_args(config)
-    if not hasattr(args, "n_layers"):
+    if args is None or not hasattr(args, "n_layers"):
         return {}
     args.update_from_config(config)
     with torch.device("meta"):

@@ -71,8 +71,9 @@ def example_errors(config: JobConfig) -> Iterator[str]:
                     f"{source.key} has {source.path!r}, which is on this disk; data.subset, "
                     "data.split and data.revision are for data of the hub"
                 )
-            how = {"columns": source.columns, "key": source.key}
-            examples = read_examples(source.path, source.kind, **how)
+            examples = read_examples(
+                source.path, source.kind, columns=source.columns, key=source.key
+            )
             for index in range(len(examples)):
                 examples.read(index, _without_turns if is_cut else lambda said: said)
         except (FileNotFoundError, ValueError) as error:

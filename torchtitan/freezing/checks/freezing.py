@@ -9,7 +9,7 @@ from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import listed
 from timelyfreeze.policies import LORA, Check, FreezePolicy, build_layout, parse_method
-from timelyfreeze.settings import AUTO, rule_errors
+from timelyfreeze.settings import rule_errors
 from torchtitan.checkpoints.finished import changed_settings, saved_shapes
 from torchtitan.freezing.values.freezing import freezing_errors
 from torchtitan.freezing.values.pipeline import pipeline_errors
@@ -34,7 +34,7 @@ def method_errors(config: JobConfig) -> Iterator[str]:
     freezing = config.freezing
     if any(freezing_errors(config)) or (method := parse_method(freezing.method)) is None:
         return
-    if method.plans and freezing.gradient_rank != AUTO:
+    if method.plans and not isinstance(freezing.gradient_rank, str):  # of "auto" nothing is known
         _tell_of_short_sides(config, "freezing.gradient_rank", freezing.gradient_rank, ())
     if method.policy is not None:
         yield from _unfit_errors(config, getattr(freezing, method.policy))
@@ -84,8 +84,9 @@ def _tell_of_short_sides(
 ) -> None:
     """Warn of layers named by ``targets`` and too narrow for a low rank."""
     rank = max(ranks, default=0) if isinstance(ranks, list) else ranks
-    model = plain_model(config) if rank > 0 else None
-    layers = [] if model is None else chosen_layers(linear_layers(model), targets)
+    if rank <= 0 or (model := plain_model(config)) is None:
+        return
+    layers = chosen_layers(linear_layers(model), targets)
     sides = {name: min(model.get_submodule(name).weight.shape) for name in layers}
     if short := [f"{name} ({side})" for name, side in sides.items() if side < rank]:
         logger.warning(f"{key} is {ranks}, above the shorter side of {listed(short)}")

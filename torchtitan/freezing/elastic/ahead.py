@@ -13,7 +13,8 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.runtime import FrontRunAhead, split_batch, stages_of
 from timelyfreeze.runtime.entering.ahead import Microbatches
-from torchtitan.data.loader import Batch, Lookahead
+from torchtitan.checkpoints.manager import SafeCheckpointManager
+from torchtitan.data.loader import Batch, Lookahead, ResizableDataloader
 from torchtitan.data.sequences import ROWS
 from torchtitan.settings import JobConfig
 
@@ -27,6 +28,9 @@ class RunningAhead(Trainer):
     Every rank reads the next batch if the front may begin early, so all ranks know whether there is
     a batch. Checkpoints save the loader at the position of the steps.
     """
+
+    checkpointer: SafeCheckpointManager
+    dataloader: ResizableDataloader
 
     def __init__(self, job_config: JobConfig) -> None:
         super().__init__(job_config)

@@ -25,6 +25,7 @@ from torchtitan.train import Trainer
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
+from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import (
@@ -36,7 +37,7 @@ from torchtitan.freezing.elastic.pipeline import (
     pipeline_for,
 )
 from torchtitan.freezing.report.progress import quiet_unless
-from torchtitan.freezing.report.recorder import RunRecorder
+from torchtitan.freezing.report.recorder import FreezingMetricsProcessor, RunRecorder
 from torchtitan.freezing.values.error import ConfigError
 from torchtitan.settings import JobConfig
 
@@ -56,7 +57,7 @@ class ElasticRun:
         packs = job_config.freezing.packing.is_on
         self._form: Form = first_batch(job_config) if packs else first_pipeline(job_config)
         self._next = self._form
-        self._n_frozen: int | None = None
+        self._n_frozen = -1  # not known yet
         self._search: MicrobatchSearch | None = None
         if job_config.freezing.elastic.searches:
             self._search = MicrobatchSearch(job_config, lambda s: max(Exchange().all_gather(s)))
@@ -98,11 +99,13 @@ class ElasticRun:
             if self._config.freezing.packing.is_on:
                 wanted = packed_batch(self._config, moment)
             else:
+                assert isinstance(self._form, Pipeline)
                 pipeline = pipeline_for(self._config, moment.n_frozen) or self._form
                 wanted = pipeline.ending(self._config, moment)
-            if self._search is not None:
-                wanted = self._search.begin(wanted)
+                if self._search is not None:
+                    wanted = self._search.begin(wanted)
         elif self._search is not None and moment.seconds > 0.0:
+            assert isinstance(self._form, Pipeline)
             wanted = self._search.after_step(self._form, moment.seconds)
         self._next = self._form
         if wanted != self._form:
@@ -215,6 +218,11 @@ class HandoverTrainer(Trainer):
     ``dims`` are former trainers' dimensions by degrees, ``output`` is the run's so far.
     """
 
+    checkpointer: SafeCheckpointManager
+    job_config: JobConfig
+    metrics_processor: FreezingMetricsProcessor
+    _left_with: RunRecorder  # once it has left
+
     def __init__(
         self,
         job_config: JobConfig,
@@ -225,7 +233,6 @@ class HandoverTrainer(Trainer):
     ) -> None:
         self._leaves, self._scaling, self._known_dims = leaves, scaling, dims
         self._step_seconds = 0.0
-        self._left_with: RunRecorder | None = None
         self._arrived: Callable[[], None] = lambda: None
         self._until_arrived = ExitStack()
         self.output = output

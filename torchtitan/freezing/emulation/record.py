@@ -160,7 +160,7 @@ class EmulationRecord:
     def summarize(self, *, freezes: bool) -> dict[str, Any]:
         """Return the summary's fields of an emulation alone."""
         self.collect()
-        steps = self.steps
+        steps: Any = self.steps  # each an EmulatedStep
         of_steps = steps.summed_up(freezes=freezes, n_devices=self.n_ranks)
         before = steps.unfrozen(Phase.UPPER_BOUND) or steps.unfrozen()  # or control steps
         after = [batch for step in steps.frozen(freezes=freezes) for batch in step.batches]

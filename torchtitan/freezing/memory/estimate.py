@@ -181,7 +181,7 @@ def decoder_bytes(
         labels = torch.empty(how.n_rows, seq_len, dtype=torch.int64)
         embedding = _part(model.tok_embeddings, how, 8 * x[..., 0].numel())
         head: nn.Module = nn.Sequential(model.norm, model.output)
-        loss = partial(cross_entropy_loss, labels=labels)
+        loss: Callable[..., Tensor] | None = partial(cross_entropy_loss, labels=labels)
         if of_learned:
             head, loss = _LearnedHead(head, args.vocab_size), None
         counted = _count(model, how, embedding, x, head, loss, frequencies, None)

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from timelyfreeze.files import make_new, markdown_lines, markdown_table, write_whole
 from timelyfreeze.files.options import new_folder, number, parse_with_keys, status_of, whole
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(job_config) -> dict[str, str]:
+def _about(job_config: Any) -> dict[str, str]:
     """Return the facts on a profile, above its table and in its file."""
     from datetime import datetime
 

@@ -131,6 +131,7 @@ def _learned_share(config: JobConfig, spec: TrainSpec) -> float | None:
     """Return the learned share of tokens in the run's first batch; None if the head gets all."""
     if not learns_alone(config, spec.model_args[config.model.flavor]):
         return None
+    assert spec.build_tokenizer_fn is not None
     place = {"dp_world_size": 1, "dp_rank": 0, "job_config": config}
     try:
         tokenizer = spec.build_tokenizer_fn(config)

@@ -78,7 +78,9 @@ class Timelines(RunPart):
                 del self._kept[phase]
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
-        run, bounds = self.run, self.run.controller.bounds
+        run, controller = self.run, self.run.controller
+        assert controller is not None  # it has told of the batches
+        order, bounds = controller.order, controller.bounds
         # Those that began where most did; of several such places the latest counts.
         entries = Counter(observed.entry_stage for observed in reversed(batches))
         ((entry_stage, _),) = entries.most_common(1)
@@ -91,9 +93,9 @@ class Timelines(RunPart):
         if not run.is_shown:
             return
         latency_ms = None if bounds is None else bounds.p2p_latency_ms
-        more = {"step": chosen.step, "p2p_latency_ms": latency_ms, "entry_stage": entry_stage}
+        more: dict[str, Any] = {"step": chosen.step, "entry_stage": entry_stage}
         try:
-            timeline = measured_timeline(run.controller.order, processes, phase, **more)
+            timeline = measured_timeline(order, processes, phase, p2p_latency_ms=latency_ms, **more)
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ class RunPlots(RunPart):
             self._call.cancel()
             self._call = None
 
-    def _begin(self, kind: type[BackgroundCall[Drawn]]) -> None:
+    def _begin(self, kind: Callable[..., BackgroundCall[Drawn]]) -> None:
         if self._is_due and self._call is None and not self._has_failed:
             self._is_due = False
             self._call = kind(self._draw_run, self.run.folder)
@@ -100,9 +101,10 @@ class RunPlots(RunPart):
         else:
             for name, reason in drawn.broken.items():
                 self._warn(f"{name}: {reason}")
-            for file in drawn.files if self._writer is not None else ():
-                png = file.read_bytes() if file.suffix == ".png" else None
-                if png is not None and self._shown.get(file.stem) != png:
+            for file in drawn.files:
+                if self._writer is None or file.suffix != ".png":
+                    continue
+                if self._shown.get(file.stem) != (png := file.read_bytes()):
                     self._shown[file.stem] = png
                     self._writer.file_writer.add_summary(image_summary(tag_of(file), png), step)
         self.close()

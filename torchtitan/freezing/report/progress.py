@@ -56,8 +56,8 @@ def status_text(status: Status) -> str:
     parts = []
     if status.phase is not None:
         left = status.steps_left_in_phase
-        words = {0: "last step", 1: "1 more step"}.get(left, f"{left} more steps")
-        parts.append(_WORDS[status.phase] + ("" if left is None else f" ({words})"))
+        words = {None: "", 0: " (last step)", 1: " (1 more step)"}
+        parts.append(_WORDS[status.phase] + words.get(left, f" ({left} more steps)"))
     left_s = status.seconds_left
     parts += [form.format(value) for form, value in (
         ("loss {:.3f}", status.loss),
@@ -107,12 +107,9 @@ class Progress(RunPart):
 
     def end_step(self, ended: EndedStep) -> None:
         controller, phase, left = self.run.controller, ended.phase, None
-        if controller is not None and phase not in (
-            Phase.STABLE,
-            Phase.CONTROL,
-            Phase.OFF,
-        ):  # last to the end
-            left = controller.phases.last_steps[phase] - ended.step
+        ends = {} if controller is None else controller.phases.last_steps
+        if phase in ends:  # other phases last to the end
+            left = ends[phase] - ended.step
         self._seconds.append(ended.seconds)
         left_s = statistics.fmean(self._seconds) * (self._n_steps - ended.step)
         self._status = replace(

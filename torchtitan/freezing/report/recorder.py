@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
+from torch import nn
 from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger as titan_logger
@@ -173,6 +174,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
     """
 
     recorder: RunRecorder
+    job_config: JobConfig
+    model_parts: list[nn.Module]
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, *args: Any, **kwargs: Any

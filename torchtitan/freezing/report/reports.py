@@ -119,7 +119,7 @@ def beside(
     if predicted_ms is None:
         return measured
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%}"
-    if error and drift:
+    if measured_ms is not None and drift:
         error += f"; {measured_ms / drift / predicted_ms - 1:+.1%} at the speed of then"
     error += error and ")"
     interval = range_of(predicted_ms, factor)

@@ -32,7 +32,6 @@ class Steps(RunPart):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         run.append(tables.STEPS, [])
-        self._emulates = run.config.emulation.enable
         # Of steps that were not written yet: what is known of their rows, and which have ended.
         self._known: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         self._ended: list[int] = []
@@ -80,7 +79,7 @@ class Steps(RunPart):
                 self._stable.append((p_eff, energy.total / self.run.n_held))
             tags = {"freezing/kappa": kappa, "freezing/p_eff": p_eff}
             tags["freezing/kappa_over_p_eff"] = kappa_over_p_eff(kappa, p_eff)
-        if self._emulates:
+        if self.run.emulation is not None:
             tags |= self.run.emulation.metrics()
             self.add_virtual(self.run.emulation.take_steps_ms())
         return tags
@@ -95,12 +94,12 @@ class Steps(RunPart):
         self._ended.append(ended.step)
         if "train_loss" in known:
             # The virtual time of this step is not known before metrics are exchanged again.
-            self._write(self._n_virtual if self._emulates else len(self._ended))
-        if self._emulates:
+            self._write(len(self._ended) if self.run.emulation is None else self._n_virtual)
+        if self.run.emulation is not None:
             self.run.emulation.end_step(phase, ended.n_tokens)
 
     def gather(self) -> None:
-        if self._emulates:
+        if self.run.emulation is not None:
             self.run.emulation.collect()
             self.add_virtual(self.run.emulation.take_steps_ms())
 
@@ -113,7 +112,7 @@ class Steps(RunPart):
         """Write all steps, the data of plots and reports."""
         self.close()
         freezes, emulation = self.run.controller is not None, self.run.emulation
-        virtual = emulation.summarize(freezes=freezes) if self._emulates else {}
+        virtual = {} if emulation is None else emulation.summarize(freezes=freezes)
         return {"p_eff": self.p_eff, **virtual}
 
     def close(self) -> None:
@@ -193,7 +192,7 @@ def timed_moves(run: Run) -> list[TimedMove]:
 class Moves(RunPart):
     """Writes moves to other pipelines at once, ``moves.csv``."""
 
-    def log_step(self, logged: LoggedStep) -> dict[str, float]:
+    def log_step(self, logged: LoggedStep) -> dict[str, float | None]:
         controller = self.run.controller
         if controller is None or not self.run.config.freezing.elastic.enable:
             return {}

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -79,7 +80,8 @@ class BatchTimes(RunPart):
     @property
     def cache(self) -> CacheUse | None:
         """Use of the cache of a frozen front, in all pipelines of the run; None without."""
-        return use_of_parts(self._former_cache, self._metrics and self._metrics.cache)
+        latest = None if self._metrics is None else self._metrics.cache
+        return use_of_parts(self._former_cache, latest)
 
     def begin_pipeline(self) -> None:
         """Forget batches of another pipeline but those of warm-up: without a plan none follow."""
@@ -120,11 +122,12 @@ class BatchTimes(RunPart):
             "freezing/batch_ms/predicted": controller.expected_batch_ms(),
             "freezing/drift": metrics.drift,
         }
-        for group, values in {
+        groups: dict[str, Mapping[Any, float]] = {
             "planned_ratio/stage_": controller.expected_stage_ratios(),
             "applied_ratio/stage_": metrics.applied_stage_ratios,
             "policy/": metrics.policy,
-        }.items():
+        }
+        for group, values in groups.items():
             found |= {f"freezing/{group}{name}": value for name, value in values.items()}
         if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
             found["freezing/score_time_ms"] = metrics.score_ms_per_step
@@ -193,7 +196,7 @@ class Memory(RunPart):
 
     _peak_bytes = -1  # unknown
 
-    def gather(self, *_: Any) -> None:
+    def gather(self, *_: Any, **__: Any) -> None:
         stats = titan_tools.device_module.memory_stats(self.run.device)
         self._peak_bytes = max(self._peak_bytes, stats.get("reserved_bytes.all.peak", -1))
 

@@ -42,7 +42,7 @@ def read_values(args: Sequence[str]) -> tuple[JobConfig, set[str]]:
         if errors:
             raise ConfigError(*errors)
     manager = ConfigManager(config_class)
-    manager._maybe_load_toml = lambda args: table  # which is not read once more
+    manager._maybe_load_toml = lambda args: table  # type: ignore[method-assign]  # read already
     try:
         job_config = manager.parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
