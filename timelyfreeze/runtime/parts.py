@@ -67,7 +67,10 @@ class StepPart:
         """Leave the step, after its optimizer; gradients are still there."""
 
     def collect(self, gradient_scale: float | None) -> Mapping[str, Any]:
-        """Return fields of ``RankMetrics``: measurements since the last call."""
+        """Return fields of ``RankMetrics``: measurements since the last call.
+
+        ``gradient_scale`` undoes clipping of the step's gradients; None to measure none.
+        """
         return {}
 
     def close(self) -> None:
