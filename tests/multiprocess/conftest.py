@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent / "gradients"))
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 from hybrids import Case, Runs
+from method_runs import run_methods
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,6 +30,13 @@ def hybrid_runs(request, tmp_path_factory):
     values = (value for spec in given if spec for value in spec.params.values())
     chosen = dict.fromkeys(value for value in values if isinstance(value, Case))
     return Runs(chosen, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def method_runs(request, tmp_path_factory):
+    """The runs of ``method_runs.py`` that the chosen tests look at."""
+    given = [i.callspec.params for i in request.session.items if "method_runs" in i.fixturenames]
+    return run_methods(tmp_path_factory.mktemp("methods"), given)
 
 
 def pytest_collection_modifyitems(items):

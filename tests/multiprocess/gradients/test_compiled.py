@@ -10,6 +10,7 @@ import pytest
 import torch
 from launcher import arguments, merged, run_scenarios
 from methods import ROWS, STEPS
+from saving import SAVED, resumed_from
 from test_hybrid import SETTINGS
 
 pytestmark = pytest.mark.long  # continuous integration runs it
@@ -166,9 +167,7 @@ def resumable(form, **more):
         **SETTINGS,
         **ROW_OF["timelyfreeze+autofreeze"].arguments,
         "parallelism__pipeline_parallel_schedule": "1F1B",
-        "checkpoint__enable": None,
-        "checkpoint__keep_latest_k": 0,
-        "checkpoint__no_last_save_model_only": None,
+        **SAVED,
     }
     return {
         "name": form,
@@ -188,9 +187,7 @@ def resumed_runs(tmp_path_factory):
     for begun, step, ended in itertools.product(FORMS, STOPS, FORMS):
         going_on = resumable(
             ended,
-            checkpoint__initial_load_path=folder / begun / "checkpoint" / f"step-{step}",
-            checkpoint__no_initial_load_model_only=None,
-            checkpoint__load_only=None,
+            **resumed_from(folder / begun / "checkpoint" / f"step-{step}"),
         )
         scenarios.append({**going_on, "name": f"{begun} to {step}, {ended}"})
     return run_scenarios(folder, 2, scenarios, timeout_s=900)

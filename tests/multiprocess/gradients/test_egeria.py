@@ -7,6 +7,7 @@ import pytest
 import torch
 from launcher import EMULATED, arguments, merged, run_scenarios
 from methods import ROWS, STEPS
+from saving import SAVED, resumed_from
 
 (ROW,) = [row for row in ROWS if row.method == "egeria"]
 STOP = 9  # between the checks of steps 8 and 10
@@ -27,9 +28,7 @@ SHARDED = {
     "freezing__egeria__check_interval": 2,
     "freezing__egeria__window": 4,  # the copy is older than the step of the stop
     "freezing__egeria__stale": 2,
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
+    **SAVED,
 }
 PROCESS = {
     "parallelism__data_parallel_shard_degree": 2,
@@ -60,11 +59,7 @@ def scenario(name, settings, **more):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("egeria")
-    going_on = {
-        "checkpoint__initial_load_path": folder / "sharded" / "checkpoint" / f"step-{STOP}",
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
+    going_on = resumed_from(folder / "sharded" / "checkpoint" / f"step-{STOP}")
     scenarios = [
         scenario("sharded", SHARDED, save_at=[STOP]),
         scenario("resumed", {**SHARDED, **going_on}, save_at=[], fixed_weights=False),

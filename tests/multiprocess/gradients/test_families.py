@@ -29,10 +29,19 @@ CASES = [
     Case("FSDP", "1F1B", is_long=True),
     Case("TP", "ZBVZeroBubble", is_long=True),
 ]
+
+
+def marks(family, case):
+    """Return a mark for what is long, and for a run of a split backward's on a full one.
+
+    One family has all that the others have and LLaMA has not.
+    """
+    repeats = case.name == CASES[0].name and family != "qwen3 with biases"
+    return [pytest.mark.long] if case.is_long or repeats else []
+
+
 PAIRS = [
-    pytest.param(
-        family, case, id=f"{family}, {case.name}", marks=[pytest.mark.long] if case.is_long else []
-    )
+    pytest.param(family, case, id=f"{family}, {case.name}", marks=marks(family, case))
     for case in CASES
     for family in OWN
     if not (case.kind.n_tp > 1 and family.startswith("qwen3"))  # refused: see checks

@@ -9,9 +9,9 @@ import math
 import pytest
 from image_runs import KINDS, SCHEDULES, gradients_by_microbatch, image_scenario, loss_of
 from launcher import EMULATED, asked_for, merged, run_scenarios
-from methods import PHASES, ROWS, STEPS
+from methods import PHASES, ROW, ROWS, STEPS
 from one_process import masked_sum
-from test_methods import ROW, frozen_by_step
+from test_methods import frozen_by_step
 
 pytest.importorskip("transformers")
 pytest.importorskip("torchvision")

@@ -12,6 +12,7 @@ import torch
 from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 from one_process import IGNORED
 from run_scenarios import FLAVORS, fix_weights
+from saving import SAVED, resumed_from
 from torch.nn.functional import cross_entropy
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
@@ -43,9 +44,7 @@ def scenario(name, schedule=SPLIT, *, emulated=True, n_steps=1, own=(), **settin
         "freezing__method": "lora",
         "lora__rank": RANK,
         "debug__seed": 7,
-        "checkpoint__enable": None,
-        "checkpoint__keep_latest_k": 0,
-        "checkpoint__no_last_save_model_only": None,
+        **SAVED,
         **(EMULATED if emulated else {}),
         **settings,
     }
@@ -65,9 +64,7 @@ def runs(request, tmp_path_factory):
         n_steps=STEPS,
         own={**drawn, "after": "whole"},
         optimizer__lr=1e-3,
-        checkpoint__initial_load_path=folder / "whole" / "checkpoint" / f"step-{STOP}",
-        checkpoint__no_initial_load_model_only=None,
-        checkpoint__load_only=None,
+        **resumed_from(folder / "whole" / "checkpoint" / f"step-{STOP}"),
     )
     rated = scenario("rated", n_steps=STEPS, own=drawn, **rates)
     return run_scenarios(folder, 1, [*scenarios, whole, rated, going_on], imports=["peft"])

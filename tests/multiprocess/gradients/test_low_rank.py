@@ -9,6 +9,7 @@ import pytest
 import torch
 from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import PHASES, STEPS
+from saving import SAVED, resumed_from
 
 RANKS, CAP = [4, 8, 16], 0.75
 SHORT = ("1F1B", "ZBVZeroBubble")
@@ -30,9 +31,7 @@ def scenario(name, schedule, *, emulated=True, **more):
         "parallelism__pipeline_parallel_schedule": schedule,
         "training__steps": STEPS,
         "training__global_batch_size": 16,
-        "checkpoint__enable": None,
-        "checkpoint__keep_latest_k": 0,
-        "checkpoint__no_last_save_model_only": None,
+        **SAVED,
         "freezing__method": "timelyfreeze",
         **PHASES,
         "freezing__last_warmup_step": 3,
@@ -58,9 +57,7 @@ def runs(request, tmp_path_factory):
             going_on = scenario(
                 f"{schedule} from {place}",
                 schedule,
-                checkpoint__initial_load_path=folder / schedule / "checkpoint" / f"step-{place}",
-                checkpoint__no_initial_load_model_only=None,
-                checkpoint__load_only=None,
+                **resumed_from(folder / schedule / "checkpoint" / f"step-{place}"),
             )
             scenarios.append({**going_on, "fixed_weights": False, "after": schedule})
     return run_scenarios(folder, 1, scenarios, timeout_s=600)

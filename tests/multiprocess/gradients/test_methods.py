@@ -8,21 +8,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
-from methods import ROWS, STEPS
+from launcher import SCHEDULES, merged
+from method_runs import REFERENCE
+from methods import ROW, ROWS, STEPS
 
 METHODS = [row.method for row in ROWS]
-ROW = {row.method: row for row in ROWS}
 
 
 # What is not marked long: every schedule with a plan; policies on the schedule that decisions are
 # compared with, and with a plan on one that splits its backwards.
-REFERENCE = "GPipe"
-
-
 def is_short(method, schedule):
-    splits = ROW[method].plans and schedule == "ZBVZeroBubble"
-    return method == "timelyfreeze" or schedule == REFERENCE or splits
+    chosen = "ZBVZeroBubble" if ROW[method].plans else REFERENCE
+    return method == "timelyfreeze" or schedule == chosen
 
 
 def cases(methods):
@@ -41,30 +38,6 @@ def cases(methods):
 UNPLANNED = [row.method for row in ROWS if not row.plans]
 
 
-@pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
-    asked = dict.fromkeys(asked_for(request, "method", "schedule"))
-    # Tests without a schedule look at the reference.
-    asked |= dict.fromkeys((method, REFERENCE) for (method,) in asked_for(request, "method"))
-    scenarios = [
-        {
-            "name": f"{method} {schedule}",
-            "module": ROW[method].module,
-            "fake_clock": True,
-            "args": arguments(
-                model__flavor="short",
-                parallelism__pipeline_parallel_degree=2,
-                parallelism__pipeline_parallel_schedule=schedule,
-                training__steps=STEPS,
-                **EMULATED,
-                **ROW[method].arguments,
-            ),
-        }
-        for method, schedule in asked
-    ]
-    return run_scenarios(tmp_path_factory.mktemp("methods"), 1, scenarios, timeout_s=900)
-
-
 def frozen_by_step(ranks):
     """Return {step: {(stage, microbatch): mask}} over all ranks."""
     together = {}
@@ -76,8 +49,8 @@ def frozen_by_step(ranks):
 
 
 @pytest.mark.parametrize(("method", "schedule"), cases(METHODS))
-def test_a_method_trains_through_all_its_phases(runs, method, schedule):
-    ranks = runs[f"{method} {schedule}"]
+def test_a_method_trains_through_all_its_phases(method_runs, method, schedule):
+    ranks = method_runs[f"{method} {schedule}"]
     assert all(seen["step"] == STEPS for seen in ranks)
     losses = next(seen["losses"] for seen in ranks if seen["losses"][0] != -1.0)
     assert all(map(math.isfinite, losses))
@@ -99,10 +72,23 @@ def test_a_method_trains_through_all_its_phases(runs, method, schedule):
         assert "plan" not in ranks[0]
 
 
-@pytest.mark.parametrize(("method", "schedule"), cases(UNPLANNED))
-def test_a_policy_decides_alike_on_all_ranks_and_schedules(runs, method, schedule):
+# All policies are compared on all schedules, one of them not only in the long tests.
+OTHERS = [
+    pytest.param(
+        method,
+        schedule,
+        marks=[] if (method, schedule) == ("apf", "ZBVZeroBubble") else [pytest.mark.long],
+    )
+    for method in UNPLANNED
+    for schedule in SCHEDULES
+    if schedule != REFERENCE
+]
+
+
+@pytest.mark.parametrize(("method", "schedule"), OTHERS)
+def test_a_policy_decides_alike_on_all_ranks_and_schedules(method_runs, method, schedule):
     """Scores are global: how the model is cut and in which order it runs must not matter."""
-    reference, ranks = runs[f"{method} {REFERENCE}"], runs[f"{method} {schedule}"]
+    reference, ranks = method_runs[f"{method} {REFERENCE}"], method_runs[f"{method} {schedule}"]
     weights = merged(reference, "weights")
     for seen in ranks:
         assert seen["decided"] == reference[0]["decided"]
@@ -111,17 +97,17 @@ def test_a_policy_decides_alike_on_all_ranks_and_schedules(runs, method, schedul
 
 
 @pytest.mark.parametrize("method", [row.method for row in ROWS if row.monotone])
-def test_what_is_frozen_once_stays_frozen(runs, method):
-    decided = [set(names) for _, names in runs[f"{method} {REFERENCE}"][0]["decided"]]
+def test_what_is_frozen_once_stays_frozen(method_runs, method):
+    decided = [set(names) for _, names in method_runs[f"{method} {REFERENCE}"][0]["decided"]]
     assert all(before <= after for before, after in pairwise(decided))
     assert decided[-1]
 
 
 @pytest.mark.parametrize("method", [row.method for row in ROWS if row.prefix])
-def test_what_is_frozen_is_the_front_of_the_model(runs, method):
-    names = list(merged(runs[f"{method} {REFERENCE}"], "weights"))
+def test_what_is_frozen_is_the_front_of_the_model(method_runs, method):
+    names = list(merged(method_runs[f"{method} {REFERENCE}"], "weights"))
     layers = sorted({int(name.split(".")[1]) for name in names if name.startswith("layers.")})
-    for _, frozen in runs[f"{method} {REFERENCE}"][0]["decided"]:
+    for _, frozen in method_runs[f"{method} {REFERENCE}"][0]["decided"]:
         frozen_layers = [i for i in layers if any(n.startswith(f"layers.{i}.") for n in frozen)]
         assert frozen_layers == layers[: len(frozen_layers)]
         expected = {n for n in names if any(n.startswith(f"layers.{i}.") for i in frozen_layers)}
@@ -131,9 +117,9 @@ def test_what_is_frozen_is_the_front_of_the_model(runs, method):
 
 
 @pytest.mark.parametrize(("method", "schedule"), cases(UNPLANNED))
-def test_frozen_tensors_do_not_move(runs, method, schedule):
+def test_frozen_tensors_do_not_move(method_runs, method, schedule):
     """The last step froze what it said: those tensors have no gradient, all others have one."""
-    ranks = runs[f"{method} {schedule}"]
+    ranks = method_runs[f"{method} {schedule}"]
     _, frozen = ranks[0]["decided"][-1]
     gradients = merged(ranks, "gradients")
     assert {name for name, grad in gradients.items() if grad is None} == set(frozen)
@@ -142,9 +128,9 @@ def test_frozen_tensors_do_not_move(runs, method, schedule):
 @pytest.mark.parametrize(
     ("method", "schedule"), cases(["timelyfreeze+apf", "timelyfreeze+autofreeze"])
 )
-def test_a_plan_trims_or_fills_the_policys_choice(runs, method, schedule):
+def test_a_plan_trims_or_fills_the_policys_choice(method_runs, method, schedule):
     """Algorithm 2: what is frozen contains the policy's choice or is contained in it."""
-    ranks = runs[f"{method} {schedule}"]
+    ranks = method_runs[f"{method} {schedule}"]
     decided = dict(ranks[0]["decided"])
     relations = set()
     for seen in ranks:

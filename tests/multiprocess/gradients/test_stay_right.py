@@ -8,9 +8,9 @@ in a run that was stopped, and on real ranks.
 import pytest
 import torch
 from launcher import EMULATED, arguments, asked_for, merged, run_scenarios
-from methods import ROWS
+from methods import ROW
+from saving import SAVED, resumed_from
 
-ROW = {row.method: row for row in ROWS}
 STEPS = 16
 # Steps 1-2 are warm-up, 3-6 monitoring, 7-9 ramp; times are compared at 12 and 15.
 COMMON = {
@@ -23,14 +23,10 @@ COMMON = {
 }
 # A resumed run leaves out its first batches, so that the two would not compare the same ones.
 SEEN_WHOLE = {"freezing__discard_batches": 0}
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
-}
 SLOWER = {"slow_stage": 1, "slow_from": 11, "factor": 2.0}
 IN_VAIN = {"saves_until": 9, "spans": True}
-SCHEDULES = ["1F1B", "ZBVZeroBubble"]
+# With full and with split backwards. A hybrid, and freezing in vain, have the former.
+SCHEDULES = [pytest.param("1F1B", marks=[pytest.mark.long]), "ZBVZeroBubble"]
 PLACES = {
     "mixed monitoring": 4,
     "before the plan": 6,
@@ -59,11 +55,7 @@ def scenario(name, schedule, *, method="timelyfreeze", machine=None, emulated=Tr
 
 def mixed(schedule, folder=None, step=None, **more):
     """A run with mixed monitoring, plans made meanwhile, and a stage that becomes slower."""
-    resumed = {
-        "checkpoint__initial_load_path": folder and folder / "checkpoint" / f"step-{step}",
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
+    resumed = resumed_from(folder and folder / "checkpoint" / f"step-{step}")
     return scenario(
         f"mixed {schedule}" + (f" from {step}" if step else ""),
         schedule,
@@ -81,7 +73,7 @@ def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stay_right")
     scenarios = []
     stops = asked_for(request, "schedule", "place")
-    for schedule in SCHEDULES:
+    for (schedule,) in asked_for(request, "schedule"):
         steps = [PLACES[place] for stopped, place in stops if stopped == schedule]
         whole = {**mixed(schedule), "save_at": steps}
         scenarios.append(whole)
@@ -99,10 +91,13 @@ def runs(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory):
+def real(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stay_right_real")
     in_vain = {"machine": IN_VAIN, "freezing__min_gain": 0.1, "training__global_batch_size": 16}
-    scenarios = [{**mixed(schedule, emulated=False), "save_at": []} for schedule in SCHEDULES]
+    scenarios = [
+        {**mixed(schedule, emulated=False), "save_at": []}
+        for (schedule,) in asked_for(request, "schedule")
+    ]
     scenarios.append(scenario("in vain", "1F1B", emulated=False, **in_vain))
     return run_scenarios(folder, 2, scenarios, timeout_s=200)
 
@@ -151,7 +146,7 @@ def test_plans_come_late_and_anew(runs, schedule):
 SHORT = {
     ("ZBVZeroBubble", "mixed monitoring"),
     ("ZBVZeroBubble", "before the plan again"),
-    ("1F1B", "again"),
+    ("ZBVZeroBubble", "again"),
 }
 STOPS = [
     pytest.param(
@@ -159,7 +154,7 @@ STOPS = [
         place,
         marks=[] if (schedule, place) in SHORT else [pytest.mark.long],
     )
-    for schedule in SCHEDULES
+    for schedule in ("1F1B", "ZBVZeroBubble")
     for place in PLACES
 ]
 

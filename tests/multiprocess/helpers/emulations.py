@@ -1,9 +1,9 @@
 """Runs that are made emulated and with a process for each rank: their scenarios."""
 
 from launcher import EMULATED, SCHEDULES, arguments
-from methods import ROWS, STEPS
+from methods import ROW, STEPS
+from saving import SAVED, resumed_from
 
-ROW = {row.method: row for row in ROWS}
 # No freezing, a plan, and policies that freeze the front: its stages skip their backwards whole.
 METHODS = ["none", "timelyfreeze", "autofreeze", "egeria"]
 ONE_SCHEDULE = "1F1B"  # on which two ranks run every method
@@ -21,11 +21,6 @@ VALIDATION = {
     "data__validation_fraction": 16 / 1210,
     "training__seq_len": 64,
     "data__packing": None,
-}
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
 }
 
 
@@ -99,11 +94,7 @@ def resumed_settings(method, saved=None):
         "training__global_batch_size": 16,
     }
     if saved is not None:
-        settings |= {
-            "checkpoint__initial_load_path": saved,
-            "checkpoint__no_initial_load_model_only": None,
-            "checkpoint__load_only": None,
-        }
+        settings |= resumed_from(saved)
     return settings
 
 

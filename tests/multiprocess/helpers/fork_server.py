@@ -9,6 +9,7 @@ of its processes, "timeout_s", and maybe "imports": modules that it imports befo
 either {"torchrun": its arguments} or {"script", "arguments",
 "n_processes", "alone": whether each is a group of its own}. The former is torchrun itself, but for
 forking where it would start Python; the latter does without its rendezvous, which takes a second.
+"torchruns" has the arguments of several, of which each has a process.
 Either ends all processes when one fails.
 A line of standard output answers with the exit status when they have ended: negative for a signal,
 TIMED_OUT if they had to be ended.
@@ -91,7 +92,10 @@ def _lead(request):
     os.environ.clear()
     os.environ.update(request["environment"])
     try:
-        _be_torchrun(request["torchrun"]) if "torchrun" in request else _run_group(request)
+        if "torchruns" in request:
+            _be_torchruns(request["torchruns"])
+        else:
+            _be_torchrun(request["torchrun"]) if "torchrun" in request else _run_group(request)
     except SystemExit as end:
         return end.code or 0
     except BaseException:
@@ -135,6 +139,16 @@ def _be_python(words, environment):
 def _be_torchrun(arguments):
     SubprocessHandler._popen = lambda self, words, environment: _Forked(words, environment)
     torchrun.main(arguments)
+
+
+def _be_torchruns(launchers):
+    context = mp.get_context("fork")
+    processes = [context.Process(target=_be_torchrun, args=(words,)) for words in launchers]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode) for process in processes))
 
 
 def _run_group(request):

@@ -139,10 +139,19 @@ def ask_fork_server(request, output, mark, timeout_s):
 
 def forked_torchrun(*arguments, timeout_s=200):
     """Run torchrun in forked processes and return (exit status, standard output and error)."""
+    return _forked({"torchrun": [str(word) for word in arguments]}, timeout_s)
+
+
+def forked_torchruns(*launchers, timeout_s=200):
+    """Run several beside each other, as hosts do, of which each has a list of arguments."""
+    return _forked({"torchruns": launchers}, timeout_s)
+
+
+def _forked(request, timeout_s):
     with TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output.txt", Path(folder) / "errors.txt"
-        request = {"torchrun": [str(word) for word in arguments], "errors": str(errors)}
         output.touch()
+        request |= {"errors": str(errors)}
         server = ask_fork_server(request, output, output, timeout_s)
         status = int(server.stdout.readline())
         return status, output.read_text(), errors.read_text()

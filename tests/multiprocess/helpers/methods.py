@@ -93,3 +93,4 @@ ROWS = [
     # Registered by a test's file: a method needs no edit anywhere else.
     Row("every_other", module="every_other_policy"),
 ]
+ROW = {row.method: row for row in ROWS}

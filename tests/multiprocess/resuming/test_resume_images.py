@@ -7,8 +7,8 @@ stops within the second time. The ranks are emulated.
 import pytest
 from image_runs import KINDS, SCHEDULES, image_scenario
 from launcher import EMULATED, asked_for, assert_goes_on, run_scenarios
-from methods import STEPS
-from test_methods import ROW
+from methods import ROW, STEPS
+from saving import SAVED, resumed_from
 
 from tests.tools.make_assets.pictures import rows, write_parquet
 from tests.torchtitan.helpers.image_models import CLASSES, SIZE
@@ -45,18 +45,12 @@ def runs(request, tmp_path_factory):
             "parallelism__pipeline_parallel_degree": 2,
             "parallelism__pipeline_parallel_microbatch_size": 2,
             "parallelism__pipeline_parallel_schedule": schedule,
-            "checkpoint__enable": None,
-            "checkpoint__keep_latest_k": 0,
-            "checkpoint__no_last_save_model_only": None,
+            **SAVED,
             **EMULATED,
             **ROW["timelyfreeze+apf"].arguments,
             "freezing__first_stage": "per_tensor",  # as the paper's preset
         }
-        from_checkpoint = {
-            "checkpoint__initial_load_path": folder / name / "checkpoint" / f"step-{STOPPED_AT}",
-            "checkpoint__no_initial_load_model_only": None,
-            "checkpoint__load_only": None,
-        }
+        from_checkpoint = resumed_from(folder / name / "checkpoint" / f"step-{STOPPED_AT}")
         more = {"module": "tiny_images", "fake_clock": True, "save_at": [STOPPED_AT]}
         scenarios += [
             image_scenario(name, kind, more=more, **settings),

@@ -10,17 +10,12 @@ import shutil
 
 import pytest
 from launcher import ROOT, SCHEDULES, arguments, asked_for, assert_same, run_scenarios
-from methods import ROWS
+from methods import ROW
+from saving import SAVED, resumed_from
 
-ROW = {row.method: row for row in ROWS}
 N_ROWS, STEPS = 24, 16
 RESUMED_AT = 11
 DISK = {"freezing__cache__memory_gib": 0, "freezing__cache__disk_gib": 1}
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
-}
 # Depth 5 ends within a stage of two blocks. Two batches in a step, of which each is a third of an
 # epoch; microbatches of two rows.
 TWO_BATCHES = {
@@ -73,7 +68,7 @@ CASES = [
     (1, "fixed", "ZBVZeroBubble", TWO_BATCHES),
 ]
 # Other schedules, more ranks, and emulations with several batches in a step.
-LONG = {0, 1, 2, 3, 4, 5, 6, 8, len(CASES) - 1}
+LONG = {0, 1, 2, 3, 4, 5, 6, 8, len(CASES) - 2, len(CASES) - 1}
 NUMBERS = [
     pytest.param(number, marks=[pytest.mark.long] if number in LONG else [])
     for number in range(len(CASES))
@@ -148,9 +143,7 @@ def resumed(name, folder, saved, settings, *, cached):
     more = {
         **SAVED,
         **settings,
-        "checkpoint__initial_load_path": str(saved / "checkpoint" / f"step-{RESUMED_AT}"),
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
+        **resumed_from(str(saved / "checkpoint" / f"step-{RESUMED_AT}")),
     }
     return scenario(
         name, folder, 1, "fixed", "1F1B", more, cached=cached, fixed_weights=False, save_at=[]

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pytest
 from launcher import ROOT, arguments, asked_for, assert_same, run_scenarios
+from saving import SAVED, resumed_from
 
 # Six or three steps make an epoch, of two or four replicas. One row is left over: it goes to each
 # replica in turn.
@@ -16,11 +17,6 @@ N_ROWS, STEPS = 49, 20
 RESUMED_AT = 14
 NO_ROOM = {"freezing__cache__memory_gib": 1e-9}
 DISK = {"freezing__cache__memory_gib": 0, "freezing__cache__disk_gib": 1}
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
-}
 SHARDED = {"parallelism__data_parallel_shard_degree": 2}
 REPLICATED = {**SHARDED, "parallelism__data_parallel_replicate_degree": 2}
 GROWING = {
@@ -131,11 +127,7 @@ def test_a_run_goes_on_with_a_warm_and_a_deleted_cache_without_one_and_with_fewe
     assert sorted(rows, key=int) == list(map(str, range(N_ROWS)))
 
     saved = folder / "saves" / "saves" / "checkpoint" / f"step-{RESUMED_AT}"
-    goes_on = {
-        "checkpoint__initial_load_path": str(saved),
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
+    goes_on = resumed_from(str(saved))
     shutil.copytree(folder / "rows", folder / "rows warm")
     names = ("warm", "deleted", "off")
     scenarios = [

@@ -16,7 +16,7 @@ from elastic_scenarios import (
     rows_of_steps,
     scenario,
 )
-from launcher import merged, run_scenarios
+from launcher import asked_for, merged, run_scenarios
 from matplotlib.figure import Figure
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -28,6 +28,7 @@ from timelyfreeze.records.tables import MOVES, STEPS
 from timelyfreeze.schedule.order import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}
+CASES = ["1F1B", pytest.param("GPipe", marks=[pytest.mark.long])]
 
 # Before the move, while times are measured again, and when the new plan is in force.
 SAVED = [9, 11, 17]
@@ -47,17 +48,17 @@ folder = rows_folder
 
 
 @pytest.fixture(scope="module")
-def runs(folder):
+def runs(request, folder):
     emulated = {"emulation__enable": None, "metrics__enable_tensorboard": None}
     scenarios = [scenario(folder, "stays", is_elastic=False, **emulated)]
-    for schedule in ORDERS:
+    for (schedule,) in asked_for(request, "schedule"):
         key = {"parallelism__pipeline_parallel_schedule": schedule}
         scenarios.append(scenario(folder, schedule, is_elastic=True, **emulated, **key))
     return run_scenarios(folder, 1, scenarios, script="elastic_run.py")
 
 
 @pytest.fixture(scope="module")
-def planned(folder):
+def planned(request, folder):
     emulated = {"emulation__enable": None, "metrics__enable_tensorboard": None}
     scenarios = [
         scenario(folder, "plans", is_elastic=True, save_at=SAVED, **emulated, **PLANNED),
@@ -66,12 +67,10 @@ def planned(folder):
     ]
     learns = {**emulated, **LEARNING, "checkpoint__no_last_save_model_only": None}
     scenarios.append(scenario(folder, "learns", is_elastic=True, save_at=SAVED, **learns))
-    for name, settings in {"plans": {**emulated, **PLANNED}, "learns": learns}.items():
-        for step in SAVED:
-            saved = f"planned/{name}/checkpoint/step-{step}"
-            scenarios.append(
-                scenario(folder, f"{name} from {step}", is_elastic=True, resumes=saved, **settings)
-            )
+    settings = {"plans": {**emulated, **PLANNED}, "learns": learns}
+    for name, step in asked_for(request, "name", "step"):
+        again, saved = f"{name} from {step}", f"planned/{name}/checkpoint/step-{step}"
+        scenarios.append(scenario(folder, again, is_elastic=True, resumes=saved, **settings[name]))
     return run_scenarios(folder / "planned", 1, scenarios, script="elastic_run.py")
 
 
@@ -84,7 +83,7 @@ def frozen_of_steps(ranks):
     return {step: set(found) for step, found in per_step(ranks, "frozen").items()}
 
 
-@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize("schedule", CASES)
 def test_weights_are_those_of_a_run_that_stays(runs, schedule):
     for of_steps in (rows_of_steps, frozen_of_steps):
         assert of_steps(runs[schedule]) == of_steps(runs["stays"])
@@ -96,7 +95,7 @@ def test_weights_are_those_of_a_run_that_stays(runs, schedule):
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize("schedule", CASES)
 def test_it_moves_and_says_so(folder, schedule):
     written = run_folder(folder, schedule)
     moves, summary = MOVES.read(written), read_summary(written)
@@ -111,7 +110,7 @@ def test_it_moves_and_says_so(folder, schedule):
     assert f"a step {step_ms:,.1f} ms before" in told
 
 
-@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize("schedule", CASES)
 def test_every_batch_is_played_through_its_own_pipeline(runs, folder, schedule):
     (seen,) = runs[schedule]
     batches = iter(zip(seen["actions"], seen["virtual_ms"], strict=True))
@@ -130,7 +129,7 @@ def test_every_batch_is_played_through_its_own_pipeline(runs, folder, schedule):
     assert next(batches, None) is None
 
 
-@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize("schedule", CASES)
 def test_nothing_of_a_former_pipeline_is_kept(runs, schedule):
     assert runs[schedule][0]["n_left_over"] == 0
 
@@ -162,7 +161,7 @@ def test_it_plans_and_freezes_as_if_it_had_begun_there(planned):
     assert any(any(mask) and not all(mask) for mask in stable)
 
 
-@pytest.mark.parametrize("name", ["plans", "learns"])
+@pytest.mark.parametrize("name", [pytest.param("plans", marks=[pytest.mark.long]), "learns"])
 @pytest.mark.parametrize("step", SAVED)
 def test_a_planned_run_that_is_resumed_learns_the_same(planned, name, step):
     whole, resumed = planned[name], planned[f"{name} from {step}"]

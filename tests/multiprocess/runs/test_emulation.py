@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulations import ONE_SCHEDULE, PLACES, compared, resumes, saves, scenario
+from emulations import PLACES, compared, resumes, saves, scenario
 from launcher import asked_for, merged, run_scenarios
 from methods import STEPS
 
@@ -18,7 +18,6 @@ from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv
 
 RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze", "egeria"]
-SCORED = ["pipetransformer", "egeria"]
 
 
 @pytest.fixture(scope="module")
@@ -125,16 +124,15 @@ def assert_same(one, ranks, after=0):
             assert same, f"{key} of {name}"
 
 
-def is_short(name):
-    """All schedules on two ranks, methods that exchange scores, and what those do not show."""
-    alone = {"csv", "skipped", "validation ZBVZeroBubble"}
-    alone |= {f"2 {method} {ONE_SCHEDULE}" for method in ("none", *SCORED)}
-    return name.startswith("2 timelyfreeze ") or name in alone
+# Each kind of schedule, no method, one that exchanges scores, and what those do not show. Egeria
+# goes on in the other form.
+SHORT = {"csv", "skipped", "validation ZBVZeroBubble", "2 pipetransformer 1F1B", "2 none 1F1B"}
+SHORT |= {f"2 timelyfreeze {schedule}" for schedule in ("Interleaved1F1B", "DualPipeV")}
 
 
 def names(*n_ranks, but=" of all "):
     return [
-        pytest.param(name, marks=[] if is_short(name) else [pytest.mark.long])
+        pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long])
         for n in n_ranks
         for name in compared(n, Path())
         if but not in f" {name} "

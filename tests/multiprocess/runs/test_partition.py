@@ -8,15 +8,11 @@ import pytest
 import torch
 from launcher import ROOT, arguments, merged, run_scenarios
 from methods import PHASES, STEPS
+from saving import SAVED, resumed_from
 
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 STOP = 8
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
-}
 
 
 def scenario(folder, name, *, partition="parameters", save_at=(), **settings):
@@ -52,11 +48,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folder):
     saved = folder / "whole" / "checkpoint" / f"step-{STOP}"
-    resumed = {
-        "checkpoint__initial_load_path": saved,
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
+    resumed = resumed_from(saved)
     real = [
         scenario(folder, "default", partition=""),
         scenario(folder, "whole", save_at=[STOP], **SAVED),

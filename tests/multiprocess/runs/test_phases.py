@@ -6,7 +6,7 @@ Two schedules are timed on real ranks; the others are emulated.
 import re
 
 import pytest
-from launcher import EMULATED, FREEZING, ROOT, SCHEDULES, arguments, run_scenarios
+from launcher import EMULATED, FREEZING, ROOT, SCHEDULES, arguments, asked_for, run_scenarios
 
 from tests.timelyfreeze.helpers.pipelines import eager_order
 from timelyfreeze.schedule.order import order_to_csv
@@ -14,12 +14,15 @@ from timelyfreeze.schedule.order import order_to_csv
 SHARED = ROOT.parent / "shared"
 # One with a full and one with a split backward, each in its own way of many messages.
 REAL = ["1F1B", "ZBVZeroBubble"]
+# The file's schedule and the others have all that these two have.
+LONG = ["GPipe", "Interleaved1F1B"]
+CASES = [pytest.param(s, marks=[pytest.mark.long] if s in LONG else []) for s in SCHEDULES]
 # A plan is followed however little it promises, which on a busy machine may be nothing.
 FREEZING = {**FREEZING, "model__flavor": "tiny", "freezing__min_gain": -0.9}
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory):
+def four_ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
     (folder / "eager.csv").write_text(order_to_csv(eager_order()))
     csv = {
@@ -27,21 +30,23 @@ def four_ranks(tmp_path_factory):
         "parallelism__pipeline_parallel_schedule_csv": folder / "eager.csv",
         "parallelism__pipeline_parallel_microbatch_size": 1,  # it is of 8 microbatches
     }
-    of_schedules = {s: {"parallelism__pipeline_parallel_schedule": s} for s in SCHEDULES}
+    of_schedules = {
+        schedule: {"parallelism__pipeline_parallel_schedule": schedule}
+        for (schedule,) in asked_for(request, "schedule")
+    }
     timed = {
         name: {"name": name, "args": arguments(**FREEZING, **settings, **more)}
         for name, settings in {"csv": csv, **of_schedules}.items()
         for more in [{} if name in REAL else EMULATED]
     }
     scenarios = [one for name, one in timed.items() if name not in REAL]
-    emulated, fake = {**FREEZING, **EMULATED}, {"fake_clock": True}
+    emulated = {**FREEZING, **EMULATED}
     scenarios += [
         {
             "name": "per_tensor",
-            **fake,
+            "fake_clock": True,
             "args": arguments(**emulated, freezing__first_stage="per_tensor"),
         },
-        {"name": "whole", **fake, "args": arguments(**emulated)},
     ]
     padded = {
         "training__dataset": "alpaca",
@@ -68,7 +73,7 @@ def four_ranks(tmp_path_factory):
             )
             scenarios.append({"name": dataset, "args": rows})
     seen = run_scenarios(folder, 1, scenarios)
-    return seen | run_scenarios(folder, 4, [timed[name] for name in REAL])
+    return seen | run_scenarios(folder, 4, [timed[name] for name in REAL if name in timed])
 
 
 def test_a_schedule_from_a_csv_file_runs_as_it_is_written(four_ranks):
@@ -83,7 +88,7 @@ def of_stage(seen, stage):
     return [a for a in seen["executed"] if int(re.match(r"\d+", a).group()) == stage]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
     ranks = four_ranks[schedule]
     assert all(seen["step"] == 14 for seen in ranks)
@@ -94,7 +99,7 @@ def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
     assert len(plan) == sum(len(seen["executed"]) for seen in ranks)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_what_is_applied_follows_the_plan(four_ranks, schedule):
     """The frozen fraction misses the planned ratio by less than a tensor of each size of the stage.
 
@@ -137,7 +142,7 @@ def test_first_stage_is_frozen_by_tensors_only_if_its_chain_is_kept(four_ranks):
         ]
 
     assert any(0.0 < fraction < 1.0 for fraction in ramp_fractions("per_tensor"))
-    assert set(ramp_fractions("whole")) <= {0.0, 1.0}
+    assert set(ramp_fractions("csv")) <= {0.0, 1.0}
 
 
 def test_padding_is_counted_only_if_so_wanted(four_ranks):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from faults import equal_weights, run_with
 from launcher import arguments, asked_for, assert_same, merged, run_scenarios
-from methods import ROWS
+from methods import ROW
+from saving import SAVED, resumed_from
 
-ROW = {row.method: row for row in ROWS}
 STEPS, RESUMED_AT = 10, 6
 VALIDATED = {
     "validation__enable": None,
@@ -23,11 +23,6 @@ VALIDATED = {
     "validation__seq_len": 48,
     "validation__freq": 4,
     "validation__steps": 2,
-}
-SAVED = {
-    "checkpoint__enable": None,
-    "checkpoint__keep_latest_k": 0,
-    "checkpoint__no_last_save_model_only": None,
 }
 TWO_BATCHES = {
     "training__global_batch_size": 16,
@@ -151,11 +146,7 @@ def test_a_resumed_run_comes_to_the_same_weights_with_and_without(tmp_path):
     steps = {step for step, _, goes_on in first[0]["ahead"] if goes_on}
     assert steps == ALL_STEPS - {RESUMED_AT}
     saved = tmp_path / "saved" / "saves" / "checkpoint" / f"step-{RESUMED_AT}"
-    goes_on = {
-        "checkpoint__initial_load_path": saved,
-        "checkpoint__no_initial_load_model_only": None,
-        "checkpoint__load_only": None,
-    }
+    goes_on = resumed_from(saved)
     scenarios = [
         of(name, ahead=ahead, settings=goes_on, fixed_weights=False, save_at=[])
         for name, ahead in {"without": False, "with": True}.items()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from launcher import arguments, asked_for, run_scenarios
+from saving import SAVED, resumed_from
 
 # Which ranks send each other something, worked out by hand for four ranks.
 LINE = {"0>1", "1>0", "1>2", "2>1", "2>3", "3>2"}
@@ -44,9 +45,7 @@ def scenario(name, schedule, save_at=(), **more):
         "freezing__last_monitor_step": MEASURED,
         "freezing__last_ramp_step": 5,
         "freezing__discard_batches": 0,
-        "checkpoint__enable": None,
-        "checkpoint__keep_latest_k": 0,
-        "checkpoint__no_last_save_model_only": None,
+        **SAVED,
         **more,
     }
     if "parallelism__pipeline_parallel_degree" not in keys:
@@ -60,9 +59,7 @@ def resumed(folder, name, step):
     return scenario(
         name,
         "1F1B",
-        checkpoint__initial_load_path=saved,
-        checkpoint__no_initial_load_model_only=None,
-        checkpoint__load_only=None,
+        **resumed_from(saved),
     )
 
 

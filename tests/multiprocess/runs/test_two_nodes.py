@@ -1,4 +1,7 @@
-"""Two launchers, as two hosts start them: they train as one does, are late, die, or are alone."""
+"""Two launchers, as two hosts start them: they train as one does, are late, die, or are alone.
+
+Those of the first test are forked; the long tests start them as the guide says.
+"""
 
 import csv
 import os
@@ -10,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, arguments, forked_torchrun
+from launcher import ROOT, arguments, forked_torchrun, forked_torchruns
 
 SETTINGS = {
     "model__flavor": "debugmodel",  # which is no test's
@@ -28,16 +31,11 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def start(folder, n_processes, *launcher):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}", *launcher,
+def launcher_words(folder, n_processes, *launcher):
+    return [
+        f"--nproc_per_node={n_processes}", *launcher,
         "-m", "torchtitan.freezing", *arguments(**SETTINGS), f"--job.dump_folder={folder}",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
 
 
 def start_node(folder, node, port, *options, **settings):
@@ -64,31 +62,17 @@ def losses(folder):
 
 @pytest.mark.timeout(240)
 def test_two_launchers_train_as_one(tmp_path):
-    status, said, errors = forked_torchrun(
-        "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        "-m", "torchtitan.freezing", *arguments(**SETTINGS),
-        f"--job.dump_folder={tmp_path / 'one'}",
-    )  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = launcher_words(one, 2, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
+    status, said, errors = forked_torchrun(*alone)
     assert status == 0, said[-3000:] + errors[-3000:]
-    port = free_port()
-    both = [
-        start(
-            tmp_path / "two", 1,
-            "--nnodes=2", f"--node_rank={node}", "--master_addr=localhost", f"--master_port={port}",
-        )
-        for node in (0, 1)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=110)[0] for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], (
-        outputs[0][-2000:] + outputs[1][-2000:]
-    )
-    assert len(losses(tmp_path / "two")) == 5
-    assert losses(tmp_path / "two") == losses(tmp_path / "one")
-    assert sum("Run report" in output for output in outputs) == 1, "one process talks"
+    meet = ("--nnodes=2", "--master_addr=localhost", f"--master_port={free_port()}")
+    both = [launcher_words(two, 1, *meet, f"--node_rank={node}") for node in (0, 1)]
+    status, said, errors = forked_torchruns(*both)
+    assert status == 0, said[-3000:] + errors[-3000:]
+    assert len(losses(two)) == 5
+    assert losses(two) == losses(one)
+    assert said.count("Run report") == 1, "one process talks"
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from timelyfreeze.records.tables import STEPS as STEPS_FILE
 from torchtitan.freezing.report.reports import render_report
 
 REAL = "1F1B"
-LONG = ("Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV")
+LONG = ("GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV")
 CASES = [pytest.param(s, marks=[pytest.mark.long] if s in LONG else []) for s in SCHEDULES]
 SHARDED = [
     pytest.param("ZBVZeroBubble"),

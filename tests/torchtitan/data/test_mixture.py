@@ -164,9 +164,12 @@ def test_a_state_of_another_mixture_is_refused() -> None:
 
 
 def test_a_state_of_a_former_version_resumes() -> None:
-    state = make([4], [1]).state_dict()
+    begun, resumed = make([4], [1]), make([4], [1])
+    assert rows_of(begun, 3) == [0, 1, 2]
+    state = begun.state_dict()
     del state["weights"], state["template"]
-    make([4], [1]).load_state_dict(state)
+    resumed.load_state_dict(state)
+    assert rows_of(resumed, 1) == [3]
 
 
 SHARES = st.floats(0.0, 0.95)

@@ -163,7 +163,9 @@ def test_a_terminal_that_goes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(terminal, "write", write)
     monkeypatch.setattr(progress._bar, "mininterval", 0.0)
     progress.show(2, Status())
+    assert progress._bar.n == 2
     progress.close()
+    assert progress._bar is None
 
 
 def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
