@@ -31,7 +31,13 @@ KEY = re.compile(r"(?:^|(?<=--)|(?<=[\s(]))([a-z_]+)((?:\.[a-z_]+)+)(?=$|[\s=,;)
 FLAG = re.compile(r"(?<=\s)--([a-z_]+)((?:\.[a-z_-]+)+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+(?![\w.-])")
 # Of docker, hf, lm-eval, pip and torchrun.
-OTHERS_OPTIONS = {"--apply_chat_template", "--index-url", "--local-dir", "--max-restarts"}
+OTHERS_OPTIONS = {
+    "--apply_chat_template",
+    "--index-url",
+    "--local-dir",
+    "--max-restarts",
+    "--logdir",
+}
 SUFFIXES = {"csv", "jinja", "json", "jsonl", "md", "png", "py", "safetensors", "toml", "txt"}
 
 

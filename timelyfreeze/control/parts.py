@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from timelyfreeze.control.dimensions import choose_dimension
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
-from timelyfreeze.control.ranks import choose_rank
 from timelyfreeze.records.convergence import UNFROZEN_PHASES
 from timelyfreeze.runtime import (
     BatchEntry,
@@ -68,8 +68,8 @@ class LowRank(StepPart):
     def end_step(self, step: Step) -> None:
         """Choose a rank as the warm-up ends."""
         if step.after_warmup == 0:
-            choose_rank(self.subspaces, self.exchange)
-            self.planner.measured.energies = self.subspaces.measured[self.subspaces.rank]
+            choose_dimension(self.subspaces, self.exchange)
+            self.planner.measured.energies = self.subspaces.measured[self.subspaces.dimension]
 
     def turning_ms(self) -> float:
         """Return the time of the current step's turns, in phases that freeze nothing; waits."""
@@ -80,12 +80,12 @@ class LowRank(StepPart):
 
     def plain_state(self) -> Mapping[str, Any]:
         """Return the rank, where there is a choice."""
-        return {"rank": self.subspaces.rank} if len(self.subspaces.ranks) > 1 else {}
+        return {"rank": self.subspaces.dimension} if len(self.subspaces.dimensions) > 1 else {}
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore the rank."""
-        if (rank := state.get("rank")) in self.subspaces.ranks:
-            self.subspaces.keep(rank)
+        if (dimension := state.get("rank")) in self.subspaces.dimensions:
+            self.subspaces.keep(dimension)
 
     def tensor_state(self) -> Mapping[str, Tensor]:
         """Return the subspaces, and what is known of gradients in them."""

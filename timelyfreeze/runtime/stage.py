@@ -113,7 +113,7 @@ class FreezingStage(EnteringStage):
     def low_rank(self) -> StageLinears | None:
         """The linear layers of the stage, if frozen ones learn in subspaces."""
         linears = self.linears
-        return linears if linears is not None and linears.rank else None
+        return linears if linears is not None and linears.dimension else None
 
     @property
     def has_compiled_blocks(self) -> bool:

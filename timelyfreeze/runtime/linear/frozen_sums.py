@@ -24,7 +24,7 @@ class FrozenSums:
         self, groups: Sequence[LinearGroup], compiled: Sequence[StageLinear], copies: Copies
     ) -> None:
         self.groups, self._compiled, self._copies = list(groups), list(compiled), copies
-        self.rank = self._first_rank = 0  # 0: frozen weights learn nothing
+        self.dimension = self._first_dimension = 0  # 0: frozen weights learn nothing
         self.bases: dict[str, Tensor] = {}  # Q by the name of a group
         self._sums: dict[str, Tensor] = {}
         self.timed_update: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -34,21 +34,21 @@ class FrozenSums:
         """The weights of all layers by name, as the optimizer has them."""
         return {name: w for g in self.groups for name, w in zip(g.names, g.weights, strict=True)}
 
-    def learn_frozen(self, rank: int, first: Callable[[LinearGroup, int], Tensor]) -> None:
-        """Have frozen weights learn in subspaces of ``rank`` directions, ``first`` to begin with.
+    def learn_frozen(self, dimension: int, first: Callable[[LinearGroup, int], Tensor]) -> None:
+        """Let frozen weights learn in subspaces of a dimension, ``first`` to begin with.
 
         To be called once parallelisms are applied and weights are on their device.
         """
-        self._first_rank = rank
+        self._first_dimension = dimension
         for group in self.groups:
             group.weights = tuple(layer.weight for layer in group.layers)
-        self.bases = {group.name: first(group, rank) for group in self.groups}
-        self.truncate(rank)
+        self.bases = {group.name: first(group, dimension) for group in self.groups}
+        self.truncate(dimension)
 
-    def truncate(self, rank: int) -> None:
-        """Keep the first ``rank`` directions of all subspaces."""
-        self.rank = rank
-        self.bases = {name: basis[:, :rank].contiguous() for name, basis in self.bases.items()}
+    def truncate(self, dimension: int) -> None:
+        """Keep the first ``dimension`` directions of all subspaces."""
+        self.dimension = dimension
+        self.bases = {name: basis[:, :dimension].contiguous() for name, basis in self.bases.items()}
         for layer in self._compiled:
             layer.learns_frozen, layer.basis = True, self.bases[layer.group.name]
             width = layer.out_features if layer.group.of_inputs else layer.in_features
@@ -58,15 +58,15 @@ class FrozenSums:
     def load(self, bases: Mapping[str, Tensor | None]) -> None:
         """Go on with the subspaces of a checkpoint, by the name of the group."""
         for name, basis in bases.items():
-            rank = min(self._first_rank, len(self.bases[name]))
+            dimension = min(self._first_dimension, len(self.bases[name]))
             saved = 0 if basis is None else basis.shape[1]
-            if basis is None or saved != rank:
+            if basis is None or saved != dimension:
                 raise ValueError(
-                    f"the checkpoint has a subspace of rank {saved} for {name}; this run has "
-                    f"{key('gradient_rank')} {self._first_rank}, which makes {rank} here; resume "
-                    f"with the rank that it was saved with"
+                    f"the checkpoint has a subspace of dimension {saved} for {name}; this run has "
+                    f"{key('gradient_rank')} {self._first_dimension}, which makes {dimension} "
+                    "here; resume with the dimension that it was saved with"
                 )
-            self.bases[name] = basis[:, : self.rank].to(self.bases[name]).contiguous()
+            self.bases[name] = basis[:, : self.dimension].to(self.bases[name]).contiguous()
 
     def basis(self, group: LinearGroup, dtype: torch.dtype) -> Tensor:
         """Return Q in a type."""
@@ -100,7 +100,7 @@ class FrozenSums:
         One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
         gradients belong to gathered weights until reduced.
         """
-        for layer in self._compiled if self.rank else ():
+        for layer in self._compiled if self.dimension else ():
             if layer.leaf.grad is not None:
                 columns = layer.group.columns_of(layer.name)
                 self._sum_of(layer.group, columns).add_(layer.leaf.grad)
@@ -123,5 +123,5 @@ class FrozenSums:
     def forget(self) -> None:
         """Let go of the sums of a batch."""
         self._sums.clear()
-        for layer in self._compiled if self.rank else ():
+        for layer in self._compiled if self.dimension else ():
             layer.leaf.grad = None

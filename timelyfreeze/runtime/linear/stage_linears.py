@@ -65,14 +65,14 @@ class StageLinears(FrozenSums):
         # X, who reads it, and what they keep of it
         self._read: tuple[Tensor, LinearGroup, Tensor] | None = None
 
-    def learn_frozen(self, rank: int, first: Callable[[LinearGroup, int], Tensor]) -> None:
+    def learn_frozen(self, dimension: int, first: Callable[[LinearGroup, int], Tensor]) -> None:
         """Have frozen weights learn; a ValueError if a part was compiled in place."""
         if self._is_compiled_in_place:
             raise ValueError(
                 f"a part of the stage was compiled in place, by Module.compile(); with "
-                f"{key('gradient_rank')} {rank} it must be what torch.compile(part) returns"
+                f"{key('gradient_rank')} {dimension} it must be what torch.compile(part) returns"
             )
-        super().learn_frozen(rank, first)
+        super().learn_frozen(dimension, first)
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -87,9 +87,9 @@ class StageLinears(FrozenSums):
         """
         self.microbatch, self._postpones, self.frozen = microbatch, postpones, frozen
         self._acts = True
-        if self.rank:
+        if self.dimension:
             self.frozen_groups = {self._home[name].name for name in frozen if name in self._home}
-        for layer in self._compiled if self.rank else ():
+        for layer in self._compiled if self.dimension else ():
             layer.basis = self.bases[layer.group.name]
         try:
             yield
@@ -107,7 +107,7 @@ class StageLinears(FrozenSums):
         """Return the further targets of a backward, besides live tensors of the graph."""
         found = [one.leaf for one in self._compiled if one.group.name in self.frozen_groups]
         for group in self.groups:
-            if group.name in self._anchors and (self.rank or self._is_live(group)):
+            if group.name in self._anchors and (self.dimension or self._is_live(group)):
                 found.append(self._anchors[group.name])
         return found + [self._anchors[g.name] for g in self._adapters if g.name in self._anchors]
 
@@ -161,7 +161,7 @@ class StageLinears(FrozenSums):
         kept = None
         if live:
             kept = x.reshape(-1, x.shape[-1])
-        elif self.rank:
+        elif self.dimension:
             kept = self.projected(self._home[group.name], x)
         return y, kept, (self.microbatch, live, biases)
 

@@ -16,14 +16,14 @@ from timelyfreeze.policies import mask_rng
 from timelyfreeze.runtime.linear.groups import LinearGroup
 
 
-def first_basis(group: LinearGroup, rank: int, seed: int) -> Tensor:
+def first_basis(group: LinearGroup, dimension: int, seed: int) -> Tensor:
     """Return k random directions; the same on all processes with the group's weights.
 
     Columns are orthonormal, shape [d, k], no more than the shorter side has; groups differ by their
     names.
     """
     d = group.side
-    columns = random_columns(d, min(rank, d), seed, 0, group.name)
+    columns = random_columns(d, min(dimension, d), seed, 0, group.name)
     return _orthonormal(columns).to(group.layers[0].weight.device)
 
 
@@ -68,7 +68,7 @@ def energies(basis: Tensor, gradients: Sequence[Tensor], *, of_inputs: bool) -> 
     """Return |G Q|^2 by direction, the energy of the gradient there, and |G|^2; shape [k + 1].
 
     Subspace iteration turns the first directions as if there were no others, so the first few of
-    them are the subspace of a lower rank.
+    them are the subspace of a lower dimension.
     """
     sums = []
     for gradient in gradients:

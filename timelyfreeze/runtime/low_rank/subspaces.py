@@ -41,17 +41,19 @@ _FADE = 0.9
 class Subspaces:
     """Subspaces that turn after gradients: often as the warm-up ends, later once in four steps.
 
-    They begin with the highest of ``ranks``, ascending, of which :meth:`keep` takes one.
+    They begin with the highest of ``dimensions``, ascending, of which :meth:`keep` takes one.
     """
 
-    def __init__(self, layers: Sequence[StageLinears], seed: int, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, layers: Sequence[StageLinears], seed: int, dimensions: Sequence[int]
+    ) -> None:
         self.layers, self._seed, self.step = tuple(layers), seed, Step()
-        self.ranks, self.rank = tuple(ranks), ranks[-1]
-        # of each rank, by the last exact gradients
-        self.measured = dict.fromkeys(self.ranks, Energies())
+        self.dimensions, self.dimension = tuple(dimensions), dimensions[-1]
+        # of each dimension, by the last exact gradients
+        self.measured = dict.fromkeys(self.dimensions, Energies())
         self._is_measured = False
         self._former: dict[str, tuple[Tensor, Tensor]] = {}  # S G, and Q from before G
-        # Of each weight: inner products inside, for each rank, and in all, faded.
+        # Of each weight: inner products inside, for each dimension, and in all, faded.
         self._agreed: dict[str, Tensor] = {}
         self._n_seen: dict[str, int] = {}  # how many gradients each had
 
@@ -74,7 +76,7 @@ class Subspaces:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """What rank 1 multiplies for each token in all layers, and what exact products do."""
+        """What a direction multiplies for each token in all layers, and what exact products do."""
         shapes = [(group.d_in, group.d_out) for group in self._groups]
         return float(sum(map(sum, shapes))), float(sum(map(math.prod, shapes)))
 
@@ -82,14 +84,15 @@ class Subspaces:
     def _groups(self) -> list[LinearGroup]:
         return [group for layers in self.layers for group in layers.groups]
 
-    def keep(self, rank: int) -> None:
+    def keep(self, dimension: int) -> None:
         """Keep as many directions, the first ones, of each subspace."""
-        self.rank = rank
+        self.dimension = dimension
         for layers in self.layers:
-            layers.truncate(rank)
-        self._former = {name: (s, q[:, :rank]) for name, (s, q) in self._former.items()}
+            layers.truncate(dimension)
+        self._former = {name: (s, q[:, :dimension]) for name, (s, q) in self._former.items()}
+        place = self.dimensions.index(dimension)
         for agreed in self._agreed.values():
-            agreed[self.ranks.index(rank) : -1] = agreed[self.ranks.index(rank)].clone()
+            agreed[place:-1] = agreed[place].clone()
 
     def energies(self) -> Energies:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
@@ -107,33 +110,33 @@ class Subspaces:
                         basis = layers.bases[group.name]
                         agreed = self._agree(group, basis, gradients)
                         energy = energies(basis, gradients, of_inputs=group.of_inputs)
-                        inside = self._of_ranks(energy[:-1])
+                        inside = self._of_dimensions(energy[:-1])
                         found.append(torch.cat([inside, energy[-1:], agreed]))
         if not found:
             return Energies()
         # In double, since squares may be small; one wait for all.
         energy, agreed = torch.stack(found).double().cpu().chunk(2, dim=1)
         squares = agreed.t() @ agreed
-        for i, rank in enumerate(self.ranks):
+        for i, dimension in enumerate(self.dimensions):
             sums = [energy[:, i], energy[:, -1], agreed[:, i], agreed[:, -1]]
             of_squares = squares[i, i], squares[-1, -1], squares[i, -1]
-            self.measured[rank] = Energies(*(float(t.sum()) for t in (*sums, *of_squares)))
-        return self.measured[self.rank]
+            self.measured[dimension] = Energies(*(float(t.sum()) for t in (*sums, *of_squares)))
+        return self.measured[self.dimension]
 
-    def _of_ranks(self, directions: Tensor) -> Tensor:
-        """Return the sum of what directions have over those of each rank, shape [ranks]."""
+    def _of_dimensions(self, directions: Tensor) -> Tensor:
+        """Return sums over the first directions, for each dimension, shape [dimensions]."""
         sums = directions.cumsum(dim=0)
         # Not by a list of places, which would be copied to the device while the host waits.
-        return torch.stack([sums[min(rank, len(sums)) - 1] for rank in self.ranks])
+        return torch.stack([sums[min(dimension, len(sums)) - 1] for dimension in self.dimensions])
 
     def _agree(self, group: LinearGroup, basis: Tensor, gradients: Sequence[Tensor]) -> Tensor:
         """Return the inner products of a group's gradients so far, inside and in all, faded."""
         name = group.name
         sketch, n_seen = self._sketch(group, gradients), self._n_seen.get(name, 0)
-        agreed = _FADE * self._agreed.get(name, sketch.new_zeros(len(self.ranks) + 1))
+        agreed = _FADE * self._agreed.get(name, sketch.new_zeros(len(self.dimensions) + 1))
         if name in self._former:
             former, q = self._former[name]
-            inside = self._of_ranks(((sketch @ q) * (former @ q)).sum(dim=0))
+            inside = self._of_dimensions(((sketch @ q) * (former @ q)).sum(dim=0))
             agreed += torch.cat([inside, (sketch * former).sum()[None]])
         # The first directions are random, and say nothing of those that follow.
         if n_seen > 0:
@@ -173,15 +176,15 @@ class Subspaces:
     def tensors(self) -> dict[str, Tensor]:
         """Return copies for a checkpoint, by ``"<kind>.<weight>"``; what is not known is 0.
 
-        They have places for the highest rank, so that shapes follow from the settings alone.
+        They have places for the highest dimension, so that shapes follow from the settings alone.
         """
         kept: dict[str, Tensor] = {}
         for name, basis in [pair for layers in self.layers for pair in layers.bases.items()]:
             nothing = basis.new_zeros(_ROWS, basis.shape[0]), torch.zeros_like(basis)
             sketch, former = self._former.get(name, nothing)
-            agreed = self._agreed.get(name, basis.new_zeros(len(self.ranks) + 1))
+            agreed = self._agreed.get(name, basis.new_zeros(len(self.dimensions) + 1))
             seen = torch.cat([agreed, agreed.new_tensor([self._n_seen.get(name, 0)])])
-            gap = (0, min(self.ranks[-1], basis.shape[0]) - basis.shape[1])
+            gap = (0, min(self.dimensions[-1], basis.shape[0]) - basis.shape[1])
             basis, former = pad(basis, gap), pad(former, gap)
             found = {"basis": basis, "sketch": sketch, "former": former, "agreed": seen}
             kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
@@ -192,7 +195,7 @@ class Subspaces:
         for layers in self.layers:
             layers.load({name: saved.get(f"basis.{name}") for name in layers.bases})
             for name in layers.bases:
-                former = saved[f"former.{name}"][:, : self.rank]
+                former = saved[f"former.{name}"][:, : self.dimension]
                 self._former[name] = saved[f"sketch.{name}"], former
                 *agreed, n_seen = saved[f"agreed.{name}"].tolist()
                 self._agreed[name] = layers.bases[name].new_tensor(agreed)

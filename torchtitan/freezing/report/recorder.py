@@ -72,7 +72,7 @@ class PipelineFiles(RunPart):
         n_processors, sizes = about["n_processors"], about["sizes"]()  # counted here alone
         order = controller.order
         notes = pipeline_metadata(run.config, order, run.n_layers, n_processors, sizes)
-        notes = replace(notes, gradient_rank=controller.subspaces.rank)
+        notes = replace(notes, gradient_rank=controller.subspaces.dimension)
         number_former(run.folder, ("bounds.json", "plan.json"))
         run.write("schedule.csv", order_to_csv(order))
         run.write("bounds.json", bounds_file_text(controller.active_plan.dag, bounds, notes))

@@ -175,7 +175,7 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
     if plan is None:
         return {"failure": controller.planner.failure or "not enough steps to measure"}
     return {
-        "gradient_rank": controller.subspaces.rank,
+        "gradient_rank": controller.subspaces.dimension,
         "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
         "batch_ms_predicted": plan.batch_ms,
         "outside_ms": batches_per_step * plan.outside_ms,
