@@ -112,6 +112,12 @@ def test_every_report_that_is_expected_is_made() -> None:
     assert_only(FILE, SCENARIOS)
 
 
+def test_the_files_of_a_run_stand_last() -> None:
+    *_, files, board = report(**SPEED).splitlines()
+    assert files == "files                    outputs/tb/run_1"
+    assert board == "TensorBoard              tensorboard --logdir outputs/tb"
+
+
 def test_nothing_is_said_of_a_part_that_is_not_there() -> None:
     assert report(**PLANNED, gradient_rank=0) == report(**PLANNED)
     assert "padding" not in report(**SPEED, padding=0.8, packing=True)
