@@ -66,7 +66,7 @@ class LowRank(StepPart):
             self._turning = began, self.clock.mark()
 
     def end_step(self, step: Step) -> None:
-        """Choose a rank as the warm-up ends."""
+        """Choose a dimension as the warm-up ends."""
         if step.after_warmup == 0:
             choose_dimension(self.subspaces, self.exchange)
             self.planner.measured.energies = self.subspaces.measured[self.subspaces.dimension]
@@ -79,11 +79,11 @@ class LowRank(StepPart):
         return self.clock.elapsed_ms(*self._turning)
 
     def plain_state(self) -> Mapping[str, Any]:
-        """Return the rank, where there is a choice."""
+        """Return the dimension, where there is a choice."""
         return {"rank": self.subspaces.dimension} if len(self.subspaces.dimensions) > 1 else {}
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the rank."""
+        """Restore the dimension."""
         if (dimension := state.get("rank")) in self.subspaces.dimensions:
             self.subspaces.keep(dimension)
 

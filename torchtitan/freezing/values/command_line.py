@@ -19,7 +19,7 @@ from torchtitan.config import ConfigManager
 from timelyfreeze.cli.hub import last_value, value_of
 from timelyfreeze.files import shown, table_values
 from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.values.error import ConfigError
+from torchtitan.freezing.values.config_error import ConfigError
 from torchtitan.freezing.values.pipeline import partition_errors
 from torchtitan.settings import JobConfig, job_config_class, preset_errors, with_values
 
