@@ -65,6 +65,8 @@ def read(path: Path = FILE) -> dict[str, Claim]:
     commands = tables.pop("commands", {})
     for table in tables.values():
         table["command"] = commands.get(table["command"], table["command"])
+        for name, text in commands.items():  # a command may name another as its part
+            table["command"] = table["command"].replace(f"{{{name}}}", text)
     return {name: Claim(**table) for name, table in tables.items()}
 
 
