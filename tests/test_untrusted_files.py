@@ -89,6 +89,10 @@ ALLOWED = {
     ): "what the processes of this run have just told each other, never a file",
     (
         "torchtitan/checkpoints/manager.py",
+        "read_metadata",
+    ): "likewise: from the memory of this run's processes",
+    (
+        "torchtitan/checkpoints/manager.py",
         "dcp.load",
     ): "likewise: from the memory of this run's processes",
     (

@@ -54,7 +54,7 @@ def controller(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
         plans=plans,
-        subspaces=SimpleNamespace(rank=64),
+        subspaces=SimpleNamespace(dimension=64),
         turns=SimpleNamespace(turning_ms=lambda: 0.0),
         active_plan=SimpleNamespace(
             switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
