@@ -74,7 +74,7 @@ ALLOWED = {
     (
         "timelyfreeze/cli/torchrun.py",
         "import_module",
-    ): "our module of checks, loaded late",
+    ): "our own module of checks, loaded once its folder is joined",
     (
         "timelyfreeze/cli/main.py",
         "import_module",

@@ -198,7 +198,10 @@ def test_a_folder_that_fails_ends_no_training(
     run = run_in(own, START, config=config, n_layers=None, device=torch.device("cpu"))
     recorder = record(run, None, BaseLogger())
     controller = Controller(SHORT, 0.25)
-    controller.subspaces, controller.active_plan = SimpleNamespace(dimension=0), SimpleNamespace(dag=DAG)
+    controller.subspaces, controller.active_plan = (
+        SimpleNamespace(dimension=0),
+        SimpleNamespace(dag=DAG),
+    )
     recorder.begin_pipeline(_any(controller))
     for name in ("bounds.json", "plan.json"):
         (own / name).write_text("of the former plan")
