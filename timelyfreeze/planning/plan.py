@@ -31,11 +31,13 @@ from timelyfreeze.timing import DurationBounds, simulate_batch, validate_bounds
 class FreezePlan:
     """Expected freeze ratios r_i of arXiv:2602.05754, Eq. 4, and the resulting schedule.
 
-    Attributes: actions: The A actions, in the order of the DAG the plan was made for. ratios:
-        Fraction of the action's parameters to freeze, float64, shape [A], in [0, 1]. durations_ms:
-        Durations w_i under ``ratios``, shape [A], milliseconds. start_ms: Start times P_i under
-        ``durations_ms``, shape [A], milliseconds. batch_ms: Batch time P_d under ``durations_ms``,
-        milliseconds. unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
+    Attributes:
+        actions: The A actions, in the order of the DAG the plan was made for.
+        ratios: Fraction of the action's parameters to freeze, float64, shape [A], in [0, 1].
+        durations_ms: Durations w_i under ``ratios``, shape [A], milliseconds.
+        start_ms: Start times P_i under ``durations_ms``, shape [A], milliseconds.
+        batch_ms: Batch time P_d under ``durations_ms``, milliseconds.
+        unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
         frozen_batch_ms: Batch time with everything frozen, milliseconds; no plan is faster.
         steps_factor: Estimated steps to a loss over those without freezing; None if unknown.
         outside_ms: Time of a step beside its batches, per batch, milliseconds.

@@ -23,12 +23,15 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 class PipelineDag:
     """Precedence graph of a batch. Arrays over actions follow the order of ``actions``.
 
-    Attributes: actions: The A nodes, rank by rank in execution order. edges: int64, shape [E, 2].
-        Row (i, j): action j starts only after action i has finished. No row occurs twice.
-        topological: int64, shape [A]. The action indices, after all their predecessors. stages:
-        int64, shape [A]. Stage of each action. ranks: int64, shape [A]. Rank of each action.
-        freezable: bool, shape [A]. Whether freezing can shorten the action. n_stages: Number of
-        stages S.
+    Attributes:
+        actions: The A nodes, rank by rank in execution order.
+        edges: int64, shape [E, 2]. Row (i, j): action j starts only after action i has finished. No
+            row occurs twice.
+        topological: int64, shape [A]. The action indices, after all their predecessors.
+        stages: int64, shape [A]. Stage of each action.
+        ranks: int64, shape [A]. Rank of each action.
+        freezable: bool, shape [A]. Whether freezing can shorten the action.
+        n_stages: Number of stages S.
     """
 
     actions: tuple[Action, ...]

@@ -98,7 +98,8 @@ class ScheduleOrder:
 
     Made and checked by ``build_order``.
 
-    Attributes: ranks: A tuple of actions per pipeline rank.
+    Attributes:
+        ranks: A tuple of actions per pipeline rank.
     """
 
     ranks: tuple[tuple[Action, ...], ...]

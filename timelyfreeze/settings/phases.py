@@ -79,14 +79,18 @@ class PhaseSchedule:
     Where nothing is measured and no plan is made, the three are equal (:meth:`unplanned`): warm-up
     is followed by the stable phase.
 
-    Attributes: last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
+    Attributes:
+        last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
         last_monitor_step: T_m >= T_w + 2, of mixed monitoring 3. Nothing is frozen until the
-        halfway step (upper bound), then everything (lower bound). The plan is made at the end of
-        this step. last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the
-        plan applies in full. monitoring: A word of ``MONITORING_WAYS``. n_learned: Steps up to T_w
-        counting as steps after warm-up: above 0 after a restart of phases. control_every: Number of
-        steps after the ramp per control step, placed in the middle, rarely met by logging. 0 for
-        none.
+            halfway step (upper bound), then everything (lower bound). The plan is made at the end
+            of this step.
+        last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the plan applies
+            in full.
+        monitoring: A word of ``MONITORING_WAYS``.
+        n_learned: Steps up to T_w counting as steps after warm-up: above 0 after a restart of
+            phases.
+        control_every: Number of steps after the ramp per control step, placed in the middle, rarely
+            met by logging. 0 for none.
     """
 
     last_warmup_step: int

@@ -47,16 +47,20 @@ _MIN_MEDIANS = 4
 class DurationBounds:
     """Shortest and longest duration of all actions of a DAG, in the order of its actions.
 
-    Attributes: min_ms: Everything frozen, float64, shape [A], milliseconds. max_ms: Nothing frozen,
-        float64, shape [A], milliseconds; equal to ``min_ms`` where freezing changes nothing.
+    Attributes:
+        min_ms: Everything frozen, float64, shape [A], milliseconds.
+        max_ms: Nothing frozen, float64, shape [A], milliseconds; equal to ``min_ms`` where freezing
+            changes nothing.
         pinned: Freezable actions measured no faster frozen than unfrozen, with bounds made equal.
-        The maker of the bounds should report them. p2p_overhead_ms: Overhead of a message within a
-        receiving action; part of both its bounds. p2p_latency_ms: Latency of a message, by sender
-        and receiver; 0 if missing. outside_ms: Time of a step beside its batches, per batch; 0 if
-        unknown. interval_factor: 9 of 10 batches take 1 / factor to factor times the predicted time
-        (``interval``); None for too few timed batches. captured: Fraction of the gradients' energy
-        kept by frozen weights; 0 for no gradient. captured_mean: The fraction of the mean
-        gradient's energy. captured_mean_error: Its standard error; None if not measured.
+            The maker of the bounds should report them.
+        p2p_overhead_ms: Overhead of a message within a receiving action; part of both its bounds.
+        p2p_latency_ms: Latency of a message, by sender and receiver; 0 if missing.
+        outside_ms: Time of a step beside its batches, per batch; 0 if unknown.
+        interval_factor: 9 of 10 batches take 1 / factor to factor times the predicted time
+            (``interval``); None for too few timed batches.
+        captured: Fraction of the gradients' energy kept by frozen weights; 0 for no gradient.
+        captured_mean: The fraction of the mean gradient's energy.
+        captured_mean_error: Its standard error; None if not measured.
     """
 
     min_ms: NDArray[np.float64]
