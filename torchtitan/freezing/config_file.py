@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from torchtitan.freezing.checks import with_rank
 from torchtitan.freezing.partition.cut import check_live_times, with_partition
-from torchtitan.freezing.values.command_line import read_values
-from torchtitan.freezing.values.config_error import ConfigError
+from torchtitan.freezing.values.command_line import ConfigError, read_values
 from torchtitan.settings import JobConfig, with_preset
 
 

@@ -28,7 +28,7 @@ from torchtitan.freezing import checks
 from torchtitan.freezing.checks import check_data, is_done, start_of
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.report.run_folder import last_report
-from torchtitan.freezing.values.config_error import ConfigError
+from torchtitan.freezing.values.command_line import ConfigError
 from torchtitan.settings import JobConfig
 from torchtitan.upstream import fixes as upstream_fixes
 

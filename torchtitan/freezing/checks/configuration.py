@@ -26,7 +26,7 @@ from torchtitan.freezing.checks.models import image_errors, model_errors
 from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.report.losses import reference_errors
-from torchtitan.freezing.values.config_error import ConfigError
+from torchtitan.freezing.values.command_line import ConfigError
 from torchtitan.freezing.values.errors import check_values, value_errors
 from torchtitan.freezing.values.pipeline import data_parallel_degree
 from torchtitan.freezing.values.places import place_errors

@@ -38,7 +38,7 @@ from torchtitan.freezing.elastic.pipeline import (
 )
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor, RunRecorder
-from torchtitan.freezing.values.config_error import ConfigError
+from torchtitan.freezing.values.command_line import ConfigError
 from torchtitan.settings import JobConfig
 
 # One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks".

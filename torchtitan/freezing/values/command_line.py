@@ -7,6 +7,7 @@ first, by the annotations of the configuration.
 
 import difflib
 import os
+import re
 import tomllib
 import types
 import typing
@@ -19,11 +20,27 @@ from torchtitan.config import ConfigManager
 from timelyfreeze.cli.hub import last_value, value_of
 from timelyfreeze.files import shown, table_values
 from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.values.config_error import ConfigError
 from torchtitan.freezing.values.pipeline import partition_errors
 from torchtitan.settings import JobConfig, job_config_class, preset_errors, with_values
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+# A value that nobody would read to its end; a path may be long.
+_LONG_WORD = re.compile(r"[^\s'\",]{600,}")
+
+
+class ConfigError(ValueError):
+    """The configuration has errors; the message lists key, value and rule of all."""
+
+    def __init__(self, *errors: str) -> None:
+        number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
+        lines = [
+            _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
+            for error in errors
+        ]
+        told = "\n".join(f"  - {line}" for line in lines)
+        super().__init__(f"The configuration has {number}:\n{told}")
 
 
 def read_values(args: Sequence[str]) -> tuple[JobConfig, set[str]]:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from timelyfreeze.settings import arguments_named
-from torchtitan.freezing.values.command_line import read_values
-from torchtitan.freezing.values.config_error import ConfigError
+from torchtitan.freezing.values.command_line import ConfigError, read_values
 from torchtitan.freezing.values.freezing import freezing_errors, front_errors
 from torchtitan.freezing.values.pipeline import (
     batch_errors,

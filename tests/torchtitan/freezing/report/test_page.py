@@ -15,7 +15,7 @@ from torchtitan.freezing.report.reports import render_page, render_report
 from torchtitan.freezing.report.times import Outcome
 from torchtitan.settings.job_config import JobConfig
 
-FILE = "pages.md"
+FILE = "pages.txt"
 MEASURED: dict[str, Any] = {
     "steps_done": 100,
     "tokens_per_second_unfrozen": 1000.0,
