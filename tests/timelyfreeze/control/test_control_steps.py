@@ -76,6 +76,25 @@ def test_freezing_is_judged_by_control_steps_where_there_are_any(control_every: 
     assert (active.switched_off is not None) is (control_every == 0)
 
 
+def test_freezing_is_not_given_up_because_control_steps_met_a_faster_machine() -> None:
+    speed = [1.0]
+    ranks = Ranks(
+        ORDER,
+        duration_ms=lambda action, fraction: speed[0] * linear_ms(action, fraction),
+        control_every=EVERY,
+        replan_every=2 * EVERY,
+        replan_threshold=100.0,
+        min_gain=0.02,
+    )
+    for step in range(1, FIRST + 8 * EVERY):
+        is_control = step >= FIRST and (step - FIRST) % EVERY == 0
+        speed[0] = 3.0 if step > PHASES.last_ramp_step and not is_control else 1.0
+        ranks.run(step, step)
+    active = ranks.controllers[0].active_plan
+    assert active.plan is not None
+    assert active.switched_off is None
+
+
 def test_forwards_of_control_steps_tell_the_speed_of_the_machine_too() -> None:
     drift = [1.0]
     ranks = Ranks(

@@ -121,8 +121,8 @@ class DriftCheck:
 
     drift: Mapping[Group, float]  # how much longer actions take than planned, by stage and kind
     batch_ms: float  # median batch as measured
-    # what a batch takes without freezing: the median of control steps; without any, predicted from
-    # what was measured before, moved as far as the actions that the plan leaves unfrozen
+    # what a batch takes without freezing: the median of control steps, at the speed of the others;
+    # without any, predicted from what was measured before, moved as far as the unfrozen actions
     unfrozen_batch_ms: float
     error: float = 0.0  # standard error of the ratio of the two, as a fraction: batches scatter
 
@@ -157,14 +157,18 @@ def check_drift(
     delays_ms = bounds.delays_ms(dag)
     stable_ms = batch_times(dag, ranks, delays_ms)[Phase.STABLE]
     measured_ms = [stable_ms]
+    drift = drifts(dag, bounds, plan.durations_ms, observed_ms)
     if controls and all(len(rank.batches) >= _FEWEST_BATCHES for rank in controls):
         measured_ms.append(batch_times(dag, controls, delays_ms)[Phase.CONTROL])
-        batch_ms = statistics.median(measured_ms[-1])
+        # Forwards, which freezing leaves alone, are the clock: the speed may have changed between.
+        then = forward_drift(drifts(dag, bounds, bounds.max_ms, slowest_durations(controls)))
+        clock = (forward_drift(drift) or 1.0) / (then or 1.0)
+        batch_ms = statistics.median(measured_ms[-1]) * clock
     else:
         moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
         batch_ms = simulate_batch(dag, moved.max_ms, now.n_processors, delays_ms)[1]
     return DriftCheck(
-        drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
+        drift=drift,
         batch_ms=statistics.median(stable_ms),
         unfrozen_batch_ms=batch_ms,
         error=math.hypot(*map(_error, measured_ms)),
