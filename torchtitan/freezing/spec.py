@@ -164,9 +164,11 @@ class _Builders:
         loading = loading_of(job_config, kwargs["dp_world_size"])
         training, data = replace(job_config.training, dataloader=loading), job_config.data
         job_config = replace(job_config, training=training)
+        if is_image_dataset(training.dataset):
+            kwargs["fixed_shards"] = caches(job_config)
+        elif not is_instruct_dataset(training.dataset):
+            kwargs["tokenizer"] = tokenizer
         if not is_instruct_dataset(training.dataset):
-            if not is_image_dataset(training.dataset):
-                kwargs["tokenizer"] = tokenizer
             return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
         if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
             logger.info(told)

@@ -40,6 +40,7 @@ def run(scenario, folder):
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
     from torchtitan.freezing.elastic.run import ElasticRun
+    from torchtitan.freezing.partition.cut import count_model_layers
     from torchtitan.freezing.trainer import FreezingTrainer
     from torchtitan.settings import count_layers, stage_modules
 
@@ -70,7 +71,7 @@ def run(scenario, folder):
                     config.training.local_batch_size,
                 )
             )
-            seen["splits"].append(list(count_layers(stage_modules(config, 10))))
+            seen["splits"].append(list(count_layers(stage_modules(config, count_model_layers(config)))))
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
             if scenario.get("fake_clock"):

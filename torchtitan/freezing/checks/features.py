@@ -60,18 +60,18 @@ _LONE = (*needs.ONE_PIPELINE, needs.NO_REPLICAS)
 
 CACHE = _if_frozen(
     "freezing.cache.enable",
-    "what a front of llama3's blocks puts out for a row has to come again in the same process",
-    (needs.NO_PLAN, needs.INSTRUCTIONS, needs.LLAMA3, needs.UNPACKED, *needs.WHOLE_LAYERS))
+    "what a front of blocks puts out for a row has to come again in the same process",
+    (needs.NO_PLAN, needs.ROWS, needs.BLOCKS, *needs.SAME_INPUTS, *needs.WHOLE_LAYERS))
 ELASTIC = _if_frozen(
     "freezing.elastic.enable", "the run has to go on in pipelines of fewer ranks, and more of them",
     (needs.A_POLICY, needs.ONE_RATIO, *needs.ONE_STAGE, *needs.WHOLE_LAYERS, needs.EXPERTS,
-     needs.INSTRUCTIONS, needs.LLAMA3))
+     needs.ROWS, needs.BLOCKS))
 PACKING = _if_frozen(
     "freezing.packing.mode",
-    "batches grow where a rank frees all memory of its only stage, in a pipeline of llama3 that "
-    "stays and whose memory can be estimated",
+    "batches grow where a rank frees all memory of its only stage, in a pipeline that stays and "
+    "whose memory can be estimated",
     (needs.NO_PLAN, *needs.FREES, needs.EAGER, *needs.ONE_STAGE, without(ELASTIC), without(CACHE),
-     needs.NO_EMULATION, needs.INSTRUCTIONS, *_LONE, needs.LLAMA3,
+     needs.NO_EMULATION, needs.ROWS, *_LONE, needs.BLOCKS,
      one_of("activation_checkpoint.mode", "none", "full")),
     lambda run: run.freezing.packing.is_on)
 SUBSPACES = _if_frozen(
@@ -190,7 +190,7 @@ FEATURES = (
     _if_frozen(
         "freezing.run_ahead",
         "ranks that hold the frozen front alone work for the next batch, which has to be known",
-        (needs.NO_PLAN, needs.INSTRUCTIONS, needs.LLAMA3, needs.NO_EMULATION, *needs.ONE_STAGE,
+        (needs.NO_PLAN, needs.ROWS, needs.BLOCKS, needs.NO_EMULATION, *needs.ONE_STAGE,
          *_LONE, without(CACHE), without(ELASTIC), without(PACKING))),
     # -- upstream
     Feature(

@@ -20,6 +20,7 @@ from torchtitan.data.rows.kinds import (
     is_instruct_dataset,
 )
 from torchtitan.freezing.values.pipeline import compiles_blocks, data_parallel_degree
+from torchtitan.images.transforms import NONE
 from torchtitan.settings import IMAGE_MODELS, JobConfig, examples_of_microbatch
 from torchtitan.vision.spec import known_args
 
@@ -150,7 +151,17 @@ LAUNCHER = Requirement(
     "start it by `timelyfreeze train` or run_train.sh")
 
 LLAMA3 = one_of("model.name", "llama3")
+# Models whose stages can be entered at any block.
+BLOCKS = one_of("model.name", "llama3", *IMAGE_MODELS)
 OF_PICTURES = one_of("model.name", *IMAGE_MODELS)
+# What enters the front comes again in every epoch.
+SAME_INPUTS = (
+    one_of("data.packing", False),
+    Requirement(
+        "vision.augmentation",
+        lambda run: not is_image_dataset(run.training.dataset) or run.vision.augmentation == NONE,
+        f"it must be {NONE!r}"),
+    Requirement("vision.mixup", lambda run: not run.vision.mixup, "it must be 0"))
 NO_TEXT = tuple(
     one_of(f"model.{name}", None)
     for name in (
