@@ -35,6 +35,13 @@ CASES = [
     for schedule, room in (("1F1B", "memory"), ("ZBVZeroBubble", "disk"))
 ]
 
+TWO_RANKS = {
+    "parallelism__pipeline_parallel_degree": 2,
+    "freezing__fixed__layers": 5,
+    "emulation__no_enable": None,
+}
+RANKS = ["vit", pytest.param("convnextv2", marks=[pytest.mark.long])]
+
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
@@ -91,3 +98,52 @@ def test_in_shorter_pipelines_the_same_is_learned(elastic, kind):
     n_ranks = [ranks for _, ranks, *_ in moves[0]["pipelines"]]
     assert n_ranks[0] == 4
     assert n_ranks[-1] < 4
+
+
+@pytest.fixture(scope="module")
+def ahead(request, pictures):
+    scenarios = []
+    for (kind,) in asked_for(request, "kind"):
+        for form in ("waits", "ahead"):
+            settings = {**COMMON, **TWO_RANKS, "training__dataset_path": pictures}
+            settings |= {"freezing__run_ahead": None} if form == "ahead" else {}
+            more = {"module": "ahead_of_pictures"}
+            scenarios.append(image_scenario(f"{kind} {form}", kind, more=more, **settings))
+    return run_scenarios(pictures.parent / "ahead", 2, scenarios)
+
+
+@pytest.mark.parametrize("kind", RANKS)
+def test_a_front_that_works_ahead_learns_the_same_to_the_last_bit(ahead, kind):
+    assert_same(ahead[f"{kind} waits"], ahead[f"{kind} ahead"])
+    goes_on = {step for step, _, goes_on in ahead[f"{kind} ahead"][0]["ahead"] if goes_on}
+    assert goes_on == set(range(3, N_STEPS))
+
+
+@pytest.fixture(scope="module")
+def packed(request, pictures):
+    scenarios = []
+    for (kind,) in asked_for(request, "kind"):
+        for form in ("stays", "packs"):
+            settings = {**COMMON, **FREEZING, **TWO_RANKS, "training__dataset_path": pictures}
+            settings |= {
+                "training__steps": 10,
+                "training__global_batch_size": 32,
+                "freezing__linear.max_layers": 7,
+                "checkpoint__enable": None,
+            }
+            settings |= {"freezing__packing.mode": "performance"} if form == "packs" else {}
+            more = {"module": "tiny_images", "is_elastic": form == "packs"}
+            scenarios.append(image_scenario(f"{kind} {form}", kind, more=more, **settings))
+    return run_scenarios(pictures.parent / "packed", 2, scenarios, script="elastic_run.py")
+
+
+@pytest.mark.parametrize("kind", RANKS)
+def test_larger_batches_of_the_same_rows_learn_the_same(packed, kind):
+    stays, packs = packed[f"{kind} stays"], packed[f"{kind} packs"]
+    assert rows_of_steps(packs) == rows_of_steps(stays)
+    assert losses_of_steps(packs) == pytest.approx(losses_of_steps(stays), rel=1e-5)
+    for key in ("weights", "moments"):
+        torch.testing.assert_close(merged(packs, key), merged(stays, key), rtol=1e-4, atol=1e-6)
+    sizes = [size for size, *_ in packs[0]["batches"]]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]
