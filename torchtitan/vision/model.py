@@ -148,7 +148,11 @@ def _convnext(width: int, depths: tuple[int, ...], patch_size: int) -> dict[str,
 
 # What each flavor has in its config.json; the first of each kind is for pictures of 32 x 32.
 FLAVORS: dict[str, dict[str, dict[str, Any]]] = {
-    VIT: {"4M": _vit(192, 9, 3, 4, 32), "L-32": _vit(1024, 24, 16, 32, 224)},
+    VIT: {
+        "4M": _vit(192, 9, 3, 4, 32),
+        "B-16": _vit(768, 12, 12, 16, 224),
+        "L-32": _vit(1024, 24, 16, 32, 224),
+    },
     CONVNEXT: {"3M": _convnext(40, (2, 2, 6, 2), 2), "L": _convnext(192, (3, 3, 27, 3), 4)},
 }
 

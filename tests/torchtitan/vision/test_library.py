@@ -38,6 +38,7 @@ def test_flops_of_a_convnext_are_those_of_its_products() -> None:
 def test_the_papers_models_have_their_published_sizes() -> None:
     """Of the publications: 306 million parameters and 4.4 GFLOPs; 198 million and 34.4 GFLOPs."""
     for kind, flavor, millions, giga in (
+        ("vit", "B-16", 86.6, 17.6),
         ("vit", "L-32", 306, 15.4),
         ("convnextv2", "L", 198, 34.4),
     ):

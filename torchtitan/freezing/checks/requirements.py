@@ -154,20 +154,20 @@ LLAMA3 = one_of("model.name", "llama3")
 # Models whose stages can be entered at any block.
 BLOCKS = one_of("model.name", "llama3", *IMAGE_MODELS)
 OF_PICTURES = one_of("model.name", *IMAGE_MODELS)
-# What enters the front comes again in every epoch.
-SAME_INPUTS = (
-    one_of("data.packing", False),
-    Requirement(
-        "vision.augmentation",
-        lambda run: not is_image_dataset(run.training.dataset) or run.vision.augmentation == NONE,
-        f"it must be {NONE!r}"),
-    Requirement("vision.mixup", lambda run: not run.vision.mixup, "it must be 0"))
 NO_TEXT = tuple(
     one_of(f"model.{name}", None)
     for name in (
         "vocab_size", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
         "rope_original_max_position_embeddings"))
 UNPACKED = one_of("data.packing", False)
+# What enters the front comes again in every epoch.
+SAME_INPUTS = (
+    UNPACKED,
+    Requirement(
+        "vision.augmentation",
+        lambda run: not is_image_dataset(run.training.dataset) or run.vision.augmentation == NONE,
+        f"it must be {NONE!r}"),
+    Requirement("vision.mixup", lambda run: not run.vision.mixup, "it must be 0"))
 INSTRUCTIONS = Requirement(
     _DATASET, lambda run: is_instruct_dataset(run.training.dataset),
     f"it must be one of {', '.join(INSTRUCT_DATASETS)}")

@@ -60,6 +60,7 @@ WITHOUT = {
     needs.LAUNCHER: "a start by torchrun alone",
     needs.INSTRUCTIONS: "text and pictures",
     needs.ROWS: "text",
+    needs.SAME_INPUTS[1]: "pictures with a `vision.augmentation` other than 'none'",
     needs.PICTURES: "text and instructions",
     needs.VALIDATION_OF_PICTURES: "validation on text or instructions",
     needs.PLACE: "no `training.dataset_path`",

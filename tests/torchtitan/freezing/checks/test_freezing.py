@@ -189,7 +189,7 @@ def test_a_plan_is_refused(method: str) -> None:
     [line] = errors(cached(freezing__method=method))
     assert line == (
         f"freezing.cache.enable is true, and freezing.method is {method!r}; what a front of "
-        "llama3's blocks puts out for a row has to come again in the same process, so it must be a "
+        "blocks puts out for a row has to come again in the same process, so it must be a "
         "policy without a plan"
     )
 

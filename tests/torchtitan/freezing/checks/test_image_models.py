@@ -45,7 +45,7 @@ def test_a_model_of_pictures_is_fine(kind: str) -> None:
     [
         (
             {"model__flavor": "big"},
-            "model.flavor is 'big', which vit does not have; known: 4M, L-32, hf, tiny",
+            "model.flavor is 'big', which vit does not have; known: 4M, B-16, L-32, hf, tiny",
         ),
         (
             {"vision__image_size": 32},

@@ -138,6 +138,8 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
     "nowhere": ("training.dataset_path", None,
                 "it must name a folder, parquet files or a data set on the hub"),
     "packing": ("data.packing", True, FALSE),
+    "augmented": ("vision.augmentation is 'resized_crop'", PICTURES, "it must be 'none'"),
+    "mixed": ("vision.mixup", 0.5, "it must be 0"),
     "qwen3": ("model.name", "qwen3", "it must be 'llama3'"),
     "unknown": ("model.name", "qwen3", "it must be 'llama3' or 'vit' or 'convnextv2'"),
     "reads text": ("model.name", "llama3", "it must be 'vit' or 'convnextv2'"),
@@ -196,13 +198,13 @@ GRID: dict[str, str] = {
     "rank": f"{_LAYERS}, converters",
     "lora": "peft, qwen3, tensor, converters, early",
     "saved": "adapters, saves all",
-    "cache": f"planned, text, qwen3, packing, {_LAYERS}",
-    "elastic": f"alone, ratios, stages, csv, {_LAYERS}, expert, text, qwen3",
+    "cache": f"planned, no rows, unknown, packing, augmented, mixed, {_LAYERS}",
+    "elastic": f"alone, ratios, stages, csv, {_LAYERS}, expert, no rows, unknown",
     "by time": "first, input, compile",
     "search": "emulated, planned",
     "performance": f"planned, first, input, compile, stages, csv, moves, cached, emulated, "
-                   f"{_ALONE}, replicas, qwen3, selective, text",
-    "ahead": f"planned, text, qwen3, emulated, stages, csv, {_ALONE}, replicas, cached, "
+                   f"{_ALONE}, replicas, unknown, selective, no rows",
+    "ahead": f"planned, no rows, unknown, emulated, stages, csv, {_ALONE}, replicas, cached, "
              "moves, packs",
     "early step": "ranks",
     "loaded": "not saved",
