@@ -71,7 +71,9 @@ def run(scenario, folder):
                     config.training.local_batch_size,
                 )
             )
-            seen["splits"].append(list(count_layers(stage_modules(config, count_model_layers(config)))))
+            seen["splits"].append(
+                list(count_layers(stage_modules(config, count_model_layers(config))))
+            )
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
             if scenario.get("fake_clock"):
