@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # Makes .venv with the exact versions of constraints.txt, on first use or when the requirements have changed.
 #
-# Usage: scripts/setup.sh [EXTRA]      EXTRA is an optional group of pyproject.toml, for example dev
+# Usage: scripts/setup.sh [EXTRA ...]      EXTRA is an optional group of pyproject.toml, for example dev
 # PYTHON=/path/to/python chooses the interpreter; pip's own settings (index, proxies, caches) are respected.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 expect_options "" "$@"
-[ $# -le 1 ] || refuse "$# arguments; it takes one at most"
-extra=${1:-}
-case $extra in
-  '' | dev | eval | vision | lora) ;;
-  # pip would install everything else, and say in a warning that there is no such group.
-  *) refuse "EXTRA is '$extra'; pyproject.toml has dev, eval, vision and lora" ;;
-esac
+for extra in "$@"; do
+  case $extra in
+    dev | eval | vision | lora) ;;
+    # pip would install everything else, and say in a warning that there is no such group.
+    *) refuse "EXTRA is '$extra'; pyproject.toml has dev, eval, vision and lora" ;;
+  esac
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-project=.[titan${extra:+,$extra}]
-stamp=.venv/.installed${extra:+-$extra}
-stamps=("$stamp")
-# An environment with an extra in it serves those who want none.
-[ -n "$extra" ] || stamps+=(.venv/.installed-*)
+groups=titan stamps=(.venv/.installed)
+if [ $# -gt 0 ]; then
+  groups=$(IFS=,; echo "titan,$*")
+  stamps=("${@/#/.venv/.installed-}")
+fi
 wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
 # Several hosts, or several runs, may start at once in one shared folder: one installs, the others wait.
 exec 9> .venv.lock
@@ -30,11 +30,21 @@ if ! flock --nonblock 9; then
     exit 1
   }
 fi
-for done in "${stamps[@]}"; do
-  if [ -f "$done" ] && [ "$(cat "$done")" = "$wanted" ]; then
-    exit 0
-  fi
-done
+is_installed() {
+  local stamp
+  for stamp in "$@"; do
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] || return 1
+  done
+}
+if is_installed "${stamps[@]}"; then
+  exit 0
+fi
+# An environment with an extra in it serves those who want none.
+if [ $# -eq 0 ]; then
+  for stamp in .venv/.installed-*; do
+    ! is_installed "$stamp" || exit 0
+  done
+fi
 
 if [ ! -x .venv/bin/python ]; then
   python=${PYTHON:-}
@@ -56,5 +66,8 @@ if [ ! -x .venv/bin/python ]; then
   fi
 fi
 echo "Installing the project and what it needs; this happens once and takes a minute or more"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$project"
-echo "$wanted" > "$stamp"
+# Python compiles a module when it is first imported: most never are.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$groups]"
+for stamp in "${stamps[@]}"; do
+  echo "$wanted" > "$stamp"
+done
