@@ -31,7 +31,7 @@ def items_of(path: Path, key: str) -> Iterator[Any]:
     """Yield the items of the list ``key`` of the object in a file.
 
     Raises:
-        ValueError: If it cannot be read, has no such list, or is too large; the file is for the caller to name.
+        ValueError: If it cannot be read, has no such list, or is too large; does not name the file.
     """
     decode, n_read, place = json.JSONDecoder().raw_decode, 0, 0
     with _opened(path) as file:
@@ -53,8 +53,10 @@ def items_of(path: Path, key: str) -> Iterator[Any]:
                 n_read += len(more := file.read(_CHUNK))
                 rest = text[place:]
                 if not more or len(rest) > _MOST_ITEM:
-                    cut = "is no JSON" if more else "is no JSON, or the file was cut off in it"
-                    raise ValueError(f"an item of {key} {cut}: {shown(rest[:40])}") from None
+                    cut = f"of at most {_MOST_ITEM} characters" if more else "or was cut off"
+                    raise ValueError(
+                        f"an item of {key} is no JSON {cut}: {shown(rest[:40])}"
+                    ) from None
                 if n_read > MOST_CHARACTERS:
                     most = f"at most {MOST_CHARACTERS >> 20} MiB, unpacked"
                     raise ValueError(f"it is too large to read, {most}; record less") from None

@@ -191,7 +191,9 @@ def first_sentence(measured: ScheduleCases, cases: Sequence[Case]) -> str:
     soonest = soonest_of(cases)
     if pays(soonest):
         cap = render_cap(soonest.max_freeze_ratio)
-        how = f"freezing ({_where(soonest)}, r_max {cap})"
+        how = (
+            f"freezing ({_where(soonest)}, r_max {cap}, {soonest.steps_factor:.2f} times the steps)"
+        )
         offers.append((soonest.frozen_microbatch_ms, how))
     told, shortest_ms = [], step_ms / n
     for ms, how in offers:

@@ -139,9 +139,9 @@ class _Events:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:
-    begin, took = event.get("ts"), event.get("dur")
-    if all(type(value) in (int, float) and 0 <= value <= MOST for value in (begin, took)):
-        return float(begin), float(begin) + float(took)  # type: ignore[arg-type]
+    times: list[Any] = [event.get("ts"), event.get("dur")]
+    if all(type(value) in (int, float) and 0 <= value <= MOST for value in times):
+        return float(times[0]), float(sum(times))
     raise ValueError(f"ts and dur of {shown(event['name'])} must be microseconds, 0 or more")
 
 
