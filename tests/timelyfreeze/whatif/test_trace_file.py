@@ -62,8 +62,8 @@ def test_medians_are_of_what_was_computed_and_waits_are_left_out(tmp_path: Path)
     }  # fmt: skip
     assert row(file, 0) == "0F0 0F1 0B0 0B1"
     assert (file.n_stages, file.n_microbatches, file.n_ranks) == (1, 2, 1)
-    # From the end of the first wait: 4 + 2 + 6 + 10, three waits of 1.4, 0.7, 1.4, three gaps of 0.5
-    # and 5 + 3 + 7 + 9 with the same.
+    # From the end of the first wait: 4 + 2 + 6 + 10, waits of 1.4, 0.7 and 1.4, three gaps of 0.5;
+    # then 5 + 3 + 7 + 9 with the same.
     assert "a batch takes 28.0 ms, the median of 2" in file.notes[0]
     assert "25% are taken for gradients of weights" in file.notes[1]
 
@@ -135,7 +135,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "cpu_alone": ([*ONE, event("nccl:recv 0<-1", 3.0, 1.0, "user_annotation")],
                   "record it with ProfilerActivity.CPU and ProfilerActivity.CUDA"),
     "no_launches": ([*ONE, kernel(1, 2.0, 1.0)], "lacks kernels or their launches"),
-    "gpu_annotations_alone": ([*ONE, note("0F0", 2.0, 1.0, "gpu_user_annotation")], "lacks kernels"),
+    "gpu_annotations": ([*ONE, note("0F0", 2.0, 1.0, "gpu_user_annotation")], "lacks kernels"),
     "nothing_within": ([*ONE, event("aten::mm", 15.0, 1.0)], "no operation ran within PP:0F0"),
     "no_backward": ([ONE[0]], "action 0I0 is missing; each stage runs every microbatch"),
     "huge_microbatch": ([note("0F999999999", 0.0, 1.0)], "action 0F0 is missing"),

@@ -36,7 +36,7 @@ def write(path: Path, events: Iterable[Event]) -> Path:
 
 
 def bare(folder: Path, rows: Sequence[str], took_ms: dict[str, float]) -> list[Path]:
-    """Traces of annotations alone: actions of a row follow each other, ``took_ms`` by stage+kind."""
+    """Traces of annotations alone, one behind the other; ``took_ms`` by stage and kind."""
     paths = []
     for rank, row in enumerate(rows):
         now, events = 1000.0, []
