@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 
 def looked_up(path: Path, action: str) -> list[float]:
-    """Milliseconds of each batch from the first to the end of the last operation, by looking at each."""
+    """Milliseconds of each batch, from the first to the end of the last operation."""
     events = [
         e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if "dur" in e
     ]
