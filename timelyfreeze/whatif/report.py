@@ -178,34 +178,24 @@ def best_of(cases: Sequence[Case]) -> list[str]:
 def first_sentence(measured: ScheduleCases, cases: Sequence[Case]) -> str:
     """Say how much of its time the measured pipeline waits, and what makes a step shorter."""
     step_ms, bubble = measured.unfrozen(None)
-    n = measured.order.n_microbatches * measured.grid.batches
+    shortest_ms = step_ms = step_ms / measured.order.n_microbatches / measured.grid.batches
     best, best_ms = measured.best
-    offers = [] if best is None or best_ms is None else [(best_ms / n, _cut(best))]
-    unfrozen = [(case.per_microbatch(case.step_ms), _where(case)) for case in cases]
-    unfrozen += [
-        (case.per_microbatch(ms), f"{case.schedule} with {_cut(case.best_unfrozen_layers)}")
-        for case in cases
-        if (ms := case.best_unfrozen_step_ms) is not None and case.best_unfrozen_layers
-    ]
-    offers.append(min(unfrozen))
+    offers = []
+    if best is not None and best_ms is not None:
+        cut = f"a split of {', '.join(map(str, best))}"
+        offers.append((best_ms / measured.order.n_microbatches / measured.grid.batches, cut))
+    offers.append(min((case.per_microbatch(case.step_ms), _where(case)) for case in cases))
     soonest = soonest_of(cases)
     if pays(soonest):
-        cap = render_cap(soonest.max_freeze_ratio)
-        how = (
-            f"freezing ({_where(soonest)}, r_max {cap}, {soonest.steps_factor:.2f} times the steps)"
-        )
-        offers.append((soonest.frozen_microbatch_ms, how))
-    told, shortest_ms = [], step_ms / n
+        how = f"r_max {render_cap(soonest.max_freeze_ratio)}, {soonest.steps_factor:.2f} times the"
+        offers.append((soonest.frozen_microbatch_ms, f"freezing ({_where(soonest)}, {how} steps)"))
+    told = []
     for ms, how in offers:
         if ms < shortest_ms * (1.0 - _WORTH):
-            told.append(f"{how} takes off {1.0 - ms * n / step_ms:.0%}")
+            told.append(f"{how} takes off {1.0 - ms / step_ms:.0%}")
             shortest_ms = ms
     nothing = "no schedule or split that was asked for takes off 1%"
     return f"your pipeline waits {bubble:.0%} of its time; {', '.join(told) or nothing}"
-
-
-def _cut(layers: Sequence[int]) -> str:
-    return f"a split of {render_split(layers).replace(',', ', ')}"
 
 
 def soonest_of(cases: Sequence[Case]) -> Case:

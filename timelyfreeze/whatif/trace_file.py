@@ -10,30 +10,30 @@ they lack kernels of backwards, launched by another thread (github.com/pytorch/k
 
 from __future__ import annotations
 
+import gzip
 import re
 import statistics
+import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files import MOST, listed, shown
-from timelyfreeze.files.long_list import has_list, items_of
+from timelyfreeze.files import MOST, listed, parse_json, shown
 from timelyfreeze.schedule import Action, ActionKind, ScheduleError, build_order
 from timelyfreeze.timing import parse_bounds
 from timelyfreeze.whatif.bounds_file import BoundsFile, PipelineMetadata
-from timelyfreeze.whatif.times import Pair
 
-_EVENTS = "traceEvents"
 _ACTION = re.compile(r"PP:(\d+[FBIW]\d+)")
 _SENDING = re.compile(r"PP:(\d{1,9})SEND_F\d+")
+_MOST_BYTES = 2**29  # of a trace, unpacked; reading it takes twice as much memory
+_CHUNK = 2**20  # bytes read at once; the list of events begins in the first ones
 _US_PER_MS = 1e3
 # Part of a full backward that gradients of weights take: 0.39 to 0.41 in the middle stages of
 # profiles/tiny_8m_1F1B. Of linear layers alone it is half; attention itself has no weights.
@@ -45,8 +45,27 @@ _HOW = (
     'with schedules of its own runs each action in record_function("PP:<stage><F|B><microbatch>")'
 )
 
-_Thread = tuple[str, str]  # process and thread
-is_trace = partial(has_list, key=_EVENTS)  # whether a file seems to be a trace
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file seems to be a trace, by its beginning."""
+    try:
+        return b'"traceEvents"' in _bytes(path, _CHUNK)
+    except ValueError:
+        return False
+
+
+def _bytes(path: Path, n: int) -> bytearray:
+    """Return the first bytes of a file, unpacked, at least ``n`` if there are as many."""
+    data = bytearray()
+    try:
+        with path.open("rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            file = gzip.GzipFile(fileobj=raw) if packed else raw
+            while len(data) < n and (more := file.read(_CHUNK)):
+                data += more
+        return data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
 
 
 class _Annotation(NamedTuple):
@@ -55,37 +74,53 @@ class _Annotation(NamedTuple):
     begin: float
     end: float
     action: Action
-    thread: _Thread
+    thread: str  # process and thread
 
 
-def _floats() -> array[float]:
-    return array("d")
+class _Trace:
+    """What counts of a trace; microseconds, in flat arrays.
 
+    Raises:
+        ValueError: Saying what of the trace is broken or missing; does not name the file.
+    """
 
-@dataclass
-class _Events:
-    """What counts of a trace's events; microseconds, in flat arrays."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.annotations: list[_Annotation] = []
+        self.sending: set[int] = set()  # stages that send their output on
+        self.is_of_gpu = False
+        self.operations: dict[str, array[float]] = defaultdict(_floats)  # of threads: begin, end
+        self.launches, self.kernels = _floats(), _floats()  # correlation, begin, end
+        data = _bytes(path, _MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"unpacked it has over {_MOST_BYTES >> 20} MiB; record fewer steps")
+        # A byte a character, and no event is kept: a list of them takes ten times the memory.
+        parse_json(data.decode("latin-1"), self._add)
+        self.annotations.sort()
+        self._check()
+        self.actions = [note.action for note in self.annotations]
+        n = len(set(self.actions))
+        self.row = tuple(self.actions[:n])  # a batch, in the order of execution
+        spans = self._spans() / _US_PER_MS
+        self.durations_ms = np.nan_to_num(spans[:, 1] - spans[:, 0]).tolist()
+        batches = [slice(i, i + n) for i in range(0, len(spans), n)]
+        if any(len(set(self.actions[batch])) < n for batch in batches):
+            raise ValueError(
+                f"the {len(spans)} annotated actions, {n} different ones, are no whole batches; "
+                "record whole steps of training alone, without validation"
+            )
+        self.batches_ms = [np.nanmax(spans[b, 1]) - np.nanmin(spans[b, 0]) for b in batches]
 
-    annotations: list[_Annotation] = field(default_factory=list)
-    sending: set[int] = field(default_factory=set)  # stages that send their output on
-    # Begin and end of operations.
-    operations: dict[_Thread, array[float]] = field(default_factory=partial(defaultdict, _floats))
-    launches: array[float] = field(default_factory=_floats)  # correlation, moment
-    kernels: array[float] = field(default_factory=_floats)  # correlation, begin, end
-    is_of_gpu: bool = False  # whether the trainer ran on a GPU
-
-    def add(self, event: Any) -> None:
-        """Add an event if it has a duration and counts."""
-        if not isinstance(event, dict):
-            raise ValueError(f"{_EVENTS} holds {shown(event)}; events are objects")
+    def _add(self, event: dict[str, Any]) -> Any:
+        """Take what counts of an event; return it where it is none."""
         name, category = event.get("name"), event.get("cat")
         if event.get("ph") != "X" or not isinstance(name, str):
-            return
-        thread = str(event.get("pid")), str(event.get("tid"))
+            return event if "ph" not in event else None
+        thread = f"{event.get('pid')} {event.get('tid')}"
         if category == "kernel" and not name.startswith("nccl"):
             self.kernels.extend((_correlation(event), *_span(event)))
         elif category in ("cuda_runtime", "cuda_driver") and "aunch" in name:
-            self.launches.extend((_correlation(event), _span(event)[0]))
+            self.launches.extend((_correlation(event), *_span(event)))
         elif category == "cpu_op":
             self.operations[thread].extend(_span(event))
         elif category == "gpu_user_annotation" or name.startswith("nccl:"):
@@ -95,13 +130,12 @@ class _Events:
             self.annotations.append(_Annotation(*_span(event), action, thread))
         elif match := _SENDING.fullmatch(name):
             self.sending.add(int(match[1]))
+        return None
 
-    def check(self) -> None:
-        """Sort the annotations; refuse a trace that does not tell what its actions took."""
+    def _check(self) -> None:
         notes = self.annotations
         if not notes:
             raise ValueError(f"no action is annotated; {_HOW}")
-        notes.sort()
         threads = {note.thread for note in notes}
         if len(threads) > 1 or any(a.end > b.begin for a, b in pairwise(notes)):
             raise ValueError(
@@ -114,28 +148,36 @@ class _Events:
                 "ProfilerActivity.CPU and ProfilerActivity.CUDA"
             )
 
-    def spans_ms(self) -> NDArray[np.float64]:
+    def _spans(self) -> NDArray[np.float64]:
         """Return begin and end of what ran in each annotation, shape [N, 2]; NaN for nothing."""
         notes = np.array([note[:2] for note in self.annotations])
-        operations = self.operations[self.annotations[0].thread]
         if self.kernels:
-            launches = np.array(self.launches).reshape(-1, 2)
+            launches = np.array(self.launches).reshape(-1, 3)
             launches = launches[launches[:, 0].argsort()]
             kernels = np.array(self.kernels).reshape(-1, 3)
             places = launches[:, 0].searchsorted(kernels[:, 0]).clip(max=len(launches) - 1)
             known = launches[places, 0] == kernels[:, 0]
             called, ran = launches[places[known], 1], kernels[known, 1:]
-        elif operations:
+        elif operations := self.operations[self.annotations[0].thread]:
             ran = np.array(operations).reshape(-1, 2)
             called = ran[:, 0]
         else:
-            return notes / _US_PER_MS
+            return notes
         places = notes[:, 0].searchsorted(called, side="right") - 1
         inside = (places >= 0) & (called <= notes[places, 1])
         found = np.full((2, len(notes)), np.nan)
         np.fmin.at(found[0], places[inside], ran[inside, 0])
         np.fmax.at(found[1], places[inside], ran[inside, 1])
-        return found.T / _US_PER_MS
+        if lacking := [n.action for n, at in zip(self.annotations, found[0], strict=True)
+                       if np.isnan(at) and n.action.kind is ActionKind.FORWARD]:  # fmt: skip
+            raise ValueError(
+                f"no operation ran within PP:{lacking[0]}; annotate the forward itself"
+            )
+        return found.T
+
+
+def _floats() -> array[float]:
+    return array("d")
 
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:
@@ -153,45 +195,13 @@ def _correlation(event: Mapping[str, Any]) -> float:
     raise ValueError(f"args.correlation of {shown(event['name'])} must be a whole number")
 
 
-@dataclass(frozen=True)
-class _Rank:
-    """What a trace tells of a pipeline rank."""
-
-    path: Path
-    row: tuple[Action, ...]  # actions of a batch, in the order of execution
-    samples: Mapping[Action, Sequence[float]]  # durations, milliseconds
-    batches_ms: Sequence[float]  # of each batch, from its first operation to its last
-    sending: set[int]  # stages that send their output on
-
-
-def _read(path: Path) -> _Rank:
-    events = _Events()
+def _read(path: Path) -> _Trace:
     try:
-        for event in items_of(path, _EVENTS):
-            events.add(event)
-        events.check()
-        return _rank(path, events)
+        return _Trace(path)
+    except JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON, or was cut off: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _rank(path: Path, events: _Events) -> _Rank:
-    actions, spans = [note.action for note in events.annotations], events.spans_ms()
-    n = len(set(actions))
-    batches = [slice(i, i + n) for i in range(0, len(actions), n)]
-    if any(len(set(actions[batch])) < n for batch in batches):
-        raise ValueError(
-            f"the {len(actions)} annotated actions, {n} different ones, are no whole batches; "
-            "record whole steps of training alone, without validation"
-        )
-    samples: dict[Action, list[float]] = defaultdict(list)
-    for action, took in zip(actions, np.nan_to_num(spans[:, 1] - spans[:, 0]), strict=True):
-        samples[action].append(float(took))
-    for action, took_ms in samples.items():
-        if action.kind is ActionKind.FORWARD and not any(took_ms):
-            raise ValueError(f"no operation ran within PP:{action}; annotate the forward itself")
-    took_ms = [float(np.nanmax(spans[b, 1]) - np.nanmin(spans[b, 0])) for b in batches]
-    return _Rank(path, tuple(actions[:n]), samples, took_ms, events.sending)
 
 
 def read_trace_files(paths: Sequence[Path], weight_share: float = WEIGHT_SHARE) -> BoundsFile:
@@ -215,18 +225,25 @@ def read_trace_files(paths: Sequence[Path], weight_share: float = WEIGHT_SHARE) 
             f"{str(error).partition(' (a schedule')[0]}; plan takes a trace of each rank of one "
             f"pipeline, with whole batches; these have: {listed(found)}"
         ) from None
-    samples = {action: took for rank in ranks for action, took in rank.samples.items()}
-    pairs = dict(_pairs(samples, weight_share))
+    alike: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
+    for rank in ranks:
+        for action, took_ms in zip(rank.actions, rank.durations_ms, strict=True):
+            alike[action.stage, action.kind].append(took_ms)
+    longest = {key: statistics.median(took_ms) for key, took_ms in alike.items()}
     bounds = {
-        str(action): dict(zip(("min_ms", "max_ms"), pairs[action.stage, action.kind], strict=True))
-        for action in samples
+        str(a): {
+            "min_ms": longest[a.stage, a.kind] * _left(a, weight_share),
+            "max_ms": longest[a.stage, a.kind],
+        }
+        for row in order.ranks
+        for a in row
     }
     batches_ms = max((rank.batches_ms for rank in ranks), key=statistics.median)
     notes = [
         f"in the trace itself a batch takes {statistics.median(batches_ms):.1f} ms, the median of "
         f"{len(batches_ms)}; more than from its actions are messages and gaps between actions"
     ]
-    if any(action.kind is ActionKind.FULL_BACKWARD for action in samples):
+    if any(kind is ActionKind.FULL_BACKWARD for _, kind in alike):
         notes.append(
             f"a trace does not tell what freezing saves of a full backward: {weight_share:.0%} are "
             "taken for gradients of weights (--weight-share; a profile of a small Llama has 39 to "
@@ -238,15 +255,8 @@ def read_trace_files(paths: Sequence[Path], weight_share: float = WEIGHT_SHARE) 
     )  # fmt: skip
 
 
-def _pairs(
-    samples: Mapping[Action, Sequence[float]], weight_share: float
-) -> Iterator[tuple[tuple[int, ActionKind], Pair]]:
-    """Yield (shortest, longest) durations by stage and kind: medians, and what freezing leaves."""
-    alike: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
-    for action, took_ms in samples.items():
-        alike[action.stage, action.kind] += took_ms
-    for (stage, kind), took_ms in alike.items():
-        left = 0.0 if kind is ActionKind.WEIGHT_BACKWARD else 1.0
-        if kind is ActionKind.FULL_BACKWARD:
-            left = 1.0 - weight_share if stage else 0.0
-        yield (stage, kind), (left * statistics.median(took_ms), statistics.median(took_ms))
+def _left(action: Action, weight_share: float) -> float:
+    """Return what freezing leaves of an action."""
+    if action.kind is ActionKind.FULL_BACKWARD:
+        return 1.0 - weight_share if action.stage else 0.0
+    return 0.0 if action.kind is ActionKind.WEIGHT_BACKWARD else 1.0

@@ -1,6 +1,7 @@
 """Traces of PyTorch's profiler: times worked out by hand, and each broken trace's reason."""
 
 import gzip
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.timelyfreeze.whatif.traces_by_hand import (
     write,
 )
 from timelyfreeze.schedule import Action
+from timelyfreeze.whatif import trace_file
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.trace_file import is_trace, read_trace_files
 
@@ -140,7 +142,6 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "no_backward": ([ONE[0]], "action 0I0 is missing; each stage runs every microbatch"),
     "huge_microbatch": ([note("0F999999999", 0.0, 1.0)], "action 0F0 is missing"),
     "longer_number": ([note("0F9999999999", 0.0, 1.0)], "is not an action"),
-    "no_object": ([*ONE, [1]], r"traceEvents holds \[1\]; events are objects"),
     "no_time": ([{**ONE[0], "ts": None}], "ts and dur of 'PP:0F0' must be microseconds"),
     "text": ([{**ONE[0], "ts": "0"}], "must be microseconds, 0 or more"),
     "backwards": ([{**ONE[0], "dur": -1.0}], "must be microseconds, 0 or more"),
@@ -161,7 +162,7 @@ def test_a_trace_that_cannot_be_used_says_why(tmp_path: Path, name: str) -> None
 
 def test_other_events_are_passed_over(tmp_path: Path) -> None:
     odd: list[Any] = [
-        {"ph": "M", "name": "process_name"}, {"ph": "i", "name": "PP:0F0", "ts": "now"}, {},
+        5, [1], {"ph": "M", "name": "process_name"}, {"ph": "i", "name": "PP:0F0", "ts": "now"}, {},
         {"ph": "X", "name": 5}, event("PP:0UNSHARD", 1.0, 1.0, "user_annotation"),
         event("PP:(0F1;0B0)OVERLAP_F_B", 50.0, 1.0, "user_annotation"),
         event("cudaDeviceSynchronize", 1.0, 2.0, "cuda_runtime"),
@@ -191,3 +192,42 @@ def test_the_traces_are_of_all_ranks_of_one_pipeline(
     assert "plan takes a trace of each rank of one pipeline" in str(error.value)
     whole = [write(tmp_path / f"{name}.json", files[name]) for name in "ba"]
     assert Action.parse("1B0") in read_trace_files(whole).table.bounds
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"traceEvents": [{"ph": "X", "na', "is not JSON, or was cut off: Unterminated string"),
+        (b'{"traceEvents": [' + b'{"a":' * 100_000, "it is nested too deeply"),
+        (b"\x1f\x8bno gzip", "it cannot be read: "),
+        (gzip.compress(b'{"traceEvents": [1, 2, 3]}')[:-9], "it cannot be read: "),
+        (gzip.compress(b" " * 5_000_000), "unpacked it has over 4 MiB; record fewer steps"),
+    ],
+)
+def test_a_broken_file_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, said: str
+) -> None:
+    monkeypatch.setattr(trace_file, "_MOST_BYTES", 2**22)
+    path = tmp_path / "broken.json"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"broken\.json") as error:
+        read_trace_files([path])
+    assert said in str(error.value)
+
+
+def test_what_is_not_there_is_no_trace(tmp_path: Path) -> None:
+    assert not is_trace(tmp_path / "none.json")
+    assert not is_trace(tmp_path)
+    with pytest.raises(ValueError, match=r"none\.json: it cannot be read: .*No such file"):
+        read_trace_files([tmp_path / "none.json"])
+
+
+def test_events_that_do_not_count_take_no_memory(tmp_path: Path) -> None:
+    """A trace as a list of Python's objects takes ten times as much as its text."""
+    odd = [event("aten::mm", 100.0, 1.0, "other", args={"External id": n}) for n in range(30_000)]
+    path = write(tmp_path / "trace.json", [*ONE, *odd])
+    tracemalloc.start()
+    read_trace_files([path])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * path.stat().st_size
