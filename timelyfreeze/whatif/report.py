@@ -184,7 +184,9 @@ def first_sentence(measured: ScheduleCases, cases: Sequence[Case]) -> str:
     if best is not None and best_ms is not None:
         cut = f"a split of {', '.join(map(str, best))}"
         offers.append((best_ms / measured.order.n_microbatches / measured.grid.batches, cut))
-    offers.append(min((case.per_microbatch(case.step_ms), _where(case)) for case in cases))
+    fastest = min(cases, key=lambda case: case.per_microbatch(case.step_ms))
+    schedule, _, rest = _where(fastest).partition(", ")
+    offers.append((fastest.per_microbatch(fastest.step_ms), f"{schedule} ({rest})"))
     soonest = soonest_of(cases)
     if pays(soonest):
         how = f"r_max {render_cap(soonest.max_freeze_ratio)}, {soonest.steps_factor:.2f} times the"
