@@ -159,7 +159,8 @@ def _plan(options: argparse.Namespace) -> int:
         above.insert(0, first_sentence(measured, cases))
     print("\n".join([*above, "\n\n".join(texts)]))
     if options.html is not None:
-        options.html.write_text(render_page(report, cases, file, grid, layers))
+        page = render_page(report, cases, file, grid, layers)
+        options.html.write_text(page, encoding="utf-8")
     if options.json is not None:
         options.json.write_text(report.json())
     if options.csv is not None:

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from timelyfreeze.planning import plan_from_ratios
 from timelyfreeze.records.timeline import KIND_WORDS, Block, Timeline, predicted_timelines
 from timelyfreeze.whatif.answers import ScheduleCases, measured_of, schedules_of
 from timelyfreeze.whatif.bounds_file import BoundsFile
@@ -20,10 +23,9 @@ def render_page(
     asked = soonest.schedule, soonest.n_microbatches
     chosen = next(one for one in tables if (one.schedule, one.order.n_microbatches) == asked)
     measured = measured_of(file, grid, layers)
-    before, _ = _timelines(*((measured, None) if measured else (chosen, soonest.layers)), 0.0)
-    cap = soonest.max_freeze_ratio if pays(soonest) else 0.0
-    unfrozen, frozen = _timelines(chosen, soonest.layers, cap)
-    after = frozen if pays(soonest) else unfrozen
+    split = None if measured else soonest.layers
+    before = _timeline(measured or chosen, split, None)
+    after = _timeline(chosen, soonest.layers, soonest.max_freeze_ratio if pays(soonest) else None)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
         autoescape=select_autoescape(["html.j2"]), trim_blocks=True, lstrip_blocks=True,
@@ -39,12 +41,13 @@ def render_page(
     )
 
 
-def _timelines(
-    one: ScheduleCases, split: Split | None, cap: float | str
-) -> tuple[Timeline, Timeline]:
-    """Return the batch without freezing, and under a cap's plan."""
-    bounds = one.bounds_of(split)
-    return predicted_timelines(one.dag, bounds, one.plan_of(bounds, cap), one.grid.n_processors)
+def _timeline(one: ScheduleCases, split: Split | None, cap: float | str | None) -> Timeline:
+    """Return the batch under a cap's plan, or without freezing."""
+    dag, bounds = one.dag, one.bounds_of(split)
+    if cap is None:
+        plan = plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))
+        return predicted_timelines(dag, bounds, plan, one.grid.n_processors)[0]
+    return predicted_timelines(dag, bounds, one.plan_of(bounds, cap), one.grid.n_processors)[1]
 
 
 def _about(block: Block) -> str:

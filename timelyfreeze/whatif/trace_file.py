@@ -96,7 +96,7 @@ class _Trace:
             raise ValueError(f"unpacked it has over {_MOST_BYTES >> 20} MiB; record fewer steps")
         # A byte a character, and no event is kept: a list of them takes ten times the memory.
         parse_json(data.decode("latin-1"), self._add)
-        self.annotations.sort()
+        self.annotations.sort(key=lambda note: note.begin)
         self._check()
         self.actions = [note.action for note in self.annotations]
         n = len(set(self.actions))
@@ -181,18 +181,20 @@ def _floats() -> array[float]:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:
-    times: list[Any] = [event.get("ts"), event.get("dur")]
-    if all(type(value) in (int, float) and 0 <= value <= MOST for value in times):
-        return float(times[0]), float(sum(times))
-    raise ValueError(f"ts and dur of {shown(event['name'])} must be microseconds, 0 or more")
+    begin, took = (_number(event, event.get(key), key) for key in ("ts", "dur"))
+    return begin, begin + took
 
 
 def _correlation(event: Mapping[str, Any]) -> float:
     arguments = event.get("args")
     value = arguments.get("correlation") if isinstance(arguments, dict) else None
-    if type(value) is int and abs(value) <= MOST:
+    return _number(event, value, "args.correlation")
+
+
+def _number(event: Mapping[str, Any], value: Any, key: str) -> float:
+    if type(value) in (int, float) and 0 <= value <= MOST:
         return float(value)
-    raise ValueError(f"args.correlation of {shown(event['name'])} must be a whole number")
+    raise ValueError(f"{key} of {shown(event['name'])} is {shown(value)}; it must be 0 or more")
 
 
 def _read(path: Path) -> _Trace:

@@ -131,6 +131,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
                       r"no action is annotated; .*ScheduleInterleaved1F1B\(\[stage\], \.\.\.\)"),
     "two_threads": ([ONE[0], {**ONE[1], "tid": 9}], "overlap or are of several threads"),
     "overlap": ([ONE[0], {**ONE[1], "ts": 9.0}], "overlap or are of several threads"),
+    "at_once": ([ONE[0], {**ONE[0], "name": "PP:0B0"}], "overlap or are of several threads"),
     "part_of_a_batch": ([*ONE, note("0F0", 40.0, 5.0)], "3 annotated actions, 2 different ones"),
     "validation": ([note("0F0", -0.0, 0.1), *[{**e, "ts": e["ts"] + 1} for e in ONE]],
                    "record whole steps of training alone, without validation"),
@@ -142,12 +143,12 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "no_backward": ([ONE[0]], "action 0I0 is missing; each stage runs every microbatch"),
     "huge_microbatch": ([note("0F999999999", 0.0, 1.0)], "action 0F0 is missing"),
     "longer_number": ([note("0F9999999999", 0.0, 1.0)], "is not an action"),
-    "no_time": ([{**ONE[0], "ts": None}], "ts and dur of 'PP:0F0' must be microseconds"),
-    "text": ([{**ONE[0], "ts": "0"}], "must be microseconds, 0 or more"),
-    "backwards": ([{**ONE[0], "dur": -1.0}], "must be microseconds, 0 or more"),
-    "infinite": ([{**ONE[0], "dur": float("inf")}], "must be microseconds, 0 or more"),
-    "nan": ([{**ONE[0], "ts": float("nan")}], "must be microseconds, 0 or more"),
-    "no_correlation": ([*ONE, {**kernel(1, 0.0, 1.0), "args": 5}], "args.correlation of 'gemm'"),
+    "no_time": ([{**ONE[0], "ts": None}], "ts of 'PP:0F0' is None; it must be 0 or more"),
+    "text": ([{**ONE[0], "ts": "0"}], "ts of 'PP:0F0' is '0'; it must"),
+    "backwards": ([{**ONE[0], "dur": -1.0}], "must be 0 or more"),
+    "infinite": ([{**ONE[0], "dur": float("inf")}], "must be 0 or more"),
+    "nan": ([{**ONE[0], "ts": float("nan")}], "must be 0 or more"),
+    "no_correlation": ([*ONE, {**kernel(1, 0.0, 1.0), "args": 5}], "args.correlation of 'gemm' is None"),
 }  # fmt: skip
 
 
