@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "backwards": ([{**ONE[0], "dur": -1.0}], "must be 0 or more"),
     "infinite": ([{**ONE[0], "dur": float("inf")}], "must be 0 or more"),
     "nan": ([{**ONE[0], "ts": float("nan")}], "must be 0 or more"),
-    "no_correlation": ([*ONE, {**kernel(1, 0.0, 1.0), "args": 5}], "args.correlation of 'gemm' is None"),
+    "no_correlation": ([*ONE, {**kernel(1, 0.0, 1.0), "args": 5}], "args.correlation of 'gemm'"),
 }  # fmt: skip
 
 
