@@ -1,24 +1,27 @@
 """The command ``timelyfreeze plan``: predicted gains of freezing, without a device."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from timelyfreeze.files.options import number, run_folder, status_of, whole
 from timelyfreeze.schedule import MAX_CELLS
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
-from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.answers import answer, measured_of
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.fronts import answer_fronts
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid, Split
+from timelyfreeze.whatif.page import render_page
 from timelyfreeze.whatif.partition import PARAMETERS, PARTITIONS, TIME
-from timelyfreeze.whatif.report import best_of, front_report, plan_report
+from timelyfreeze.whatif.report import best_of, first_sentence, front_report, plan_report
+from timelyfreeze.whatif.trace_file import WEIGHT_SHARE, is_trace, read_trace_files
 
 _MAX_MS = 1e15
 _SPLITS = (DEFAULT_SPLIT, BEST_SPLIT, *PARTITIONS)
 # What only a plan, or a step with its optimizer, depends on.
 _OF_PLANS: tuple[str, ...] = (
     "r_max", "first_stage", "skip_input_grads", "batches", "outside_ms", "time_limit_s",
+    "html",
 )  # fmt: skip
 PAPERS = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
@@ -36,8 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if getattr(options, name) != parser.get_default(name):
             parser.error(f"argument --{name.replace('_', '-')}: it {why}")
-    if len(options.bounds) > 1:
-        for name in ("frozen_layers", "json", "csv"):
+    options.traces = any(map(is_trace, options.bounds))
+    if not options.traces and options.weight_share != WEIGHT_SHARE:
+        parser.error("argument --weight-share: it is of traces; a bounds file has measured it")
+    if len(options.bounds) > 1 and not options.traces:
+        for name in ("frozen_layers", "json", "csv", "html"):
             if getattr(options, name) is not None:
                 parser.error(f"argument --{name.replace('_', '-')}: it takes one BOUNDS")
     return status_of(lambda: _plan(options))
@@ -47,14 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze plan",
         description="Plans every combination of schedules, r_max, microbatches and splits from "
-        "files of measured bounds, which training runs or the profile have saved. Needs no device.",
+        "files of measured bounds, which training runs or the profile have saved, or from traces "
+        "of PyTorch's profiler. Needs no device.",
     )
     milliseconds, positive = number(0.0, _MAX_MS), number(0.0, _MAX_MS, above=True)
     share = number(0.0, 1.0)
     parser.add_argument(
         "bounds", nargs="+", type=Path, metavar="BOUNDS",
         help="bounds.json of a run, or its folder; of several, such as runs with other ranks of "
-        "gradients, the best is told",
+        "gradients, the best is told. Or traces (.json, .json.gz) of any trainer with torch's "
+        "pipelines, one of each pipeline rank",
     )  # fmt: skip
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
@@ -99,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
         "--skip-input-grads", choices=SKIP_INPUT_GRADS,
         help=f"as freezing.skip_input_grads; default: as the file says, or {USE}",
     )  # fmt: skip
+    add(
+        "--weight-share", type=share, default=WEIGHT_SHARE, metavar="R",
+        help="of traces: part of a full backward that gradients of weights take; default: "
+        "%(default)s, as profiles of small Llamas have",
+    )  # fmt: skip
     add = parser.add_argument_group("the machine and the step").add_argument
     add(
         "--processors", type=positive, metavar="N",
@@ -122,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("files").add_argument
     add("--json", type=Path, metavar="FILE", help="everything, for programs")
     add("--csv", type=Path, metavar="FILE", help="a row for each case")
+    add("--html", type=Path, metavar="FILE", help="one page, with timelines before and after")
     return parser
 
 
@@ -129,8 +143,7 @@ def _plan(options: argparse.Namespace) -> int:
     cases: list[Case] = []
     texts: list[str] = []
     layers, n_frozen = options.layers, options.frozen_layers
-    for path in options.bounds:
-        file = read_bounds_file(run_folder(path) / "bounds.json" if path.is_dir() else path)
+    for file in _files(options):
         grid = _grid(options, file)
         if n_frozen is None:
             planned = answer(file, grid, layers)
@@ -141,12 +154,27 @@ def _plan(options: argparse.Namespace) -> int:
             fronts = answer_fronts(file, grid, n_frozen, partition=partition, layers=layers)
             report = front_report(fronts, file, grid)
         texts.append(report.text())
-    print("\n".join([*(best_of(cases) if cases else []), "\n\n".join(texts)]))
+    above = best_of(cases) if cases else []
+    if len(texts) == 1 and cases and (measured := measured_of(file, grid, layers)):
+        above.insert(0, first_sentence(measured, cases))
+    print("\n".join([*above, "\n\n".join(texts)]))
+    if options.html is not None:
+        page = render_page(report, cases, file, grid, layers)
+        options.html.write_text(page, encoding="utf-8")
     if options.json is not None:
         options.json.write_text(report.json())
     if options.csv is not None:
         options.csv.write_text(report.csv())
     return 0
+
+
+def _files(options: argparse.Namespace) -> Iterator[BoundsFile]:
+    """Yield what is planned from: all traces are of one pipeline."""
+    if options.traces:
+        yield read_trace_files(options.bounds, options.weight_share)
+        return
+    for path in options.bounds:
+        yield read_bounds_file(run_folder(path) / "bounds.json" if path.is_dir() else path)
 
 
 def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:

@@ -45,14 +45,14 @@ def listed(names: Iterable[str]) -> str:
     return first + (f" and {rest} more" if rest > 0 else "")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of the JSON ``text``.
+def parse_json(text: str | bytes, of_object: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the value of the JSON ``text``; ``of_object`` is what stands for each object.
 
     Raises:
         ValueError: If the text is no JSON, no UTF-8, or nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_hook=of_object)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

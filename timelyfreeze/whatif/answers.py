@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
+from timelyfreeze.planning import FreezePlan, LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import (
     SCHEDULES,
     PipelineDag,
@@ -66,7 +66,7 @@ class ScheduleCases:
             title = name if isinstance(name, str) else render_split(name)
             try:
                 split = self.split_of(name)
-                bounds = self._bounds(split)
+                bounds = self.bounds_of(split)
             except ValueError as error:
                 yield self.left_out(title, error)
                 continue
@@ -137,16 +137,21 @@ class ScheduleCases:
         return partition.best_split(self.model, self.dag, self.grid.n_processors, also, self.links)
 
     @cached_property
-    def _best(self) -> tuple[Split | None, float | None]:
+    def best(self) -> tuple[Split | None, float | None]:
         """The fastest split and its step; None if unknown."""
         with suppress(ValueError):
-            bounds = self._bounds(self.best_unfrozen)
-            delays_ms = bounds.delays_ms(self.dag)
-            played = simulate_batch(self.dag, bounds.max_ms, self.grid.n_processors, delays_ms)
-            return self.best_unfrozen, self.grid.step_ms(played[1])
+            return self.best_unfrozen, self.unfrozen(self.best_unfrozen)[0]
         return None, None
 
-    def _bounds(self, split: Split | None) -> DurationBounds:
+    def unfrozen(self, split: Split | None) -> tuple[float, float]:
+        """Return the step without freezing under a split, and its bubble."""
+        bounds, n_processors = self.bounds_of(split), self.grid.n_processors
+        delays_ms = bounds.delays_ms(self.dag)
+        _, batch_ms = simulate_batch(self.dag, bounds.max_ms, n_processors, delays_ms)
+        return self.grid.step_ms(batch_ms), self._bubble(bounds.max_ms, batch_ms)
+
+    def bounds_of(self, split: Split | None) -> DurationBounds:
+        """Return the bounds under a split; None stands for the measured one."""
         dag, file = self.dag, self.file
         measured = None if self.model is None else self.model.layers
         if self.order == file.order and split in (None, measured):
@@ -168,10 +173,9 @@ class ScheduleCases:
         overhead_ms = 0.0 if self.file.keeps_overhead else measured.p2p_overhead_ms
         return replace(measured, p2p_overhead_ms=overhead_ms + self.grid.p2p_overhead_ms)
 
-    def _case(
-        self, title: str, split: Split | None, bounds: DurationBounds, cap: float | str
-    ) -> Case:
-        grid, dag = self.grid, self.dag
+    def plan_of(self, bounds: DurationBounds, cap: float | str) -> FreezePlan:
+        """Solve a cap's plan."""
+        grid = self.grid
         choices = SolverChoices(
             max_freeze_ratio=cap,
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
@@ -179,13 +183,19 @@ class ScheduleCases:
             time_limit_s=grid.time_limit_s,
             skips_grads=skips_input_grads(grid.first_stage, grid.skip_input_grads),
         )
-        plan = chosen_plan(dag, bounds, choices)
+        return chosen_plan(self.dag, bounds, choices)
+
+    def _case(
+        self, title: str, split: Split | None, bounds: DurationBounds, cap: float | str
+    ) -> Case:
+        grid, dag = self.grid, self.dag
+        plan = self.plan_of(bounds, cap)
         frozen_step_ms, n_microbatches = grid.step_ms(plan.batch_ms), self.order.n_microbatches
         tokens, tokens_per_second = self.file.metadata.tokens_per_microbatch, None
         if tokens is not None:
             n_tokens = tokens * n_microbatches * grid.batches
             tokens_per_second = 1e3 * n_tokens / frozen_step_ms / grid.n_ranks
-        best_unfrozen, best_unfrozen_ms = self._best
+        best_unfrozen, best_unfrozen_ms = self.best
         return Case(
             schedule=self.schedule,
             n_microbatches=n_microbatches,
@@ -242,6 +252,14 @@ def sorted_out(found: Iterable[T | str], notes: list[str]) -> Answer[T]:
     return Answer(tuple(cases), tuple(notes))
 
 
+def measured_of(file: BoundsFile, grid: Grid, layers: Split | None) -> ScheduleCases | None:
+    """Return the pipeline as it was measured, if its order is known and the grid has its ranks."""
+    if file.order is None or file.order.n_ranks != grid.n_ranks:
+        return None
+    model, _ = _model(file, layers or file.metadata.layers)
+    return ScheduleCases(file, grid, "as measured", file.order, build_dag(file.order), model)
+
+
 def schedules_of(
     file: BoundsFile, grid: Grid, layers: Split | None
 ) -> tuple[list[ScheduleCases], list[str]]:
@@ -282,6 +300,7 @@ def _model(
 
 
 def _premises(file: BoundsFile, grid: Grid) -> Iterator[str]:
+    yield from file.notes
     if file.derived_kinds:
         yield _NOTES["derived"].format(kinds=file.derived_kinds)
     sizes = file.metadata.parameters

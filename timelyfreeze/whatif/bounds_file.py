@@ -104,6 +104,7 @@ class BoundsFile:
     order: ScheduleOrder | None  # the order it belongs to, if that lies beside it
     n_stages: int  # number of stages
     n_microbatches: int  # number of microbatches
+    notes: tuple[str, ...] = ()  # what its values rest on
 
     @property
     def links(self) -> Links:

@@ -12,7 +12,7 @@ from typing import Any
 from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.policies import LORA, NONE, PLANNED
 from timelyfreeze.timing import holds_for, within
-from timelyfreeze.whatif.answers import TOLD
+from timelyfreeze.whatif.answers import TOLD, ScheduleCases
 from timelyfreeze.whatif.bounds_file import BoundsFile, recall
 from timelyfreeze.whatif.fronts import FrontCase
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Answer, Case, Grid, render_cap, render_split
@@ -23,6 +23,7 @@ _MAX_STAGES_SHOWN = 8
 _WIDTH = 100  # of a terminal
 # What is asked for in several ways that may come to the same.
 _ASKED = ("r_max", "split")
+_WORTH = 0.01  # of a step, that is told
 # What a grid asks for, which each case has.
 _OF_CASES = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
 
@@ -146,8 +147,7 @@ def best_of(cases: Sequence[Case]) -> list[str]:
 
     Below stand the case with the shortest microbatches, and adapters.
     """
-    shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
-    soonest = min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
+    shortest, soonest = min(cases, key=lambda case: case.frozen_microbatch_ms), soonest_of(cases)
     unfrozen_ms = soonest.per_microbatch(soonest.step_ms)
     verdict = "freezing does not pay: nothing reaches a loss sooner, as estimated"
     text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms"
@@ -173,6 +173,41 @@ def best_of(cases: Sequence[Case]) -> list[str]:
         f'adapters (method = "{LORA}") leave out gradients: {_where(adapted)}, {adapted_ms:.2f} ms',
         "",
     ]
+
+
+def first_sentence(measured: ScheduleCases, cases: Sequence[Case]) -> str:
+    """Say how much of its time the measured pipeline waits, and what makes a step shorter."""
+    step_ms, bubble = measured.unfrozen(None)
+    shortest_ms = step_ms = step_ms / measured.order.n_microbatches / measured.grid.batches
+    best, best_ms = measured.best
+    offers = []
+    if best is not None and best_ms is not None:
+        cut = f"a split of {', '.join(map(str, best))}"
+        offers.append((best_ms / measured.order.n_microbatches / measured.grid.batches, cut))
+    fastest = min(cases, key=lambda case: case.per_microbatch(case.step_ms))
+    schedule, _, rest = _where(fastest).partition(", ")
+    offers.append((fastest.per_microbatch(fastest.step_ms), f"{schedule} ({rest})"))
+    soonest = soonest_of(cases)
+    if pays(soonest):
+        how = f"r_max {render_cap(soonest.max_freeze_ratio)}, {soonest.steps_factor:.2f} times the"
+        offers.append((soonest.frozen_microbatch_ms, f"freezing ({_where(soonest)}, {how} steps)"))
+    told = []
+    for ms, how in offers:
+        if ms < shortest_ms * (1.0 - _WORTH):
+            told.append(f"{how} takes off {1.0 - ms / step_ms:.0%}")
+            shortest_ms = ms
+    nothing = "no schedule or split that was asked for takes off 1%"
+    return f"your pipeline waits {bubble:.0%} of its time; {', '.join(told) or nothing}"
+
+
+def soonest_of(cases: Sequence[Case]) -> Case:
+    """Return the case with the shortest time to a loss."""
+    return min(cases, key=lambda case: case.per_microbatch(case.step_ms) * _least(case))
+
+
+def pays(case: Case) -> bool:
+    """Return whether a case's plan reaches a loss sooner, as estimated."""
+    return _least(case) < 1.0
 
 
 def _least(case: Case) -> float:
