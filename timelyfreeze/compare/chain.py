@@ -39,20 +39,12 @@ class LinkRow:
 
     link: Link
     runs: Mapping[int, Run]  # by seed
-    learned_per_second: float  # learned tokens of a pipeline in a second
+    seconds: float  # of a step over its rows, the median of turns
     ratio: Spread  # time for the same rows, over the link before: the median of turns
     share: float  # the product of the ratios
     # Share in which the loss of the link before comes, where weights are frozen; without, the same
     # rows teach the same. ``never``, or None if unknown.
     to_loss: float | str | None
-
-    @property
-    def keys(self) -> str:
-        """The keys of the link, chosen ones included."""
-        chosen = (SCHEDULE, PARTITION) if self.link.schedules else ()
-        settings = next(iter(self.runs.values())).settings
-        keys = {**self.link.own, **{key: settings.get(key) for key in chosen}}
-        return ", ".join(f"{key} = {value}" for key, value in keys.items())
 
 
 def link_rows(
@@ -61,21 +53,20 @@ def link_rows(
     """Return the links with runs in ``output``, in turns that the link before has, too."""
     rows: dict[str, LinkRow] = {}
     for name, link in links.items():
-        base = rows.get(link.over)
         found = {seed: finished_run(output / link_folder(name, seed)) for seed in seeds}
-        runs = {seed: run for seed, run in found.items() if run}
-        ratio, share, to_loss = Spread(1.0, 1.0, 1.0), 1.0, None
-        if base is not None:
-            runs = {seed: run for seed, run in runs.items() if seed in base.runs}
-            pairs = [row_seconds(run, packed) / row_seconds(base.runs[seed], packed)
-                     for seed, run in runs.items()] or [1.0]  # fmt: skip
-            ratio = Spread(statistics.median(pairs), min(pairs), max(pairs))
-            share, to_loss = base.share * ratio.mean, _to_loss(runs, base)
-        if runs and (base or not link.over):
-            seconds = statistics.median(row_seconds(run, packed) for run in runs.values())
-            to_loss = share if link.keys[METHOD] == "none" else to_loss
-            learned = packed.targets / packed.rows / seconds
-            rows[name] = LinkRow(link, runs, learned, ratio, share, to_loss)
+        base = rows.get(link.over)
+        runs = {seed: run for seed, run in found.items()
+                if run and (not link.over or (base and seed in base.runs))}  # fmt: skip
+        if not runs:
+            continue
+        seconds = {seed: row_seconds(run, packed) for seed, run in runs.items()}
+        befores = {seed: row_seconds(base.runs[seed], packed) for seed in runs} if base else seconds
+        ratios = [seconds[seed] / befores[seed] for seed in runs]
+        ratio = Spread(statistics.median(ratios), min(ratios), max(ratios))
+        share = ratio.mean * (base.share if base else 1.0)
+        to_loss = _to_loss(runs, base) if base and link.keys[METHOD] != "none" else share
+        typical = statistics.median(seconds.values())
+        rows[name] = LinkRow(link, runs, typical, ratio, share, to_loss)
     return list(rows.values())
 
 
@@ -98,35 +89,34 @@ def _to_loss(runs: Mapping[int, Run], base: LinkRow) -> float | str | None:
     return base.share * statistics.fmean(numbers) if numbers else None
 
 
-def render_chain(rows: Sequence[LinkRow], notes: Sequence[str]) -> str:
+def render_chain(rows: Sequence[LinkRow], packed: Packed) -> str:
     """Return the table with its notes, as Markdown."""
-    table = markdown_table(_TITLES, map(_cells, rows))
-    return "\n".join(["# From a plain run to ours", "", table, "", *(f"- {one}" for one in notes)])
-
-
-def chain_notes(packed: Packed, rows: Sequence[LinkRow], place: str) -> list[str]:
-    """Return the lines below the table."""
     run = next(iter(rows[0].runs.values()))
-    turns = max(len(row.runs) for row in rows)
-    return [
-        f"{place}; turns: {turns}; medians over turns (min..max)",
-        f"a packed sequence of {run.settings['training.seq_len']} tokens holds {packed.rows:.2f} "
-        f"rows and {packed.targets:.0f} learned tokens; "
-        f"{run.settings[BATCH]} rows in a plain batch",
-    ]
+    return f"""# From a plain run to ours
+
+{markdown_table(_TITLES, (_cells(row, packed) for row in rows))}
+
+- {run.place}; turns: {max(len(row.runs) for row in rows)}; medians over turns (min..max)
+- a packed sequence of {run.settings["training.seq_len"]} tokens holds {packed.rows:.2f} rows and \
+{packed.targets:.0f} learned tokens; {run.settings[BATCH]} sequences in a batch of the first link
+"""
 
 
-def _cells(row: LinkRow) -> tuple[str, ...]:
-    told = [run.summary for run in row.runs.values()]
-    losses = [one.validation_loss for one in told if one.validation_loss is not None]
-    errors = [one.validation_error for one in told if one.validation_error is not None]
-    peaks = [one.peak_memory_gib for one in told if one.peak_memory_gib is not None]
+def _cells(row: LinkRow, packed: Packed) -> tuple[str, ...]:
+    runs, ratio, to_loss = list(row.runs.values()), row.ratio, row.to_loss
+    chosen = {key: runs[0].settings.get(key) for key in (SCHEDULE, PARTITION)}
+    keys = {**row.link.own, **(chosen if row.link.schedules else {})}
+
+    def told(name: str) -> list[float]:
+        values = (getattr(run.summary, name) for run in runs)
+        return [value for value in values if value is not None]
+
+    losses, errors, peaks = map(told, ("validation_loss", "validation_error", "peak_memory_gib"))
     loss = f"{statistics.fmean(losses):.4f}" if losses else _UNKNOWN
-    ratio, to_loss = row.ratio, row.to_loss
     return (
         f"{row.link.title} ({row.link.name})",
-        row.keys,
-        f"{row.learned_per_second:,.1f}",
+        ", ".join(f"{key} = {value}" for key, value in keys.items()),
+        f"{packed.targets / packed.rows / row.seconds:,.1f}",
         f"{ratio.mean:.3f} ({ratio.low:.3f}..{ratio.high:.3f})" if row.link.over else _UNKNOWN,
         f"{row.share:.3f}",
         f"{loss} +- {statistics.fmean(errors):.4f}" if errors else loss,
@@ -135,7 +125,7 @@ def _cells(row: LinkRow) -> tuple[str, ...]:
     )
 
 
-def chain_figure(rows: Sequence[LinkRow], place: str) -> Figure:
+def chain_figure(rows: Sequence[LinkRow]) -> Figure:
     """Draw the share of the first link's time that each link leaves, and what it has saved."""
     shares = {row.link.name: row.share for row in rows}
     with style.house_style():
@@ -156,5 +146,6 @@ def chain_figure(rows: Sequence[LinkRow], place: str) -> Figure:
         axes.set_xlabel("time for the same rows, over the first; grey: what the link has saved")
         axes.xaxis.set_major_formatter("{x:.0%}")
         axes.tick_params(axis="y", length=0)
+        place = next(iter(rows[0].runs.values())).place
         figure.suptitle(f"From a plain run to ours\n{place}", x=0.01, ha="left")
     return figure

@@ -38,7 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.cli.hub import config_table, value_of
-from timelyfreeze.compare.chain import chain_figure, chain_notes, link_rows, render_chain
+from timelyfreeze.compare.chain import chain_figure, link_rows, render_chain
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import KINDS, plots
@@ -194,11 +194,10 @@ def _chain(options: argparse.Namespace, arguments: tuple[str, ...], starter: job
     rows = link_rows(links, output, options.seeds, packed)
     if not rows:
         raise ValueError(f"no link has a finished run in {output}")
-    place = next(iter(rows[0].runs.values())).place
-    text = render_chain(rows, chain_notes(packed, rows, place))
+    text = render_chain(rows, packed)
     print("\n" + text)
     keep(output, [("chain.md", text)])
-    style.save(chain_figure(rows, place), output, "chain")
+    style.save(chain_figure(rows), output, "chain")
     return 1 if failed else 0
 
 

@@ -56,17 +56,21 @@ def read_links(names: Sequence[str]) -> dict[str, Link]:
     if unknown := [name for name in names if name not in LINKS]:
         raise ValueError(f"--links has {', '.join(unknown)}; links are {', '.join(LINKS)}")
     links: dict[str, Link] = {}
-    base = None
     for told in _TOLD:
-        base = links[told["over"]] if "over" in told else base
-        own, keys, over, chooses = dict(told.get("keys", {})), {}, "", {}
+        base = links.get(told.get("over", next(reversed(links), "")))
+        own = told.get("keys", {})
+        known: dict[str, Any] = {"over": "", "own": own, "keys": own}
         if base is not None:
-            keys, chooses = base.keys, {"schedules": base.schedules, "partitions": base.partitions}
-            over = base.name if base.name in names else base.over
-            own = own if base.name in names else {**base.own, **own}
-        chooses |= {name: tuple(told[name]) for name in chooses if name in told}
-        base = Link(told["name"], told["title"], over, own, {**keys, **own}, **chooses)
-        links[base.name] = base
+            is_asked = base.name in names
+            known = {
+                "over": base.name if is_asked else base.over,
+                "own": own if is_asked else {**base.own, **own},
+                "keys": {**base.keys, **own},
+                "schedules": base.schedules,
+                "partitions": base.partitions,
+            }
+        chooses = {key: tuple(told[key]) for key in ("schedules", "partitions") if key in told}
+        links[told["name"]] = Link(told["name"], told["title"], **{**known, **chooses})
     asked = {name: links[name] for name in LINKS if name in names}
     if more := [link.name for link in asked.values() if not link.over][1:]:
         raise ValueError(f"--links has {more[0]}, and nothing that it is set against; add plain")
@@ -124,8 +128,10 @@ def chain_jobs(
         if n_steps is not None and method in ("none", LORA):
             fixed["training.steps"] = n_steps
         keys = {**link.keys, METHOD: method}
-        told = {"schedule": keys[SCHEDULE], "method": method, "keys": {**keys, **fixed}}
         chooses = link if seeded and link.schedules else None
+        if chooses:  # another cut beside a partition is refused
+            keys = {key: value for key, value in keys.items() if not key.endswith("_less_layers")}
+        told = {"schedule": keys[SCHEDULE], "method": method, "keys": {**keys, **fixed}}
         fit = partial(_fitted, fixed=fixed, link=chooses, memory_gib=memory_gib)
         record = {**told, "seed": next(iter(seeded.values()), None)}
         return Job(str(path), path, nproc, {**keys, **seeded}, record, fit)

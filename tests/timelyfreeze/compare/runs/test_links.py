@@ -129,6 +129,9 @@ def test_every_second_turn_goes_backwards_behind_the_run_of_times(settings: Sett
     assert jobs[0].keys == {**read_links(LINKS)["split"].keys, METHOD: "timelyfreeze"}
     chooses = [job.fit.keywords["link"] is not None for job in jobs[:8]]
     assert chooses == [False, False, False, False, True, True, True, True]
+    # TorchTitan's cut beside a partition would be refused.
+    less = [any(key.endswith("less_layers") for key in job.keys) for job in jobs[:8]]
+    assert less == [not one for one in chooses]
 
 
 def test_without_chosen_splits_no_times_are_measured(settings: Settings) -> None:
