@@ -137,13 +137,14 @@ def chain_figure(rows: Sequence[LinkRow]) -> Figure:
             is_other = i > 0 and row.link.over != rows[i - 1].link.name
             color = style.OLIVE if is_other else style.BLUE
             axes.barh(i, row.share, color=color, height=0.62)
-            axes.barh(i, start - row.share, left=row.share, color=style.GRID, height=0.62)
+            change = style.GRID if row.share <= start else style.VERMILLION
+            axes.barh(i, start - row.share, left=row.share, color=change, height=0.62)
             saved = f"   x {row.ratio.mean:.2f}" if row.link.over else ""
             style.annotate(axes, f"{row.share:.0%}{saved}", (max(start, row.share), i), "data",
                            shift=(4, -3), color=style.INK)  # fmt: skip
         axes.set_yticks(range(len(rows)), [row.link.title for row in rows])
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0.0, 1.12))
-        axes.set_xlabel("time for the same rows, over the first; grey: what the link has saved")
+        axes.set_xlabel("time for the same rows, over the first; grey: saved by the link, red: lost")
         axes.xaxis.set_major_formatter("{x:.0%}")
         axes.tick_params(axis="y", length=0)
         place = next(iter(rows[0].runs.values())).place

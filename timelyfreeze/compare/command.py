@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
         options.methods, schedules, options.seeds, nproc, options.steps_factor,
         parse_variants(options.vary),
     )  # fmt: skip
-    found = [*errors(asked, settings), *_count_errors(options)]
+    found = errors(asked, settings)
     scoring = None
     if options.evaluate is not None:
         found += scoring_errors(settings)
@@ -176,18 +176,13 @@ def _place(
     return settings, nproc, options.output.resolve()
 
 
-def _count_errors(options: argparse.Namespace) -> list[str]:
-    is_wrong = options.nproc is not None and options.nproc < 1
-    return [f"--nproc is {options.nproc}; it must be 1 or more"] if is_wrong else []
-
-
 def _chain(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
     settings, nproc, output = _place(options, arguments)
     links = read_links(options.links)
     packed = read_packed(settings)
     limits = {"n_steps": options.short, "memory_gib": options.memory_gib}
     asked = chain_jobs(links, options.seeds, settings, nproc, packed, **limits)
-    if found := [*errors(asked, settings), *_count_errors(options)]:
+    if found := errors(asked, settings):
         raise ValueError("\n       ".join(found))
     jobs.require_startable(asked, settings, output)
     failed = jobs.run_jobs(asked, settings, output, starter=starter)
