@@ -4,6 +4,7 @@ Times are of a step, for the same number of rows. A ratio is over the link befor
 a share is the product of ratios, over the first link.
 """
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,6 @@ from timelyfreeze.compare.metrics import NEVER, Criteria, row_of
 from timelyfreeze.compare.runs.links import (
     BATCH,
     METHOD,
-    PARTITION,
-    SCHEDULE,
     Link,
     Packed,
     link_folder,
@@ -104,8 +103,7 @@ def render_chain(rows: Sequence[LinkRow], packed: Packed) -> str:
 
 def _cells(row: LinkRow, packed: Packed) -> tuple[str, ...]:
     runs, ratio, to_loss = list(row.runs.values()), row.ratio, row.to_loss
-    chosen = {key: runs[0].settings.get(key) for key in (SCHEDULE, PARTITION)}
-    keys = {**row.link.own, **(chosen if row.link.schedules else {})}
+    keys = {key: runs[0].settings.get(key, value) for key, value in row.link.own.items()}
 
     def told(name: str) -> list[float]:
         values = (getattr(run.summary, name) for run in runs)
@@ -115,7 +113,7 @@ def _cells(row: LinkRow, packed: Packed) -> tuple[str, ...]:
     loss = f"{statistics.fmean(losses):.4f}" if losses else _UNKNOWN
     return (
         f"{row.link.title} ({row.link.name})",
-        ", ".join(f"{key} = {value}" for key, value in keys.items()),
+        ", ".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
         f"{packed.targets / packed.rows / row.seconds:,.1f}",
         f"{ratio.mean:.3f} ({ratio.low:.3f}..{ratio.high:.3f})" if row.link.over else _UNKNOWN,
         f"{row.share:.3f}",
@@ -144,7 +142,9 @@ def chain_figure(rows: Sequence[LinkRow]) -> Figure:
                            shift=(4, -3), color=style.INK)  # fmt: skip
         axes.set_yticks(range(len(rows)), [row.link.title for row in rows])
         axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0.0, 1.12))
-        axes.set_xlabel("time for the same rows, over the first; grey: saved by the link, red: lost")
+        axes.set_xlabel(
+            "time for the same rows, over the first; grey: saved by the link, red: lost"
+        )
         axes.xaxis.set_major_formatter("{x:.0%}")
         axes.tick_params(axis="y", length=0)
         place = next(iter(rows[0].runs.values())).place

@@ -1,5 +1,6 @@
 """The chain's table and waterfall, of runs written by hand; the trainer is a stand-in."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def write_link(
     batch = 8 if packing else 20
     settings = {"training": {"local_batch_size": batch, "seq_len": 512}, "parallelism": {}}
     settings["parallelism"] |= {"pipeline_parallel_schedule": "1F1B", "partition": "time"}
+    shutil.rmtree(folder, ignore_errors=True)
     write_run(folder, name, seed=seed, settings=settings, step_ms=step_ms, packing=packing,
               **summary)  # fmt: skip
     rows = [f"{step},{seconds},,{loss}" for step, (seconds, loss) in enumerate(losses, 1)]
@@ -125,8 +127,8 @@ def test_the_table_says_keys_losses_with_errors_and_memory(tmp_path: Path) -> No
     rows = rows_of(tmp_path, "plain", "split", seeds=(1, 2))
     _, split = table_rows(render_chain(list(rows.values()), PACKED))
     assert split["keys"] == (
-        "data.packing = True, data.all_logits = False, "
-        "parallelism.pipeline_parallel_schedule = 1F1B, parallelism.partition = time"
+        "data.packing = true, data.all_logits = false, "
+        'parallelism.pipeline_parallel_schedule = "1F1B", parallelism.partition = "time"'
     )
     assert split["learned tokens/s"] == "1,600.0"
     assert split["time for the same rows over the link before"] == "0.200 (0.200..0.200)"
@@ -147,6 +149,12 @@ def test_the_waterfall_has_what_is_left_and_what_was_saved(tmp_path: Path) -> No
     # Adapters stand beside the link before them, not behind it.
     colors = [bar.get_facecolor() for bar in axes.patches[::2]]
     assert colors[0] == colors[2] != colors[3]
+    changes = {bar.get_facecolor() for bar in axes.patches[1::2]}
+    write_link(tmp_path, "lora", 5_000.0)
+    slower = rows_of(tmp_path, "plain", "packed", "freezing", "lora")
+    (axes,) = chain_figure(list(slower.values())).axes
+    assert {bar.get_facecolor() for bar in axes.patches[1:7:2]} == changes
+    assert axes.patches[7].get_facecolor() not in changes
     assert [label.get_text() for label in axes.get_yticklabels()][1] == "rows packed"
 
 

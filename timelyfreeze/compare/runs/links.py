@@ -29,7 +29,7 @@ from timelyfreeze.whatif.partition import memory_load
 # Packed sequences that are read to know how many rows one holds.
 _N_READ = 200
 _COUNTS = re.compile(r"^-- sequence \d+: (\d+) examples?, .*; (\d+) targets", re.M)
-SCHEDULE, PARTITION = "parallelism.pipeline_parallel_schedule", "parallelism.partition"
+CHOSEN = SCHEDULE, PARTITION = "parallelism.pipeline_parallel_schedule", "parallelism.partition"
 METHOD, BATCH = "freezing.method", "training.local_batch_size"
 # The run whose times choose split and schedule.
 TIMES = "times"
@@ -44,7 +44,7 @@ class Link:
     name: str
     title: str  # for readers
     over: str  # the link that it is set against; "" for the first one
-    own: Mapping[str, Any]  # the keys that it sets over that one
+    own: Mapping[str, Any]  # the keys that it sets over that one; None where it chooses
     keys: Mapping[str, Any]  # all of its keys
     # Those of which the fastest is taken, by measured times; empty where the keys say which.
     schedules: tuple[str, ...] = ()
@@ -58,18 +58,19 @@ def read_links(names: Sequence[str]) -> dict[str, Link]:
     links: dict[str, Link] = {}
     for told in _TOLD:
         base = links.get(told.get("over", next(reversed(links), "")))
-        own = told.get("keys", {})
-        known: dict[str, Any] = {"over": "", "own": own, "keys": own}
+        chooses = {key: tuple(told[key]) for key in ("schedules", "partitions") if key in told}
+        own = {**told.get("keys", {}), **(dict.fromkeys(CHOSEN) if chooses else {})}
+        keys = told.get("keys", {})
+        known: dict[str, Any] = {"over": "", "own": own, "keys": keys}
         if base is not None:
             is_asked = base.name in names
             known = {
                 "over": base.name if is_asked else base.over,
                 "own": own if is_asked else {**base.own, **own},
-                "keys": {**base.keys, **own},
+                "keys": {**base.keys, **keys},
                 "schedules": base.schedules,
                 "partitions": base.partitions,
             }
-        chooses = {key: tuple(told[key]) for key in ("schedules", "partitions") if key in told}
         links[told["name"]] = Link(told["name"], told["title"], **{**known, **chooses})
     asked = {name: links[name] for name in LINKS if name in names}
     if more := [link.name for link in asked.values() if not link.over][1:]:

@@ -62,8 +62,8 @@ def test_a_link_sets_its_keys_over_those_of_another() -> None:
     assert [(name, link.over, link.own) for name, link in links.items()][1:] == [
         ("packed", "plain", {"data.packing": True}),
         ("learned", "packed", {"data.all_logits": False}),
-        ("split", "learned", {}),
-        ("schedule", "split", {}),
+        ("split", "learned", {SCHEDULE: None, "parallelism.partition": None}),
+        ("schedule", "split", {SCHEDULE: None, "parallelism.partition": None}),
         ("freezing", "schedule", {METHOD: "timelyfreeze"}),
         ("lora", "schedule", {METHOD: "lora"}),
     ]
