@@ -3,6 +3,8 @@
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
         [--schedules GPipe 1F1B] --seeds 42 22 11 [--nproc 4] [--vary KEY=A,B,C ...]
         [--evaluate[="--limit 40 ..."]] [-- --training.steps=500 ...]
+    timelyfreeze compare chain CONFIG.toml OUTPUT [--links plain packed ...] --seeds 42 22 11
+        [--nproc 4] [--short 4] [--memory-gib 80] [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
 run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
@@ -16,6 +18,11 @@ run   trains one after another, all methods of a schedule and seed in a row. Wha
       scores each finished run with timelyfreeze evaluate and the options given, and the model
       before training in OUTPUT/base_model; what has its scores is left alone. Exit status 1 if that
       failed.
+chain goes from TorchTitan's keys to ours, link by link: rows packed, logits of learned tokens
+      alone, layers split by time, the best schedule, low-rank freezing or adapters. Each link runs
+      beside the one before, with as many rows in a step, a turn for each seed, every second turn
+      backwards. A run more measures times, by which split and schedule are chosen. OUTPUT gets the
+      table (chain.md) and the waterfall (chain.png, chain.svg). Goes on as run does.
 show  reads what runs wrote, wherever they were made: RUN is the folder of a run, or one with runs
       below it; every summary.json counts. Repeats, that is runs which differ in their seeds alone,
       are averaged. The table is printed. FOLDER gets comparison.html, a page that needs no other
@@ -31,17 +38,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.cli.hub import config_table, value_of
+from timelyfreeze.compare.chain import chain_figure, link_rows, render_chain
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Criteria
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import jobs
+from timelyfreeze.compare.runs.links import LINKS, chain_jobs, read_links, read_packed
 from timelyfreeze.compare.runs.run import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
 from timelyfreeze.compare.runs.sweep import errors, plan_jobs
 from timelyfreeze.compare.runs.variants import PEERS, parse_variants
 from timelyfreeze.compare.table import Table, render_csv, render_html, render_markdown, tabulate
 from timelyfreeze.files import printable, write_whole
-from timelyfreeze.files.options import parse_with_keys, status_of
+from timelyfreeze.files.options import number, parse_with_keys, status_of, whole
 from timelyfreeze.plots import style
 from timelyfreeze.records.tables import WINDOW
 
@@ -58,6 +67,8 @@ def main(arguments: Sequence[str], *, starter: jobs.Starter = jobs.start) -> int
             raise ValueError(f"--window is {options.window}; it must be 1 or more")
         if options.what == "run":
             return _run(options, tuple(keys), starter)
+        if options.what == "chain":
+            return _chain(options, tuple(keys), starter)
         if keys:
             raise ValueError(f"{' '.join(keys)}: show starts no trainer")
         return _show(options)
@@ -81,16 +92,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="make the runs, then the table")
+    links = commands.add_parser("chain", help="from TorchTitan's keys to ours, link by link")
+    for making in (run, links):
+        add = making.add_argument
+        add("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+        add("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+        add("--seeds", nargs="+", type=int, default=[42])
+        add("--nproc", type=int, metavar="N",
+            help="processes of a run, and ranks of its pipeline (default: as many as CONFIG has "
+            "ranks, and one where it emulates them)")  # fmt: skip
+    add("--links", nargs="+", default=LINKS, metavar="LINK", help=f"default: {' '.join(LINKS)}")
+    add("--short", type=whole(3), metavar="N",
+        help="steps of links that freeze nothing, and of adapters: for times alone")  # fmt: skip
+    add("--memory-gib", type=number(0.0, 1e6, above=True), metavar="GIB",
+        help="memory that the best schedule has to fit into, on each device")  # fmt: skip
     add = run.add_argument
-    add("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
-    add("output", type=Path, metavar="OUTPUT", help="folder of all runs")
     methods = f"values of freezing.method, {' and '.join(PEERS)}"
     add("--methods", nargs="+", required=True, help=methods)
     add("--schedules", nargs="+", help="pipeline schedules (default: that of CONFIG)")
-    add("--seeds", nargs="+", type=int, default=[42])
-    add("--nproc", type=int, metavar="N",
-        help="processes of a run, and ranks of its pipeline (default: as many as CONFIG has ranks, "
-        "and one where it emulates them)")  # fmt: skip
     add("--steps-factor", type=float, default=1.0, metavar="F",
         help="a run that freezes makes F times as many steps as none, to end at none's loss "
         "(default 1)")  # fmt: skip
@@ -110,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     reference = "run whose last loss the others are to reach"
     add("--reference", type=Path, metavar="RUN", help=reference)
     add("--title", default=TITLE, help=f"of the page (default {TITLE!r})")
+    links.set_defaults(window=WINDOW)
     for command in (run, show):
         words = f"logged losses in a running mean (default {WINDOW})"
         command.add_argument("--window", type=int, default=WINDOW, help=words)
@@ -117,14 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
-    # The trainer starts in the repository, not where this command was started.
-    settings = jobs.Settings(options.config.resolve(), arguments)
-    emulates = settings.is_on("emulation.enable")  # one process does the work of all ranks
-    if not emulates:
-        settings = replace(settings, degree=options.nproc)
-    own = 1 if emulates else settings.n_ranks
-    nproc = own if options.nproc is None else options.nproc
-    output = options.output.resolve()
+    settings, nproc, output = _place(options, arguments)
     table, key = config_table(settings.config), "parallelism.pipeline_parallel_schedule"
     schedules = options.schedules or [value_of(arguments, table, key) or "1F1B"]
     asked = plan_jobs(
@@ -132,8 +145,6 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
         parse_variants(options.vary),
     )  # fmt: skip
     found = errors(asked, settings)
-    if options.nproc is not None and options.nproc < 1:
-        found.append(f"--nproc is {options.nproc}; it must be 1 or more")
     scoring = None
     if options.evaluate is not None:
         found += scoring_errors(settings)
@@ -149,6 +160,40 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     print()
     _table(find_any([output]), output, Criteria(options.window))
     return 0 if is_scored and not failed else 1
+
+
+def _place(
+    options: argparse.Namespace, arguments: tuple[str, ...]
+) -> tuple[jobs.Settings, int, Path]:
+    """Return the settings of all runs, their number of processes, and their folder."""
+    # The trainer starts in the repository, not where this command was started.
+    settings = jobs.Settings(options.config.resolve(), arguments)
+    emulates = settings.is_on("emulation.enable")  # one process does the work of all ranks
+    if not emulates:
+        settings = replace(settings, degree=options.nproc)
+    own = 1 if emulates else settings.n_ranks
+    nproc = own if options.nproc is None else options.nproc
+    return settings, nproc, options.output.resolve()
+
+
+def _chain(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
+    settings, nproc, output = _place(options, arguments)
+    links = read_links(options.links)
+    packed = read_packed(settings)
+    limits = {"n_steps": options.short, "memory_gib": options.memory_gib}
+    asked = chain_jobs(links, options.seeds, settings, nproc, packed, **limits)
+    if found := errors(asked, settings):
+        raise ValueError("\n       ".join(found))
+    jobs.require_startable(asked, settings, output)
+    failed = jobs.run_jobs(asked, settings, output, starter=starter)
+    rows = link_rows(links, output, options.seeds, packed)
+    if not rows:
+        raise ValueError(f"no link has a finished run in {output}")
+    text = render_chain(rows, packed)
+    print("\n" + text)
+    keep(output, [("chain.md", text)])
+    style.save(chain_figure(rows), output, "chain")
+    return 1 if failed else 0
 
 
 def _show(options: argparse.Namespace) -> int:

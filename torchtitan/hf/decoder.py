@@ -322,6 +322,7 @@ def learns_alone(config: JobConfig, model_args: Any) -> bool:
     parallelism = config.parallelism
     return (
         is_instruct_dataset(config.training.dataset)
+        and not config.data.all_logits
         and isinstance(model_args, TransformerModelArgs)
         and model_args.attn_type == "sdpa"
         and parallelism.tensor_parallel_degree == parallelism.context_parallel_degree == 1

@@ -178,6 +178,9 @@ class Data:
     to another. Otherwise each example is padded to that length. training.local_batch_size counts
     sequences."""
 
+    all_logits: bool = False
+    """Compute logits of all tokens, as TorchTitan does, also of those that nobody learns."""
+
 
 @dataclass
 class Emulation:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 from torchtitan.data.sequences import IGNORE_INDEX, EncodedExample, join_examples
-from torchtitan.hf.decoder import Decoder, as_decoder, document_mask, for_packing
+from torchtitan.hf.decoder import (
+    Decoder,
+    as_decoder,
+    document_mask,
+    for_packing,
+    learns_alone,
+)
+from torchtitan.settings import JobConfig
 
 VOCABULARY = 31
 SEQ_LEN = 24
@@ -175,3 +182,11 @@ def test_models_that_cannot_read_packed_sequences() -> None:
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"model\.name is not llama3"):
         for_packing(SimpleNamespace, "8B", ARGS)
+
+
+def test_learned_tokens_are_alone_unless_all_logits_are_asked() -> None:
+    config = JobConfig()
+    config.training.dataset = "alpaca"
+    assert learns_alone(config, TransformerModelArgs())
+    config.data.all_logits = True
+    assert not learns_alone(config, TransformerModelArgs())

@@ -217,6 +217,7 @@ def _same(job: Job, settings: Settings) -> dict[str, Any]:
         "arguments": list(settings.arguments),
         "nproc": job.nproc,
         "steps_factor": job.record.get("steps_factor", 1.0),
+        "keys": job.record.get("keys"),
     }
 
 

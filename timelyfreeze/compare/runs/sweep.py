@@ -117,6 +117,8 @@ def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
+    if wrong := [job.nproc for job in jobs if job.nproc < 1]:
+        found.append(f"--nproc is {wrong[0]}; it must be 1 or more")
     labels = Counter(job.label for job in jobs)
     if twice := sorted(label for label in labels if labels[label] > 1):
         found.append(f"asked for twice: {', '.join(twice)}; name each once")
