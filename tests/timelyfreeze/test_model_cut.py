@@ -143,7 +143,7 @@ class Run:
         for stage in self.stages:
             low = stage.low_rank
             for group in low.groups if low else ():
-                self.subspaces.update({n: (low.bases[group.name].clone(), group.of_inputs) for n in group.names})
+                self.subspaces.update({n: (low.bases[group.name].to(group.weights[0].dtype, copy=True), group.of_inputs) for n in group.names})
         with self.freezer.step(t):
             self.schedule.step(self.batch[0], target=self.batch[1], losses=[])
         named = [pair for module in self.modules for pair in module.named_parameters()]

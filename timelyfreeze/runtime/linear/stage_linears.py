@@ -41,6 +41,8 @@ class StageLinears(FrozenSums):
         forwards = (nn.Linear.forward, StageLinear.forward)
         layers = [m for m in module.modules() if isinstance(m, nn.Linear) and id(m) not in inside]
         layers = [layer for layer in layers if type(layer).forward in forwards]
+        if dtype is None:  # layers are adopted for what they learn alone
+            layers = [layer for layer in layers if layer.weight.requires_grad]
         groups = linear_groups(module, layers)
         self._home = {name: group for group in groups for name in group.names}
         names = {id(w): n for g in groups for n, w in zip(g.names, g.weights, strict=True)}
