@@ -143,7 +143,15 @@ class Run:
         for stage in self.stages:
             low = stage.low_rank
             for group in low.groups if low else ():
-                self.subspaces.update({n: (low.bases[group.name].to(group.weights[0].dtype, copy=True), group.of_inputs) for n in group.names})
+                self.subspaces.update(
+                    {
+                        n: (
+                            low.bases[group.name].to(group.weights[0].dtype, copy=True),
+                            group.of_inputs,
+                        )
+                        for n in group.names
+                    }
+                )
         with self.freezer.step(t):
             self.schedule.step(self.batch[0], target=self.batch[1], losses=[])
         named = [pair for module in self.modules for pair in module.named_parameters()]
@@ -189,7 +197,9 @@ def test_gradients_are_those_of_one_process_at_the_masks(
             want = wanted[name]
             assert (gradient is None) == (want is None), (t, name)
             if want is not None:
-                torch.testing.assert_close(gradient, want, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}, step {t}: {m}")
+                torch.testing.assert_close(
+                    gradient, want, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}, step {t}: {m}"
+                )
         n_frozen += sum(int(m.sum()) for of in run.masks.values() for m in of.values())
     assert n_frozen
     assert run.freezer.plan is not None
