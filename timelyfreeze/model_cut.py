@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -29,92 +29,95 @@ def partition_model(
     example: Tensor,
     *,
     by: str = TIME,
-    stage_to_rank: Sequence[int] | None = None,
     blocks: str | None = None,
-    **example_kwargs: Any,
+    **kwargs: Any,
 ) -> list[nn.Module]:
     """Cut a model with one list of blocks into modules for ``PipelineStage``, front to back.
 
     A stage is the model without the blocks of other stages. It shares weights and their names with
     ``model``, and takes its keyword arguments. Embeddings are in the first stage, the head in the
-    last, which returns the model's first output. The largest load of a rank is the least possible.
+    last, which returns the model's first output. The largest load of a stage is the least possible.
 
     Args:
-        model: The model. It runs once on the example.
+        model: The model. It runs once, on the example.
         n_stages: Number of stages.
         example: First argument of ``model``, a small one: token numbers or pictures.
         by: "time" balances multiplications on the example, "parameters" numbers of parameters.
-        stage_to_rank: The rank of each stage, where ranks have several; None for one each.
         blocks: Name of the list of blocks, where there are several lists.
-        example_kwargs: Keyword arguments of ``model`` on the example.
+        kwargs: Keyword arguments of ``model`` on the example.
 
     Raises:
         ValueError: If the model cannot be cut so, or an argument breaks a rule.
     """
     if by not in (TIME, PARAMETERS):
         raise ValueError(f'by is {by!r}; it must be "{TIME}" or "{PARAMETERS}"')
-    chain = _Chain(model, _find_blocks(model) if blocks is None else blocks)
-    ranks = range(n_stages) if stage_to_rank is None else stage_to_rank
-    if len(ranks) != n_stages:
-        raise ValueError(f"stage_to_rank has {len(ranks)} ranks; it needs one for each stage")
-    loads = chain.run(example, example_kwargs)
-    load = parameter_load(loads if by == TIME else chain.parameters(), ranks)
+    chain = _Chain(model, blocks or _find_blocks(model))
+    times = chain.run(example, kwargs)
+    load = parameter_load(times if by == TIME else chain.parameters(), range(n_stages))
     # Behind the first, a stage has a block for its input to enter at.
-    least = tuple(min(stage, 1) for stage in range(n_stages))
-    split = min_max_split(len(chain.blocks), replace(load, least=least))
+    load = replace(load, least=tuple(min(stage, 1) for stage in range(n_stages)))
+    split = min_max_split(len(chain.blocks), load)
     stages = [chain.stage(span.start, span.stop) for span in layers_of_split(split)]
-    _check_apart(stages)
+    home: dict[Tensor, int] = {}
+    for number, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            if home.setdefault(parameter, number) != number:
+                raise ValueError(
+                    f"parameter {name!r} is used in stages {home[parameter]} and {number}, each of "
+                    "which would have a part of its gradient; blocks of one weight must come into "
+                    "one stage"
+                )
     logger.info("%s is cut by %s into %s of %s", chain.kind, by, render_split(split), chain.path)
     return stages
-
-
-@dataclass
-class _Cut:
-    """How a stage runs its model: hidden states enter in front of its first block."""
-
-    entry: str | None  # the argument that takes them; None for the model's first one
-    as_tuple: bool  # whether blocks return tuples
-    hidden: Tensor | None = field(default=None, repr=False)
 
 
 class _Done(Exception):
     """The hidden states behind the last block of a stage."""
 
 
-class _Absent(nn.Module):  # type: ignore[misc]
-    """In place of a part of another stage, in front if there is a ``cut``, else behind.
+class _Entry:
+    """Hidden states that enter a stage, as its first block takes them."""
 
-    In front it returns the hidden states that the stage has got, behind it ends the forward with
-    its input. Its attributes are those of ``likeness``, an empty copy of the part.
+    hidden: Tensor | None = None
+
+    def __init__(self, argument: str | None, *, as_tuple: bool) -> None:
+        self.argument, self.as_tuple = argument, as_tuple
+
+
+class _Absent(nn.Module):  # type: ignore[misc]
+    """In place of a part of another stage, in front if there is an ``entry``, else behind.
+
+    In front it returns the hidden states of the entry, behind it ends the forward with its input.
+    It has the attributes of ``likeness``, an empty copy of the part.
     """
 
-    def __init__(self, likeness: nn.Module, cut: _Cut | None, *, is_block: bool = False) -> None:
+    def __init__(self, likeness: nn.Module, entry: _Entry | None, *, is_block: bool) -> None:
         super().__init__()
         self._likeness = (likeness,)  # in a tuple it is no part of the stage
-        self._cut, self._is_block = cut, is_block
+        self._entry, self._is_block = entry, is_block
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            (likeness,) = vars(self).get("_likeness") or (None,)
+            (likeness,) = vars(self).get("_likeness", (None,))
             return getattr(likeness, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._cut is None:
+        if self._entry is None:
             raise _Done(_first(args, kwargs))
-        hidden = self._cut.hidden
-        return (hidden,) if self._is_block and self._cut.as_tuple else hidden
+        hidden = self._entry.hidden
+        return (hidden,) if self._is_block and self._entry.as_tuple else hidden
 
 
 class ModelStage(nn.Module):  # type: ignore[misc]
     """Mixed into a model's class: the forward of a stage."""
 
-    cut: _Cut
+    entry: _Entry
 
     def forward(self, entering: Tensor, **kwargs: Any) -> Tensor:
         """Return hidden states for the next stage, or the model's first output."""
-        self.cut.hidden, name = entering, self.cut.entry
+        self.entry.hidden, name = entering, self.entry.argument
         try:
             if name is None:
                 output = super().forward(entering, **kwargs)
@@ -123,7 +126,7 @@ class ModelStage(nn.Module):  # type: ignore[misc]
         except _Done as done:
             output = done.args[0]
         finally:
-            self.cut.hidden = None
+            self.entry.hidden = None
         return output if isinstance(output, Tensor) else output[0]
 
 
@@ -133,55 +136,56 @@ class _Chain:
     def __init__(self, model: nn.Module, path: str) -> None:
         self._model, self.path, self.kind = model, path, type(model).__name__
         self._names = path.split(".")
-        *around, listed = [model.get_submodule(".".join(self._names[:n])) for n in self._depths]
-        self.blocks = dict(listed._modules)
+        self.blocks: dict[str, nn.Module] = dict(model.get_submodule(path)._modules)
         self._beside: set[nn.Module] = set()
-        for module, inner in zip(around, self._names, strict=True):
-            for name, _ in module.named_parameters(recurse=False):
+        for depth, inner in enumerate(self._names):
+            around = model.get_submodule(".".join(self._names[:depth]))
+            for name, _ in around.named_parameters(recurse=False):
                 raise ValueError(
-                    f"{type(module).__name__} has parameter {name!r} beside its blocks; keep it in "
-                    "a module that runs in front of the blocks or behind, so that a stage can "
-                    "have it"
+                    f"{type(around).__name__} has parameter {name!r} beside its blocks; put it "
+                    "into a module that runs in front of the blocks or behind"
                 )
-            parts = module.named_children()
+            parts = around.named_children()
             self._beside |= {part for name, part in parts if name != inner and _size(part)}
         self._behind: set[nn.Module] = set()
         self._as_tuple = False
         self._likenesses: dict[nn.Module, nn.Module] = {}
 
-    @property
-    def _depths(self) -> range:
-        return range(len(self._names) + 1)
-
     def run(self, example: Tensor, kwargs: Mapping[str, Any]) -> PartParameters:
         """Run the model, and return multiplications; a ValueError if blocks are no chain."""
-        whole = self.stage(0, len(self.blocks))
+        whole, counter = self.stage(0, len(self.blocks)), FlopCounterMode(display=False)
         begun: list[int] = []
         ended: list[int] = []
-        blocks, front, left = [*self.blocks.values()], set(), [None]
+        outputs: list[Any] = []
+        front: set[nn.Module] = set()
+        blocks = [*self.blocks.values()]
 
         def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-            self._check_entry(_first(args, kwargs), (*args, *kwargs.values()), left[0])
+            hidden = _first(args, kwargs)
+            others = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
             if len(begun) == len(blocks) or block is not blocks[len(begun)]:
-                raise ValueError(
-                    f"{self.kind} does not run each block of {self.path} once, in their order"
+                raise self._refusal("does not run each once, in their order")
+            if outputs and hidden is not outputs[-1]:
+                raise self._refusal("changes hidden states between them")
+            if any(t.requires_grad and t is not hidden for t in others):
+                raise self._refusal(
+                    "hands them something learned besides hidden states, as relative positions or "
+                    "the output of an encoder are, whose gradient would be missing"
                 )
             begun.append(counter.get_total_flops())
 
         def leave(block: nn.Module, args: Any, output: Any) -> None:
             self._as_tuple = isinstance(output, tuple)
-            left[0] = output[0] if self._as_tuple else output
+            outputs.append(output[0] if self._as_tuple else output)
             ended.append(counter.get_total_flops())
 
         def call(part: nn.Module, args: Any) -> None:
-            if not begun:
-                front.add(part)
+            front.update(() if begun else (part,))
 
         handles = [part.register_forward_pre_hook(call) for part in self._beside]
         for block in dict.fromkeys(blocks):
             handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(block.register_forward_hook(leave))
-        counter = FlopCounterMode(display=False)
         try:
             with torch.enable_grad(), torch.random.fork_rng(), counter:
                 whole(example, **kwargs)
@@ -189,56 +193,46 @@ class _Chain:
             for handle in handles:
                 handle.remove()
         if len(ended) < len(blocks):
-            raise ValueError(f"{self.kind} runs {len(ended)} of {len(blocks)} blocks")
+            raise self._refusal(f"runs {len(ended)} of {len(blocks)}")
         self._behind = self._beside - front
         of_blocks = tuple(b - a for a, b in zip(begun, ended, strict=True))
         return PartParameters(begun[0], of_blocks, counter.get_total_flops() - ended[-1])
 
-    def _check_entry(self, hidden: Any, arguments: Sequence[Any], left: Tensor | None) -> None:
-        """Refuse blocks that are not joined by hidden states alone."""
-        if left is not None and hidden is not left:
-            raise ValueError(f"{self.kind} changes hidden states between blocks of {self.path}")
-        tensors = [t for t in arguments if isinstance(t, Tensor) and t is not hidden]
-        if any(t.requires_grad for t in tensors):
-            raise ValueError(
-                f"{self.kind} hands blocks of {self.path} something learned besides hidden states, "
-                "such as relative positions or the output of an encoder; its gradient would be "
-                "missing without an error"
-            )
+    def _refusal(self, why: str) -> ValueError:
+        return ValueError(f"the blocks of {self.path} are no chain: {self.kind} {why}")
 
     def parameters(self) -> PartParameters:
         """Return numbers of parameters, once the model has run."""
+        front, behind = self._beside - self._behind, self._behind
         of_blocks = tuple(map(_size, self.blocks.values()))
-        first, last = self._beside - self._behind, self._behind
-        return PartParameters(sum(map(_size, first)), of_blocks, sum(map(_size, last)))
+        return PartParameters(sum(map(_size, front)), of_blocks, sum(map(_size, behind)))
 
     def stage(self, start: int, stop: int) -> nn.Module:
         """Return the model with blocks from ``start`` to ``stop`` alone."""
         is_first, is_last = start == 0, stop == len(self.blocks)
-        names = signature(self._model.forward).parameters
-        entry = "inputs_embeds" if "inputs_embeds" in names and not is_first else None
-        cut = _Cut(entry, self._as_tuple)
+        takes_hidden = "inputs_embeds" in signature(self._model.forward).parameters
+        argument = "inputs_embeds" if takes_hidden and not is_first else None
+        entry = _Entry(argument, as_tuple=self._as_tuple)
         made = around = _shallow(self._model)
         for inner in self._names:
             for name, part in around.named_children():
-                if part in self._behind:
-                    own = self._head(part) if is_last else _Absent(self._likeness(part), None)
-                    around.add_module(name, own)
-                elif part in self._beside and not is_first:
-                    around.add_module(name, _Absent(self._likeness(part), cut))
+                if part in self._behind and is_last:
+                    around.add_module(name, self._head(part))
+                elif part in self._behind or (part in self._beside and not is_first):
+                    where = None if part in self._behind else entry
+                    around.add_module(name, _Absent(self._likeness(part), where, is_block=False))
             around.add_module(inner, _shallow(getattr(around, inner)))
             around = getattr(around, inner)
         for place, (name, block) in enumerate(self.blocks.items()):
             if not start <= place < stop:
-                where = cut if place < start else None
+                where = entry if place < start else None
                 around.add_module(name, _Absent(self._likeness(block), where, is_block=True))
         kind = type(self._model)
         made.__class__ = type(f"{self.kind}Stage", (ModelStage, kind), {})
-        made.cut = cut
+        made.entry = entry
         return made
 
     def _likeness(self, part: nn.Module) -> nn.Module:
-        """Return a copy of a part without memory."""
         if part not in self._likenesses:
             empty = {id(t): t.detach().to("meta") for t in (*part.parameters(), *part.buffers())}
             self._likenesses[part] = copy.deepcopy(part, empty)
@@ -283,24 +277,9 @@ def _size(module: nn.Module) -> int:
 
 def _shallow(module: nn.Module) -> Any:
     """Return a module of its own with the same children, which caches no keys and values."""
-    kind: Any = type(module)
-    made = kind.__new__(kind)
+    made: Any = object.__new__(type(module))
     made.__dict__ = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(module).items()}
-    config = getattr(module, "config", None)
-    if getattr(config, "use_cache", False):
-        made.config = copy.copy(config)
+    if getattr(getattr(module, "config", None), "use_cache", False):
+        made.config = copy.copy(module.config)
         made.config.use_cache = False
     return made
-
-
-def _check_apart(stages: Sequence[nn.Module]) -> None:
-    """Refuse a weight in several stages."""
-    home: dict[Tensor, int] = {}
-    for stage, module in enumerate(stages):
-        for name, parameter in module.named_parameters():
-            if home.setdefault(parameter, stage) != stage:
-                raise ValueError(
-                    f"parameter {name!r} is used in stages {home[parameter]} and {stage}, each of "
-                    "which would have a part of its gradient; blocks that share weights must come "
-                    "into one stage"
-                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from timelyfreeze.files import OneOf, Within
 from timelyfreeze.settings.names import AtLeast0, key, rule_errors
@@ -218,7 +218,7 @@ def rank_errors(gradient_rank: int | list[int] | str) -> Iterator[str]:
     if gradient_rank == AUTO:
         return
     is_list = isinstance(gradient_rank, list)
-    ranks = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
+    ranks: list[Any] = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
     are_numbers = all(isinstance(k, int) and not isinstance(k, bool) for k in ranks)
     if not (ranks and are_numbers and ranks == sorted(set(ranks)) and ranks[0] >= int(is_list)):
         yield (
