@@ -216,9 +216,9 @@ class _Chain:
         made = around = _shallow(self._model)
         for inner in self._names:
             for name, part in around.named_children():
-                if part in self._behind and is_last:
+                if part in self._behind and is_last and not is_first:
                     around.add_module(name, self._head(part))
-                elif part in self._behind or (part in self._beside and not is_first):
+                elif not is_last if part in self._behind else part in self._beside and not is_first:
                     where = None if part in self._behind else entry
                     around.add_module(name, _Absent(self._likeness(part), where, is_block=False))
             around.add_module(inner, _shallow(getattr(around, inner)))

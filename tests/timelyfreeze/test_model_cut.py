@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torch_schedules
 
+from tests.timelyfreeze.helpers.cut_run import (
+    N_STAGES,
+    SCHEDULES,
+    VOCABULARY,
+    Run,
+    checked,
+    exact_gradients,
+    make_tokens,
+)
 from tests.timelyfreeze.helpers.stages import N_MICROBATCHES, process_group
-from timelyfreeze import TimelyFreeze
-from timelyfreeze.control import merge_ranks
-from timelyfreeze.model_cut import partition_model
-from timelyfreeze.runtime import FreezingStage, named_order, run_in_order, stages_of
+from timelyfreeze import partition_model
+from timelyfreeze.control.dimensions import _learned
+from timelyfreeze.runtime import FreezingStage
 
 transformers = pytest.importorskip("transformers", reason="the models are those of transformers")
 
-N_STAGES, VOCABULARY = 4, 64
-SHORT = {
-    "last_warmup_step": 2, "last_monitor_step": 8, "last_ramp_step": 9, "discard_batches": 1,
-    "min_gain": -1.0, "max_freeze_ratio": 0.6, "skip_input_grads": "off",
-}  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": N_STAGES, "num_attention_heads": 4, "max_position_embeddings": 32,
 }  # fmt: skip
+PICTURES = {
+    **{key: value for key, value in SIZES.items() if key != "vocab_size"},
+    "image_size": 16, "patch_size": 4, "num_labels": 5,
+}  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 HEADS = {**GROUPED, "head_dim": 8}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 GPT2 = {"n_embd": 32, "n_layer": N_STAGES, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 32}
-# By the first part of names in transformers: the end of the class's name, and its configuration.
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 64}
+# By the names of classes in transformers, without their ends: the end, and the configuration.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("ForCausalLM", GROUPED),
     "Qwen3": ("ForCausalLM", {**HEADS, "tie_word_embeddings": True}),
-    "Gemma3": ("ForCausalLM", {**HEADS, "sliding_window": 4,
-                               "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "Gemma3": ("ForCausalLM", {**HEADS, **WINDOWS}),
     "Phi": ("ForCausalLM", GROUPED),
     "Olmo2": ("ForCausalLM", {**GROUPED, "eos_token_id": 1}),
     "Mistral": ("ForCausalLM", {**GROUPED, "sliding_window": 4}),
-    "GPT2": ("LMHeadModel", {**GPT2, "bos_token_id": 0, "eos_token_id": 0}),
     "GPTNeoX": ("ForCausalLM", SIZES),
-    "Qwen3Moe": ("ForCausalLM", {**HEADS, **EXPERTS, "num_experts": 4}),
-    "Mixtral": ("ForCausalLM", {**GROUPED, "num_local_experts": 4}),
     "Bert": ("ForMaskedLM", SIZES),
-    "ViT": ("ForImageClassification", {**{k: v for k, v in SIZES.items() if k != "vocab_size"},
-                                       "image_size": 16, "patch_size": 4, "num_labels": 5}),
-}  # fmt: skip
-SCHEDULES = {"1F1B": 4, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}  # with their numbers of ranks
+    "ViT": ("ForImageClassification", PICTURES),
+    "GPT2": ("LMHeadModel", {**GPT2, "bos_token_id": 0, "eos_token_id": 0}),
+    "Qwen3Moe": ("ForCausalLM", {**HEADS, **EXPERTS}),
+    "Mixtral": ("ForCausalLM", {**GROUPED, "num_local_experts": 4}),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "T5": ("ForConditionalGeneration", T5, r"2 lists of blocks \(encoder.block, decoder.block\)"),
+    "Albert": ("ForMaskedLM", SIZES, "layer_groups are no chain: .* does not run each once"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,145 +72,139 @@ def _one_process() -> Iterator[None]:
 
 
 def make_model(family: str) -> Any:
-    ending, settings = FAMILIES[family]
-    name = "Gemma3Text" if family == "Gemma3" else family
+    """A model without dropout, the same each time."""
+    ending, settings, *_ = {**FAMILIES, **REFUSED}[family]
+    kind = "Gemma3Text" if family == "Gemma3" else family
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**settings)
-    return getattr(transformers, f"{family}{ending}")(config).eval()  # without dropout
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return getattr(transformers, f"{family}{ending}")(config).eval()
 
 
 def make_batch(family: str) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(1)
-    n = 2 * N_MICROBATCHES
     if family == "ViT":
+        random, n = torch.Generator().manual_seed(1), 2 * N_MICROBATCHES
         pictures = torch.rand((n, 3, 16, 16), generator=random)
         return pictures, torch.randint(5, (n,), generator=random)
-    tokens = torch.randint(VOCABULARY, (n, 8), generator=random)
-    return tokens, tokens
-
-
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    return make_tokens()
 
 
 def untied(model: nn.Module) -> nn.Module:
-    """The model with weights of its own for each use, as stages have them."""
+    """A copy of the model whose head has weights of its own, as in the last stage."""
     model = copy.deepcopy(model)
-    seen: set[int] = set()
-    for module in model.modules():
-        for name, p in list(module.named_parameters(recurse=False)):
-            if id(p) in seen and isinstance(module, nn.Linear) and name == "weight":
-                setattr(module, name, nn.Parameter(p.detach().clone()))
-            seen.add(id(p))
+    embeddings = {p for part in model.modules() if isinstance(part, nn.Embedding)
+                  for p in part.parameters()}  # fmt: skip
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.weight in embeddings:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
     return model
 
 
 @cache
-def exact(family: str) -> list[dict[str, Tensor]]:
-    """Gradients of the model in one piece, for each microbatch, by name."""
-    model = untied(make_model(family))
+def exact_of_family(family: str) -> list[dict[str, Tensor]]:
+    return exact_gradients(untied(make_model(family)), make_batch(family))
+
+
+def cases() -> list[Any]:
+    """Every family with every schedule, with subspaces and without; a third runs always."""
     found = []
-    for x, y in zip(*(t.chunk(N_MICROBATCHES) for t in make_batch(family)), strict=True):
-        model.zero_grad()
-        loss_of(model(x)[0], y).backward()
-        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    for i, family in enumerate(FAMILIES):
+        for j, schedule in enumerate(SCHEDULES):
+            for rank in (0, 4):
+                is_short = (i + j + rank) % 3 == 0
+                marks = [pytest.mark.slow] if is_short else [pytest.mark.long]
+                found.append(pytest.param(family, schedule, rank, marks=marks))
     return found
 
 
-class Run:
-    """A few steps of a cut model under a schedule, at a learning rate of 0."""
-
-    def __init__(self, family: str, name: str, **settings: Any) -> None:
-        n_ranks = SCHEDULES[name]
-        self.family, self.batch = family, make_batch(family)
-        self.modules = partition_model(make_model(family), N_STAGES, self.batch[0][:1])
-        stages = [
-            PipelineStage(module, s, N_STAGES, torch.device("cpu"))
-            for s, module in enumerate(self.modules)
-        ]
-        self.schedule = torch_schedules.ScheduleLoopedBFS(
-            stages, N_MICROBATCHES, loss_fn=loss_of, scale_grads=False
-        )
-        order = named_order(name, n_ranks, N_MICROBATCHES, stages_per_rank=N_STAGES // n_ranks)
-        run_in_order(self.schedule, merge_ranks(order))
-        self.freezer = TimelyFreeze(self.schedule, **{**SHORT, **settings})
-        self.stages: list[FreezingStage] = stages_of(self.schedule)
-        self.masks: dict[int, Any] = {}
-        for stage in self.stages:
-            stage.freeze = self._noting(stage)
-
-    def _noting(self, stage: FreezingStage) -> Callable[..., None]:
-        def freeze(masks: Any, **kwargs: Any) -> None:
-            self.masks[stage.stage_index] = {m: mask.copy() for m, mask in masks.items()}
-            FreezingStage.freeze(stage, masks, **kwargs)
-
-        return freeze
-
-    def step(self, t: int) -> dict[str, Tensor | None]:
-        """One step; return its gradients by name."""
-        self.masks.clear()
-        self.subspaces = {}
-        for stage in self.stages:
-            low = stage.low_rank
-            for group in low.groups if low else ():
-                self.subspaces.update(
-                    {
-                        n: (
-                            low.bases[group.name].to(group.weights[0].dtype, copy=True),
-                            group.of_inputs,
-                        )
-                        for n in group.names
-                    }
-                )
-        with self.freezer.step(t):
-            self.schedule.step(self.batch[0], target=self.batch[1], losses=[])
-        named = [pair for module in self.modules for pair in module.named_parameters()]
-        gradients = {name: p.grad for name, p in named}
-        assert len(gradients) == len(named)
-        for _, p in named:
-            p.grad = None
-        return gradients
-
-    def expected(self) -> dict[str, Tensor | None]:
-        """What the masks of the last step leave of the gradients of the model in one piece."""
-        whole = exact(self.family)
-        sums: dict[str, Tensor | None] = {}
-        for stage in self.stages:
-            for i, name in enumerate(stage.parameter_names):
-                total = None
-                for m in range(N_MICROBATCHES):
-                    part = whole[m].get(name)
-                    mask = self.masks.get(stage.stage_index, {}).get(m)
-                    if mask is not None and mask[i] and part is not None:
-                        if name not in self.subspaces:
-                            continue
-                        q, of_inputs = self.subspaces[name]
-                        part = part @ q @ q.t() if of_inputs else q @ (q.t() @ part)
-                    if part is not None:
-                        total = part if total is None else total + part
-                sums[name] = total
-        return sums
-
-
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "schedule", "rank"), cases())
 def test_gradients_are_those_of_one_process_at_the_masks(
     family: str, schedule: str, rank: int
 ) -> None:
-    run = Run(family, schedule, gradient_rank=rank)
-    n_frozen = 0
-    for t in range(1, 12):
-        found, wanted = run.step(t), run.expected()
-        assert found.keys() == wanted.keys()
-        for name, gradient in found.items():
-            want = wanted[name]
-            assert (gradient is None) == (want is None), (t, name)
-            if want is not None:
-                torch.testing.assert_close(
-                    gradient, want, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}, step {t}: {m}"
-                )
-        n_frozen += sum(int(m.sum()) for of in run.masks.values() for m in of.values())
-    assert n_frozen
-    assert run.freezer.plan is not None
-    run.freezer.close()
+    run = Run(make_model(family), schedule, make_batch(family), gradient_rank=rank)
+    run.check(exact_of_family(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_compute_what_the_model_does_with_its_weights(family: str) -> None:
+    model, (x, _) = make_model(family), make_batch(family)
+    for by, n_stages in (("time", 3), ("parameters", 1)):
+        hidden, names = x, []
+        for stage in partition_model(model, n_stages, x[:1], by=by):
+            hidden = stage(hidden)
+            names += [name for name, _ in stage.named_parameters()]
+        torch.testing.assert_close(hidden, model(x)[0], rtol=1e-5, atol=1e-6)
+        wanted = (untied(model) if n_stages > 1 else model).named_parameters()
+        assert sorted(names) == sorted(name for name, _ in wanted)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_models_that_are_no_chain_are_refused(family: str) -> None:
+    with pytest.raises(ValueError, match=REFUSED[family][2]):
+        partition_model(make_model(family), 2, make_batch(family)[0][:1])
+
+
+def test_what_an_encoder_puts_out_is_no_hidden_state() -> None:
+    model, (tokens, _) = make_model("T5"), make_batch("T5")
+    with pytest.raises(ValueError, match="hands them something learned besides hidden states"):
+        partition_model(model, 2, tokens, blocks="decoder.block", decoder_input_ids=tokens)
+
+
+def test_arguments_of_the_model_reach_every_stage() -> None:
+    model, (tokens, _) = make_model("Llama"), make_batch("Llama")
+    mask = torch.ones_like(tokens)
+    mask[:, -3:] = 0
+    hidden = tokens
+    for stage in partition_model(model, 3, tokens[:1], attention_mask=mask[:1]):
+        hidden = stage(hidden, attention_mask=mask)
+    torch.testing.assert_close(hidden, model(tokens, attention_mask=mask)[0])
+    assert not torch.allclose(hidden, model(tokens)[0])
+
+
+def test_the_page_has_the_families_and_where_subspaces_work() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    told = {name: cells for names, *cells in rows for name in names.split(", ")}
+    for family in FAMILIES:
+        stages = [FreezingStage(make_model(family), 0, 1, torch.device("cpu"))]
+        (learned,) = map(_learned, stages)
+        ranks = "16, 32, 64" if learned.of_layers >= 0.5 * learned.of_all else "0"
+        assert told[family] == ["equal", ranks], family
+    for family in REFUSED:
+        assert told[family][0] == "refused"
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("names", [("embed_tokens", "layers.0."), ("q_proj", "layernorm")])
+def test_what_requires_no_gradient_is_left_alone(
+    names: tuple[str, ...], schedule: str, rank: int
+) -> None:
+    model = make_model("Llama")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in names))
+    run = checked(model, schedule, make_tokens(), gradient_rank=rank)
+    assert not all(p.requires_grad for _, p in run.parameters)
+
+
+def test_adapters_of_peft_are_frozen_alone() -> None:
+    peft = pytest.importorskip("peft", reason="adapters are those of peft")
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(make_model("Llama"), settings).eval()
+    run = checked(model, "ZBVZeroBubble", make_tokens())
+    learned = {name for name, p in run.parameters if p.requires_grad}
+    assert learned == {name for name, _ in run.parameters if "lora_" in name}
+
+
+def test_blocks_of_transformers_are_compared_with_a_reference() -> None:
+    policy = {
+        "check_interval": 1, "window": 2, "stale": 1, "bootstrap_change": 10.0, "tolerance": 10.0,
+        "reference": "inline",
+    }  # fmt: skip
+    model, batch = make_model("Llama"), make_batch("Llama")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = Run(model, "1F1B", batch, method="egeria", policy=policy, optimizer=optimizer)
+    frozen = []
+    for t in range(1, 10):
+        frozen.append({name for name, gradient in run.step(t).items() if gradient is None})
+        optimizer.step()
+    assert "model.layers.0.mlp.up_proj.weight" in frozen[-1]
+    assert "lm_head.weight" not in frozen[-1]
