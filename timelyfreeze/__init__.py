@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from timelyfreeze.front.caching import CacheUse as CacheUse
     from timelyfreeze.front.caching import Row as Row
     from timelyfreeze.front.caching import token_digest as token_digest
+    from timelyfreeze.model_cut import partition_model as partition_model
     from timelyfreeze.planning import FreezePlan as FreezePlan
     from timelyfreeze.planning import LpError as LpError
     from timelyfreeze.planning import plan_from_ratios as plan_from_ratios
@@ -49,6 +50,7 @@ _ROOMS = {
     "api": ("TimelyFreeze",),
     "control": ("FreezeReport",),
     "front.caching": ("CacheUse", "Row", "token_digest"),
+    "model_cut": ("partition_model",),
     "planning": ("FreezePlan", "LpError", "plan_from_ratios", "solve_freeze_ratios"),
     "policies": (
         "Check", "Decision", "FreezePolicy", "Measurement", "Metric", "ModelLayout", "Source",

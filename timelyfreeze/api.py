@@ -16,6 +16,7 @@ from timelyfreeze.control import (
     processors_of,
 )
 from timelyfreeze.control.build import check_alike, optimizer_errors
+from timelyfreeze.control.dimensions import with_rank
 from timelyfreeze.front.caching import NamedRows, Row
 from timelyfreeze.front.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
@@ -117,6 +118,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         given = {"method": method, "policy": chosen}
         with together("TimelyFreeze(...)"):
             check_alike(self._exchange, wanted, given, optimizer=optimizers, cache=cache)
+            wanted = with_rank(wanted, stages, self._exchange)
         where = torch.device(stages[0].device if device is None else device)
         n_processors = processors_of(where, order.n_ranks)
         recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))

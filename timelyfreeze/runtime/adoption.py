@@ -24,6 +24,12 @@ def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
                 "gradients of frozen tensors; shard it with fully_shard, or reduce its gradients "
                 "yourself before the optimizer's step"
             )
+        for name, parameter in stage.submod.named_parameters():
+            if parameter.dtype.itemsize < 2:
+                raise ValueError(
+                    f"parameter {name!r} of stage {index} is stored as {parameter.dtype}; it must "
+                    "have 16 bits or more, so load the model without quantization"
+                )
         if not isinstance(stage, FreezingStage):
             is_plain = kind is PipelineStage
             both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})

@@ -102,6 +102,11 @@ def drop_frozen(
     return kept
 
 
+def wants_gradients(stage_inputs: Sequence[Any]) -> bool:
+    """Return whether a stage in front takes the gradient of an input."""
+    return any(isinstance(t, Tensor) and t.requires_grad for t in stage_inputs)
+
+
 def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
     """Return zeros for a stage in front without use for gradients."""
     return tuple(

@@ -27,6 +27,7 @@ from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
     masked_full_backward,
+    wants_gradients,
     zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
@@ -77,13 +78,14 @@ class FreezingStage(EnteringStage):
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._blocks = CompiledBlocks(self.submod)
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
-        self.exact = np.zeros(len(named), dtype=np.bool_)  # which are never frozen
+        self._untrained = np.array([not p.requires_grad for _, p in named], dtype=np.bool_)
+        self.exact = self._untrained.copy()  # which no mask freezes
         joined: list[LinearGroup] = []
         if gradient_rank:
             # Norms, biases and embeddings cost little, and no subspace would make them cheaper.
             self._linears = linears = self.linears or StageLinears(self.submod)
             linears.learn_frozen(gradient_rank, partial(first_basis, seed=seed))
-            self.exact = np.array([n not in linears.weights for n, _ in named], dtype=np.bool_)
+            self.exact |= [n not in linears.weights for n, _ in named]
             joined = linears.groups
         if self.linears is not None:
             self.linears.is_staged = True
@@ -137,9 +139,9 @@ class FreezingStage(EnteringStage):
         ``frozen_together``. A missing microbatch freezes nothing. For microbatches of
         ``without_input_grads`` every stage in front is frozen whole: the chain of input gradients
         ends at this stage's first live tensor, and the stage in front, expecting a gradient, gets
-        zeros.
+        zeros. Tensors that require no gradient are frozen with any other.
         """
-        self._masks = masks
+        self._masks = {m: mask | self._untrained for m, mask in masks.items()}
         self._without_input_grads = without_input_grads
         self.applied_ratios = {}
         # A block that FSDP gathers would have to be run a second time with its hooks.
@@ -264,18 +266,28 @@ class FreezingStage(EnteringStage):
         chain_end = self._chain_ends.pop(self._microbatch, None)
         if backward_type != "input":
             self.applied_ratios[self._microbatch] = self._frozen_ratio(mask)
-        if self._microbatch in self._without_input_grads and not self.is_first:
+        if self._lacks_input_grads(backward_type, bwd_kwargs) and not self.is_first:
             return self._backward_without_input_grads(backward_type, bwd_kwargs, mask)
         if backward_type == "input" or mask is None or not mask.any():
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             parameters = parameters_of_graph(self.submod, self._left_out())
-            frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
+            pairs = zip(parameters, mask & ~self._untrained, strict=True)
+            frozen = [p for p, is_frozen in pairs if is_frozen]
             groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
             return super().backward_maybe_with_nosync(
                 "weight", {**bwd_kwargs, "param_groups": groups}, last_backward
             )
         return self._masked_full(bwd_kwargs, mask, bwd_kwargs["input_values"], chain_end), None
+
+    def _lacks_input_grads(self, backward_type: str, bwd_kwargs: dict[str, Any]) -> bool:
+        """Return whether a backward ends inside the stage.
+
+        Behind stages without a graph torch would lose the weight gradients of a split backward.
+        """
+        if self._microbatch in self._without_input_grads or self._microbatch in self._postponed:
+            return True
+        return backward_type == "input" and not wants_gradients(bwd_kwargs["input_values"])
 
     def _backward_without_input_grads(
         self, backward_type: str, bwd_kwargs: dict[str, Any], mask: NDArray[np.bool_] | None
@@ -291,7 +303,7 @@ class FreezingStage(EnteringStage):
         if backward_type == "weight":
             bwd_kwargs = self._postponed.pop(self._microbatch)
         if mask is None:
-            mask = np.zeros(len(self.parameter_names), dtype=np.bool_)
+            mask = self._untrained
         self._masked_full(bwd_kwargs, mask, ())
         return zero_gradients(bwd_kwargs["input_values"]), []
 
@@ -303,8 +315,7 @@ class FreezingStage(EnteringStage):
         chain_end: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         """Run a full backward for the live parameters and ``stage_inputs``."""
-        wants_inputs = any(isinstance(t, Tensor) and t.requires_grad for t in stage_inputs)
-        if mask.all() and not wants_inputs and chain_end is None:
+        if mask.all() and not wants_gradients(stage_inputs) and chain_end is None:
             return (None,) * len(stage_inputs)
         if isinstance(self.submod, FSDPModule):
             keep_gradients_unreduced(self.submod)
@@ -331,7 +342,7 @@ class FreezingStage(EnteringStage):
         if mask is None:
             return 0.0
         whole = int(self.parameter_sizes[~self.exact].sum())
-        return int(self.parameter_sizes[mask].sum()) / whole if whole else 0.0
+        return int(self.parameter_sizes[mask & ~self.exact].sum()) / whole if whole else 0.0
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the batch's gradients over data-parallel replicas, masked ones included."""

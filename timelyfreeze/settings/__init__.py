@@ -10,6 +10,7 @@ from timelyfreeze.settings.freezing import (
     SKIP_INPUT_GRADS,
     USE,
     FreezeSettings,
+    auto_rank,
     first_stage_mode,
     ratio_errors,
     skips_input_grads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from timelyfreeze.files import OneOf, Within
 from timelyfreeze.settings.names import AtLeast0, key, rule_errors
@@ -16,6 +16,9 @@ PER_TENSOR = "per_tensor"
 FIRST_STAGE_MODES = (ALL_OR_NOTHING, PER_TENSOR)
 
 AUTO = "auto"
+# What "auto" takes as gradient_rank: of a model this wide these ranks, or the middle one where the
+# warm-up is too short to compare them.
+WIDE, RANKS, STEPS_TO_COMPARE = 512, (16, 32, 64), 3
 
 OFF = "off"
 USE = "use"
@@ -57,12 +60,13 @@ class FreezeSettings:
     stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
     and freezes nothing where none is (see docs/low_rank.md). The paper has 0.8."""
 
-    gradient_rank: int | list[int] = 0
+    gradient_rank: int | list[int] | str = AUTO
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
     lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning; nothing but those weights is frozen (see docs/low_rank.md). Of several, ascending, the
-    warm-up takes the one with which a loss is estimated to be reached soonest."""
+    learning. Only those weights are frozen then (see docs/low_rank.md). Of several, ascending, the
+    warm-up takes the one with which a loss is estimated to be reached soonest. "auto": 16, 32 and
+    64 for text models at least 512 wide, else 0, as where it does not work (tensor parallelism)."""
 
     seed: Annotated[int, Within(0, 2**64, below=True)] = 42
     """Seed of the random choice of parameters or layers, and of adapters. The same masks come out
@@ -182,8 +186,9 @@ class FreezeSettings:
 
     @property
     def gradient_ranks(self) -> tuple[int, ...]:
-        """The candidate ranks of the warm-up; a single rank if given."""
+        """The candidate ranks of the warm-up; a single rank if given. Not of "auto"."""
         ranks = self.gradient_rank
+        assert not isinstance(ranks, str), "auto_rank tells it once the model is known"
         return (ranks,) if isinstance(ranks, int) else tuple(ranks)
 
     @property
@@ -198,15 +203,27 @@ class FreezeSettings:
         return skips_input_grads(mode, self.skip_input_grads)
 
 
-def rank_errors(gradient_rank: int | list[int]) -> Iterator[str]:
+def auto_rank(width: int, last_warmup_step: int) -> int | list[int]:
+    """Return the ``gradient_rank`` of "auto" for a model of a width, 0 where subspaces do not work.
+
+    In narrow layers turning subspaces costs the savings of freezing (``docs/low_rank.md``).
+    """
+    if width < WIDE:
+        return 0
+    return [*RANKS] if last_warmup_step >= STEPS_TO_COMPARE else RANKS[1]
+
+
+def rank_errors(gradient_rank: int | list[int] | str) -> Iterator[str]:
     """Yield errors of the rank of gradients."""
+    if gradient_rank == AUTO:
+        return
     is_list = isinstance(gradient_rank, list)
-    ranks = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
+    ranks: list[Any] = gradient_rank if isinstance(gradient_rank, list) else [gradient_rank]
     are_numbers = all(isinstance(k, int) and not isinstance(k, bool) for k in ranks)
     if not (ranks and are_numbers and ranks == sorted(set(ranks)) and ranks[0] >= int(is_list)):
         yield (
             f"{key('gradient_rank')} is {gradient_rank!r}; it must be a whole number, 0 or more, "
-            "or a list of some above 0, ascending"
+            f'a list of some above 0, ascending, or "{AUTO}"'
         )
 
 

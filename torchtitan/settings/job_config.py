@@ -83,15 +83,6 @@ class Freezing(FreezeSettings):
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
     otherwise by default (see docs/method.md). A run prints what it has set."""
 
-    # a width is known here; the library has numbers
-    gradient_rank: int | list[int] | str = "auto"  # type: ignore[assignment]
-    """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
-    paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
-    lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning. Only those weights are frozen then (see docs/low_rank.md). Of several, ascending, the
-    warm-up takes the one with which a loss is estimated to be reached soonest. "auto": 16, 32 and
-    64 for text models at least 512 wide, else 0, as where it does not work (tensor parallelism)."""
-
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.
     For methods that freeze the front and make no plan: see docs/front.md."""

@@ -108,7 +108,7 @@ def test_the_plan_of_the_pipeline_that_was_measured_is_that_of_the_run(
     order = one_f_one_b_order(4, 8)
     dag = build_dag(order)
     (tmp_path / "schedule.csv").write_text(order_to_csv(order))
-    settings = FreezeSettings(max_freeze_ratio=0.25, first_stage=first_stage)
+    settings = FreezeSettings(max_freeze_ratio=0.25, gradient_rank=0, first_stage=first_stage)
     choices = Planner(order, settings, settings.phases, None).choices  # type: ignore[arg-type]
     for seed in range(5):
         bounds = noisy_bounds(dag, seed, 0.02)

@@ -39,7 +39,7 @@ def settings_of(phases: PhaseSchedule = PHASES, **settings: Any) -> FreezeSettin
         last_monitor_step=phases.last_monitor_step,
         monitoring=phases.monitoring,
         last_ramp_step=phases.last_ramp_step,
-        **{"discard_batches": 1, "max_freeze_ratio": 0.8, **settings},
+        **{"discard_batches": 1, "max_freeze_ratio": 0.8, "gradient_rank": 0, **settings},
     )
 
 

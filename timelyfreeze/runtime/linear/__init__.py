@@ -12,7 +12,9 @@ from timelyfreeze.runtime.linear.groups import LinearGroup, stage_parameters
 from timelyfreeze.runtime.linear.layers import StageLinear, joined_output
 from timelyfreeze.runtime.linear.stage_linears import (
     StageLinears,
+    is_compiled_in_place,
     keep_copies,
     lean_linears,
     linears_of,
+    plain_linears,
 )

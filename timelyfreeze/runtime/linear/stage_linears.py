@@ -37,10 +37,9 @@ class StageLinears(FrozenSums):
         self.dtype = dtype
         self._adapters = adopt_adapters(module, self) if dtype is not None else []
         inside = {id(part) for g in self._adapters for one in g.layers for part in one.modules()}
-        # A subclass, as for float8, may compute something else than x W^T.
-        forwards = (nn.Linear.forward, StageLinear.forward)
-        layers = [m for m in module.modules() if isinstance(m, nn.Linear) and id(m) not in inside]
-        layers = [layer for layer in layers if type(layer).forward in forwards]
+        layers = [layer for layer in plain_linears(module) if id(layer) not in inside]
+        if dtype is None:  # layers are adopted for what they learn alone
+            layers = [layer for layer in layers if layer.weight.requires_grad]
         groups = linear_groups(module, layers)
         self._home = {name: group for group in groups for name in group.names}
         names = {id(w): n for g in groups for n, w in zip(g.names, g.weights, strict=True)}
@@ -52,8 +51,7 @@ class StageLinears(FrozenSums):
             layer.adopt(self, name, self._home[name])
         copies = Copies(keeps=dtype is None)
         super().__init__(groups, _inside_compiled(module), copies)
-        parts = module.modules()
-        self._is_compiled_in_place = any(p._compiled_call_impl is not None for p in parts)
+        self._is_compiled_in_place = is_compiled_in_place(module)
         self._anchors: dict[str, Tensor] = {}
         self.without_chain: set[str] = set()
         self.frozen: Collection[str] = ()  # weights and biases that the microbatch at hand freezes
@@ -262,6 +260,18 @@ class StageLinears(FrozenSums):
         finally:
             for layer in () if self._copies.keeps else self._compiled:
                 layer.copy = None
+
+
+def plain_linears(module: nn.Module) -> list[nn.Linear]:
+    """Return the layers of a module that compute x W^T, unlike some of subclasses, as float8."""
+    forwards = (nn.Linear.forward, StageLinear.forward)
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return [layer for layer in layers if type(layer).forward in forwards]
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Return whether ``Module.compile()`` was called on a part."""
+    return any(part._compiled_call_impl is not None for part in module.modules())
 
 
 def linears_of(module: nn.Module) -> StageLinears | None:

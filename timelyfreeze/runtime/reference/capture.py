@@ -101,6 +101,8 @@ class Capture:
 
 def _to_host(value: Any, block: nn.Module) -> Any:
     """Return a copy on the host, possibly still on its way from a GPU."""
+    if type(value) is tuple:  # as rotations are handed over: cosines and sines
+        return tuple(_to_host(part, block) for part in value)
     if isinstance(value, DTensor) or not isinstance(value, (Tensor, *_PLAIN)):
         raise ValueError(
             f"{type(block).__name__} is called with a {type(value).__name__}, which cannot be "

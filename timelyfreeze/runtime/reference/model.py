@@ -92,6 +92,8 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def _single(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_single, value))
     is_number = isinstance(value, Tensor) and value.is_floating_point()
     return value.float() if is_number else value
 

@@ -15,7 +15,7 @@ from timelyfreeze.policies import (
     makes_plan,
     parse_method,
 )
-from timelyfreeze.settings import AUTO
+from timelyfreeze.settings import AUTO, auto_rank
 from torchtitan.data.named_templates import AUTO as AUTO_TEMPLATE
 from torchtitan.data.named_templates import PLAIN
 from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
@@ -26,9 +26,6 @@ from torchtitan.settings import IMAGE_MODELS, JobConfig, with_values
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
-# What "auto" takes as freezing.gradient_rank: of a text model this wide these ranks, or the middle
-# one where the warm-up is too short to compare them.
-WIDE, RANKS, STEPS_TO_COMPARE = 512, (16, 32, 64), 3
 _LINEAR, _GROUPED = "quantize.linear.float8", "quantize.grouped_mm.float8"
 
 
@@ -232,16 +229,13 @@ MEMORY = Feature(
 def with_rank(config: JobConfig) -> JobConfig:
     """Return ``config`` with the value of "auto" in ``freezing.gradient_rank``.
 
-    Text models at least 512 wide choose between ranks in runs where subspaces work; others have 0,
-    since in narrower layers turning subspaces costs the savings of freezing (``docs/low_rank.md``).
+    It is 0 for models of pictures, which have no such width, and where subspaces do not work.
     """
     if config.freezing.gradient_rank != AUTO:
         return config
     works = makes_plan(config.freezing.method) and all(
         need.is_met(config) for need in SUBSPACES.needs
     )
-    # Those of pictures have no such width.
-    is_wide = works and getattr(known_args(config), "dim", 0) >= WIDE
-    compares = config.freezing.last_warmup_step >= STEPS_TO_COMPARE
-    ranks = [*RANKS] if compares else RANKS[1]
-    return with_values(config, {"freezing.gradient_rank": ranks if is_wide else 0})
+    width = getattr(known_args(config), "dim", 0) if works else 0
+    rank = auto_rank(width, config.freezing.last_warmup_step)
+    return with_values(config, {"freezing.gradient_rank": rank})

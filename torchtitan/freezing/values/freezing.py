@@ -1,11 +1,10 @@
 """Finds errors of freezing: phases without room, settings of methods and of the front."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from timelyfreeze.policies import FreezePolicy, freezes_by_turns, parse_method
 from timelyfreeze.schedule import stages_per_rank
-from timelyfreeze.settings import AUTO, FreezeSettings
+from timelyfreeze.settings import FreezeSettings
 from torchtitan.settings import Freezing, JobConfig, global_rows, preset_errors
 
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -28,9 +27,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         return
     if method is None:
         return
-    # What "auto" stands for is found once the rest is right.
-    known = replace(freezing, gradient_rank=0) if freezing.gradient_rank == AUTO else freezing
-    yield from known.errors(plans=method.plans, n_stages=_n_stages(config))
+    yield from freezing.errors(plans=method.plans, n_stages=_n_stages(config))
     yield from _last_step_errors(config, plans=method.plans)
     if method.plans:
         yield from _solver_errors(config)
