@@ -24,6 +24,11 @@ class Lora:
     """Of the adapters, instead of optimizer.lr. Unset: ten times that one, since adapters learn
     slower than weights."""
 
+    until: int = 0
+    """Adapters learn up to this step, though freezing.method is another. They are then merged into
+    the weights, which all learn from there on by that method, whose phases count from there: see
+    docs/low_rank.md. 0: with freezing.method "lora" alone."""
+
     @property
     def scale(self) -> float:
         """Factor of an adapter's output."""

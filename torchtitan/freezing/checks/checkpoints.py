@@ -35,6 +35,7 @@ from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
 from torchtitan.freezing.checks.freezing import adapter_errors
 from torchtitan.freezing.values.freezing import caches
 from torchtitan.freezing.values.pipeline import data_parallel_degree, n_microbatches
+from torchtitan.lora.adapters import is_adapter
 from torchtitan.settings import IMAGE_MODELS, JobConfig, cache_folder
 from torchtitan.vision.spec import known_args
 
@@ -69,6 +70,23 @@ def is_done(config: JobConfig) -> bool:
     start = start_of(config)
     excluded = TRAIN_STATE in config.checkpoint.exclude_from_loading
     return start is not None and not excluded and start.step >= config.training.steps
+
+
+def begins_with_adapters(config: JobConfig) -> bool:
+    """Return whether a run with ``lora.until`` begins, or goes on, with adapters alone."""
+    start, checkpoint = start_of(config), config.checkpoint
+    if start is not None and start.step > 0:
+        return learns_adapters(config, start.folder)
+    initial = checkpoint.initial_load_path
+    is_whole_start = checkpoint.enable and initial and not checkpoint.initial_load_model_only
+    return start is not None or not is_whole_start or learns_adapters(config, Path(initial))
+
+
+def learns_adapters(config: JobConfig, folder: Path) -> bool:
+    """Return whether adapters alone learn after the checkpoint in ``folder``, with all state."""
+    known = {_STEP} & set(saved_keys(folder))
+    step = saved_values(folder, known).get(_STEP, 0)
+    return step < config.lora.until or any(map(is_adapter, saved_shapes(folder)))
 
 
 def checkpoint_errors(config: JobConfig) -> Iterator[str]:
