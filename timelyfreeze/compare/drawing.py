@@ -49,7 +49,7 @@ def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
 
 
 def color(method: str) -> str:
-    """Return a method's colour: a plan's by its metric, a peer's or a second half's by its method."""
+    """Return a method's colour: a plan's by its metric, those of peers and after adapters by method."""
     _, method = split_peer(method) or ("", method)
     metric = method.removeprefix(_FIRST).removeprefix(_PLAN)
     others = style.CYCLE[:-1]
@@ -57,9 +57,7 @@ def color(method: str) -> str:
 
 
 def line_style(method: str) -> str:
-    """Return the line of ``method``: dashed for a metric with a plan or adapters first, dotted for
-    peers.
-    """
+    """Return the line of ``method``: dashed with a plan or after adapters, dotted for peers."""
     if peer := split_peer(method):
         return {FEWER_STEPS: ":", FEWER_MICROBATCHES: "-."}[peer[0]]
     return "--" if method.startswith((_PLAN, _FIRST)) else "-"
