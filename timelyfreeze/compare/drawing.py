@@ -49,7 +49,7 @@ def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
 
 
 def color(method: str) -> str:
-    """Return a method's colour: a plan's by its metric, those of peers and after adapters by method."""
+    """Return a method's colour: a plan's by its metric, a peer's by its method."""
     _, method = split_peer(method) or ("", method)
     metric = method.removeprefix(_FIRST).removeprefix(_PLAN)
     others = style.CYCLE[:-1]
