@@ -25,9 +25,8 @@ class Lora:
     slower than weights."""
 
     until: int = 0
-    """Adapters learn up to this step, though freezing.method is another. They are then merged into
-    the weights, which all learn from there on by that method, whose phases count from there: see
-    docs/low_rank.md. 0: with freezing.method "lora" alone."""
+    """Last step of adapters that learn first and are then merged. All weights go on by
+    freezing.method, phases counted from there: see docs/low_rank.md. 0: none learn first."""
 
     @property
     def scale(self) -> float:

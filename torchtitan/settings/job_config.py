@@ -76,8 +76,8 @@ class Freezing(FreezeSettings):
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
     docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
-    tensors. A policy has its settings in a section of its own, [freezing.<policy>]. "lora" freezes
-    all weights for good and trains adapters: see [lora] and docs/low_rank.md."""
+    tensors. A policy's settings are in [freezing.<policy>]. "lora" trains adapters alone: see
+    [lora]."""
 
     preset: str = ""
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
@@ -87,10 +87,10 @@ class Freezing(FreezeSettings):
     gradient_rank: int | list[int] | str = "auto"  # type: ignore[assignment]
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
     paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
-    lies in k directions of the layer's shorter side, which costs little and keeps most of the
-    learning. Only those weights are frozen then (see docs/low_rank.md). Of several, ascending, the
-    warm-up takes the one with which a loss is estimated to be reached soonest. "auto": 16, 32 and
-    64 for text models at least 512 wide, else 0, as where it does not work (tensor parallelism)."""
+    lies in k directions of the layer's shorter side. Only those weights are frozen then (see
+    docs/low_rank.md). Of several, ascending, the warm-up takes the one with which a loss is
+    estimated to be reached soonest. "auto": 16, 32 and 64 for text models at least 512 wide, else
+    0, as where it does not work (tensor parallelism)."""
 
     run_ahead: bool = False
     """Let stages that are frozen whole forward the next batch while live stages work on this one.

@@ -117,7 +117,7 @@ def run(scenario, folder):
         seen["inputs"].append(kwargs["input_dict"]["input"].clone())
         seen["labels"].append(kwargs["labels"].clone())
         loss = real_step(self, **kwargs)
-        if self.pp_has_last_stage:
+        if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
             seen["losses"].append((self.step, float(loss)))
         if self.controller is not None:
             if (checks := self.controller.checks) is not None:
