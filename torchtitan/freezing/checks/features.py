@@ -173,7 +173,7 @@ FEATURES = (
         _ADAPTERS, lambda run: run.freezing.method == LORA),
     Feature(
         "lora.until",
-        "adapters of peft come first, which no front has and no file of Hugging Face",
+        "peft's adapters come first, which no front has and no file of Hugging Face",
         (*_ADAPTERS, without(CACHE), without(ELASTIC), without(PACKING),
          one_of("freezing.run_ahead", False), one_of("checkpoint.last_save_in_hf", False))),
     # -- what follows from a frozen front
