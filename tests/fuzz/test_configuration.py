@@ -171,6 +171,8 @@ RULES: dict[str, tuple[Any, Any]] = {
         st.sampled_from([["query"], ["wq", "w"]]),
     ),
     "lora.learning_rate": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    # Of 1,000 steps 100 have to follow, up to the end of monitoring.
+    "lora.until": (st.integers(0, 899), st.integers(max_value=-1) | st.integers(900)),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(
@@ -246,7 +248,7 @@ def _told(key: str, value: Any) -> str:
         put(job_config, "freezing", method="fixed")
         put(job_config, "freezing", **{section.removeprefix("freezing."): switched_on[section]})
     job_config.checkpoint.enable = True
-    if section == "lora":
+    if section == "lora" and name != "until":
         put(job_config, "freezing", method="lora")
     if key == "freezing.run_ahead":
         put(job_config, "freezing", method="fixed")

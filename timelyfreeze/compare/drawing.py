@@ -31,7 +31,7 @@ _COLORS = {
 }  # fmt: skip
 _MARKERS = dict(zip(SCHEDULES, ("o", "s", "^", "D", "v", "P"), strict=True))
 _OTHER_MARKER = "X"
-_PLAN = "timelyfreeze+"
+_PLAN, _FIRST = "timelyfreeze+", "lora+"
 _RATIOS = LinearSegmentedColormap.from_list("ratios", ["#FFFFFF", style.SKY, style.BLUE])
 
 _TOP, _BOTTOM, _RIGHT = 0.4, 0.55, 0.3  # inches around the axes of a panel
@@ -51,16 +51,16 @@ def by_schedule(found: Sequence[T]) -> dict[str, list[T]]:
 def color(method: str) -> str:
     """Return a method's colour: a plan's by its metric, a peer's by its method."""
     _, method = split_peer(method) or ("", method)
-    metric = method.removeprefix(_PLAN)
+    metric = method.removeprefix(_FIRST).removeprefix(_PLAN)
     others = style.CYCLE[:-1]
     return _COLORS.get(metric) or others[sum(map(ord, metric)) % len(others)]
 
 
 def line_style(method: str) -> str:
-    """Return the line of ``method``: dashed for a metric with a plan, dotted for peers."""
+    """Return the line of ``method``: dashed with a plan or after adapters, dotted for peers."""
     if peer := split_peer(method):
         return {FEWER_STEPS: ":", FEWER_MICROBATCHES: "-."}[peer[0]]
-    return "--" if method.startswith(_PLAN) else "-"
+    return "--" if method.startswith((_PLAN, _FIRST)) else "-"
 
 
 def draw_points(

@@ -163,6 +163,7 @@ _LETTER_INCHES = 0.65 * style.SMALL_POINTS / 72
 
 # The shade behind each phase, and its name: short, to fit over a narrow band.
 _LOOKS = {
+    Phase.ADAPTERS: ("#F1F1F1", "adapters"),
     Phase.WARMUP: ("#FFFFFF", "warm-up"),
     Phase.UPPER_BOUND: ("#F1F1F1", "nothing\nfrozen"),
     Phase.LOWER_BOUND: ("#E2E2E2", "all\nfrozen"),

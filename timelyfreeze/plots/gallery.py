@@ -136,9 +136,9 @@ def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
     Of pipelines side by side a single one counts. Empty for a run without moves; a pipeline soon
     left may lack measurements.
     """
-    if not (run_folder / tables.MOVES.name).exists():
+    moves, names = _rows(tables.MOVES, run_folder), ["In the first pipeline"]
+    if not any(move.split for move in moves):
         return {}
-    moves, names = tables.MOVES.read(run_folder), ["In the first pipeline"]
     for move in moves:
         pipelines = "a pipeline" if move.replicas == 1 else f"{move.replicas} pipelines"
         names.append(

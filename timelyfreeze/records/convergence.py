@@ -219,6 +219,9 @@ class StepLog:
             "step_ms_unfrozen": before_ms,
             "step_ms": after_ms,
             "step_ms_off": median_ms(self.last(Phase.OFF)),
+            "step_ms_adapters": median_ms(
+                self._of(self._pipelines[0], Phase.ADAPTERS)[SKIPPED_STEPS:]
+            ),
         }
 
     def frozen(self, *, freezes: bool) -> list[TimedStep]:

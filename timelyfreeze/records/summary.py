@@ -31,7 +31,7 @@ class RunSummary:
     out of medians.
     """
 
-    method: str  # ``freezing.method``
+    method: str  # ``freezing.method``, behind "lora+" where adapters learned first
     schedule: str | None = None  # or the name of its CSV file; None without a pipeline
     seed: int | None = None  # ``debug.seed``
     data_seed: int | None = None  # ``data.seed``, where examples are shuffled
@@ -45,6 +45,7 @@ class RunSummary:
     torch_version: str  # of the process that wrote this
     parameters: int | None = metric("{:,}")  # adapters included; None where all learn at times
     parameters_trained: int | None = metric("{:,}")  # those that are not frozen for good
+    adapters_until: int | None = None  # ``lora.until``, from where all parameters learn
     steps: int  # ``training.steps``
     steps_done: int = 0  # number of the last finished step
     started_at: str  # ISO 8601 time with offset
@@ -61,6 +62,7 @@ class RunSummary:
     step_ms_unfrozen: float | None = metric(_MS)  # median step in milliseconds, as above
     step_ms: float | None = metric(_MS)  # likewise
     step_ms_off: float | None = metric(_MS)  # since freezing was switched off
+    step_ms_adapters: float | None = metric(_MS)  # while adapters learned first
     control_steps: int | None = metric("{:,}")  # those that the gain is measured by, if any
     # what a step takes besides its batches, timed while measuring: optimizer, clipping, data
     outside_ms: float | None = metric(_MS)
@@ -98,6 +100,7 @@ class RunSummary:
     virtual_step_ms_unfrozen: float | None = None  # median step by the virtual clock
     virtual_step_ms: float | None = None  # likewise
     virtual_step_ms_off: float | None = None  # likewise
+    virtual_step_ms_adapters: float | None = None  # likewise
     real_batch_ms_unfrozen: float | None = None  # median batch as it ran on the one device
     real_batch_ms: float | None = metric(_MS)  # likewise
 

@@ -108,7 +108,7 @@ class Move:
     frozen_layers: Count  # layers of the front that were frozen then
     ranks: Number  # ranks of the new pipeline
     replicas: Number  # copies of it that share each batch of the run
-    split: str  # layers on each of its ranks, such as ``"8 2"``
+    split: str  # layers on each of its ranks, such as ``"8 2"``; "" as before, adapters merged
     seconds: Seconds  # what the move took: saving, building, loading. No step time has it
 
 

@@ -43,7 +43,7 @@ class FreezeSettings:
     last_monitor_step: int = 100
     """T_m, for methods with a plan, at least T_w + 2 (mixed: 3): in the steps from T_w to here each
     action is timed with nothing frozen and with everything frozen. At its end the freeze ratios are
-    solved. More steps give steadier times."""
+    solved."""
 
     monitoring: Annotated[str, OneOf(*MONITORING_WAYS)] = HALVES
     """How both are measured. "halves": first the one and then the other, as the paper does. Steps

@@ -21,9 +21,11 @@ class Phase(Enum):
 
     Monitoring is either the two halves or mixed. A control step stands among those of the stable
     phase and freezes nothing, for times at the same speed of the machine. No schedule leads to OFF:
-    a run gets there when freezing turns out not to pay.
+    a run gets there when freezing turns out not to pay; nor to ADAPTERS, which a run may begin
+    with: adapters alone learn.
     """
 
+    ADAPTERS = "adapters"
     WARMUP = "warmup"
     UPPER_BOUND = "upper_bound"
     LOWER_BOUND = "lower_bound"

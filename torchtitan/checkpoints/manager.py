@@ -35,7 +35,7 @@ from torchtitan.checkpoints.finished import (
     saved_keys,
 )
 from torchtitan.checkpoints.handover import MemoryCheckpoint
-from torchtitan.lora.adapters import is_adapter
+from torchtitan.lora.adapters import is_adapter, merged
 
 # A disk with less is full: what could not be written was larger.
 _BLOCK = 4096
@@ -55,10 +55,18 @@ class SafeCheckpointManager(CheckpointManager):
         self._saved_step: int | None = None
         self._handed: MemoryCheckpoint | None = None
 
-    def hand_over(self, device: torch.device) -> MemoryCheckpoint:
-        """Save everything in memory for :meth:`take_over`; all processes do so together."""
+    def hand_over(
+        self, device: torch.device, adapter_scale: float | None = None
+    ) -> MemoryCheckpoint:
+        """Save everything in memory for :meth:`take_over`; all processes do so together.
+
+        Adapters of a scale are merged into weights, which their optimizer knows nothing of.
+        """
         memory = MemoryCheckpoint(device)
         states = self._flattened_model_states_sd()
+        if adapter_scale is not None:
+            del states[OPTIMIZER]
+            states = merged(states, adapter_scale)
         memory.metadata = dcp.save(states, storage_writer=memory)
         return memory
 
@@ -76,7 +84,13 @@ class SafeCheckpointManager(CheckpointManager):
         if self._handed is not None:
             memory, self._handed = self._handed, None
             saved = memory.read_metadata().state_dict_metadata
-            states = fitted_states(self._flattened_model_states_sd(), saved)
+            states = {
+                name: state
+                for name, state in self._flattened_model_states_sd().items()
+                # A state that was left behind begins anew.
+                if name not in self.states or any(key.startswith(f"{name}.") for key in saved)
+            }
+            states = fitted_states(states, saved)
             dcp.load(states, storage_reader=memory)
             self.states[MODEL].load_state_dict(states)
             return True

@@ -113,12 +113,16 @@ def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager
 
 def trainer_for(job_config: JobConfig) -> Any:
     """Return the builder of a configuration's trainer."""
+    from torchtitan.freezing.elastic.adapters import AdaptersFirst
     from torchtitan.freezing.elastic.ahead import RunningAhead
     from torchtitan.freezing.elastic.packing import RunPart
     from torchtitan.freezing.elastic.run import ElasticRun
+    from torchtitan.freezing.spec import register_spec
     from torchtitan.freezing.trainer import FreezingTrainer
 
     freezing = job_config.freezing
+    if job_config.lora.until and not job_config.checkpoint.create_seed_checkpoint:
+        return partial(AdaptersFirst, FreezingTrainer, register_spec)
     if not freezes_by_turns(freezing.method):
         return FreezingTrainer
     if freezing.packing.gives_back:
@@ -171,16 +175,13 @@ def prepare(args: Sequence[str]) -> JobConfig:
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Imported after the patches: it takes upstream's functions by name.
     from torchtitan.freezing.elastic.packing import present_config
-    from torchtitan.freezing.spec import build_train_spec
-    from torchtitan.vision.spec import base_spec
+    from torchtitan.freezing.spec import register_spec
 
     job_config = present_config(read_config(args, weights=True))
-    name = job_config.model.name
-    titan_spec._extra_train_specs.pop(name, None)
+    titan_spec._extra_train_specs.pop(job_config.model.name, None)
     checks.check(job_config, trains=True)
     try:
-        train_spec = build_train_spec(base_spec(job_config), job_config)
+        register_spec(job_config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    titan_spec.register_train_spec(name, train_spec)
     return job_config

@@ -13,6 +13,7 @@ from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.model.model import Transformer
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.protocols import train_spec as titan_spec
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
@@ -52,7 +53,7 @@ from torchtitan.upstream.fixes import (
     reduce_by_sum_on_cpu,
 )
 from torchtitan.vision.model import VisionArgs
-from torchtitan.vision.spec import with_classes
+from torchtitan.vision.spec import base_spec, with_classes
 
 
 def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
@@ -92,6 +93,13 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     if job_config.freezing.method != LORA:
         return spec
     return with_adapters(spec, job_config.lora, job_config.freezing.seed)
+
+
+def register_spec(job_config: JobConfig) -> None:
+    """Make the spec of a configuration that which trainers take; as :func:`build_train_spec`."""
+    name = job_config.model.name
+    titan_spec._extra_train_specs.pop(name, None)
+    titan_spec.register_train_spec(name, build_train_spec(base_spec(job_config), job_config))
 
 
 def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,11 +51,13 @@ _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 class FreezingTrainer(Trainer):
     """Upstream's trainer with the freeze controller around steps and pipeline batches.
 
-    ``output`` belongs to a run begun elsewhere, and is set before construction; ``device_seconds``
-    are seconds of all steps and moves, times the processes.
+    ``output`` belongs to a run begun elsewhere, and is set before construction, as ``told`` is, the
+    run's configuration where this trainer has another; ``device_seconds`` are seconds of all steps
+    and moves, times the processes.
     """
 
     output: RunRecorder | None = None
+    told: JobConfig | None = None
     device_seconds = 0.0
     why_early = "no more examples"
     job_config: JobConfig
@@ -85,7 +87,8 @@ class FreezingTrainer(Trainer):
                 self.checkpointer.states[CHECKPOINT_KEY] = self.controller
         elif self.parallel_dims.pp_enabled:
             adopt_stages(stages_of(self.pp_schedule))  # split backwards of 16-bit layers
-        self.checkpointer.settings = job_config.to_dict()
+        self.metrics_processor.job_config = self.told or job_config
+        self.checkpointer.settings = self.metrics_processor.job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout if job_config.comm.mode == "default" else None)
         self._steps_done: int | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchtitan.checkpoints.contents import read_contents, readable
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.lora import Lora
-from torchtitan.lora.adapters import adapter_of, is_adapter
+from torchtitan.lora.adapters import adapter_of, is_adapter, merged
 
 
 class StoredWeights:
@@ -72,10 +72,8 @@ class StoredWeights:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             with readable(self._checkpoint):
                 dcp.load(weights, checkpoint_id=self._checkpoint, no_dist=True)
-        for name, (down, up) in adapters.items():
-            added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
-            weights[name] = weights[name].float() + added
-        return {name: weights[name].to(self.dtype(name)) for name in names}
+        whole = merged(weights, self._adapter_scale) if adapters else weights
+        return {name: whole[name].to(self.dtype(name)) for name in names}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ class Lora:
     """Of the adapters, instead of optimizer.lr. Unset: ten times that one, since adapters learn
     slower than weights."""
 
+    until: int = 0
+    """Last step of adapters that learn first and are then merged. All weights go on by
+    freezing.method, phases counted from there: see docs/low_rank.md. 0: none learn first."""
+
     @property
     def scale(self) -> float:
         """Factor of an adapter's output."""

@@ -6,7 +6,7 @@ Its adapter's two are ``layers.0.attention.wq.lora_A.default.weight`` and the sa
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -72,6 +72,17 @@ def adapter_of(weight: str) -> tuple[str, str]:
 def is_adapter(name: str) -> bool:
     """Return whether a tensor of a checkpoint is an adapter's."""
     return name.endswith((DOWN, UP))
+
+
+@torch.no_grad()
+def merged(states: Mapping[str, Any], scale: float) -> dict[str, Any]:
+    """Return a checkpoint's states without adapters, added to their weights, in float32."""
+    found = {name: state for name, state in states.items() if not is_adapter(name)}
+    for name in found:
+        down, up = adapter_of(name)
+        if up in states:
+            found[name] = found[name].float() + scale * (states[up].float() @ states[down].float())
+    return found
 
 
 _N_SEEDS = 2**63

@@ -1,5 +1,6 @@
 """The configuration of a run, and the pipeline described by it."""
 
+from torchtitan.settings.halves import adapters_half, weights_half
 from torchtitan.settings.job_config import (
     Freezing,
     JobConfig,

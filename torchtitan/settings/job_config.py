@@ -76,8 +76,8 @@ class Freezing(FreezeSettings):
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
     docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
-    tensors. A policy has its settings in a section of its own, [freezing.<policy>]. "lora" freezes
-    all weights for good and trains adapters: see [lora] and docs/low_rank.md."""
+    tensors. A policy's settings are in [freezing.<policy>]. "lora" trains adapters alone: see
+    [lora]."""
 
     preset: str = ""
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do

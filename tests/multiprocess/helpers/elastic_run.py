@@ -9,10 +9,10 @@ A scenario is {"name", "args", "is_elastic", "save_at": steps after which a chec
 "resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
 the others have given the move after it up}, "seconds": {"ranks microbatches": what a step takes on
 each rank, where numbers of microbatches are tried}}. Each rank writes
-OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
-at the end, the pipelines, their layers, the batches, of an emulated run the times of actions and
-the batch's by the virtual clock, phases and masks of steps, the last plan of each pipeline, and how
-many of the trainers that were left are still there when the next one is built.
+OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, its inputs,
+the weights at the end, the pipelines, their layers, the batches, of an emulated run the times of
+actions and the batch's by the virtual clock, phases and masks of steps, the last plan of each
+pipeline, and how many of the trainers that were left are still there when the next one is built.
 """
 
 import gc
@@ -50,7 +50,7 @@ def run(scenario, folder):
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
     seen["splits"] = []
     seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
-    seen |= {"phases": [], "masks": [], "plans": []}
+    seen |= {"phases": [], "masks": [], "plans": [], "inputs": [], "labels": []}
     trainers, left = [], []
     late = list(scenario.get("late", {}).items())
 
@@ -76,7 +76,7 @@ def run(scenario, folder):
             )
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
-            if scenario.get("fake_clock"):
+            if scenario.get("fake_clock") and self.controller is not None:
                 use_fake_clock(self.controller, {})
                 note_masks(self)
             saves = scenario.get("save_at", [])
@@ -117,12 +117,14 @@ def run(scenario, folder):
 
     def forward_backward_step(self, **kwargs):
         seen["rates"].append((self.step, highest_learning_rate(self.optimizers.optimizers)))
+        seen["inputs"].append(kwargs["input_dict"]["input"].clone())
+        seen["labels"].append(kwargs["labels"].clone())
         loss = real_step(self, **kwargs)
-        if self.pp_has_last_stage:
+        if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
             seen["losses"].append((self.step, float(loss)))
         if self.controller is not None:
-            checks = self.controller.checks
-            seen["frozen"].append((self.step, checks.frozen_layers))
+            if (checks := self.controller.checks) is not None:
+                seen["frozen"].append((self.step, checks.frozen_layers))
             seen["phases"].append((self.step, self.controller.phase.value))
         return loss
 

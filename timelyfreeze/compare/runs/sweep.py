@@ -14,6 +14,7 @@ from timelyfreeze.compare.runs.variants import (
     FEWER_STEPS,
     PEERS,
     TRUTHS,
+    UNTIL,
     concerning,
     freezes,
     peer_name,
@@ -43,6 +44,8 @@ def _job(
         nproc=nproc,
         keys={
             "freezing.method": trained,
+            # Where CONFIG lets adapters learn first, baselines do without.
+            **({} if concerning(trained, {UNTIL: "1"}) else {UNTIL: 0}),
             "parallelism.pipeline_parallel_schedule": schedule,
             **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
             **{key: TRUTHS.get(text, text) for key, text in varied.items()},

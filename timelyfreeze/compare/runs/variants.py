@@ -52,6 +52,7 @@ FlatSettings = Mapping[str, Any]
 # How long a step takes depends on these, apart from the freezing.
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
         "emulation")  # fmt: skip
+UNTIL = "lora.until"
 SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing", LORA)
 # What a comparison varies by itself, where files lie, and what changes no metric.
 LEFT_OUT = frozenset({
@@ -178,8 +179,10 @@ def _counts(key: str, method: str, own: FlatSettings) -> bool:
 def _concerns(key: str, method: str) -> bool:
     """Return whether ``key`` affects a run of ``method``, as far as known."""
     section = key.split(".")[0]
+    if key == UNTIL:
+        return method != LORA and freezes(method)
     if section == LORA:
-        return method == LORA
+        return LORA in method.split("+")
     if section != "freezing":
         return True
     others = registered_policies().keys() - method.split("+")

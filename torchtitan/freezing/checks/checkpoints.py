@@ -35,7 +35,8 @@ from torchtitan.data.rows.kinds import has_rows, is_instruct_dataset
 from torchtitan.freezing.checks.freezing import adapter_errors
 from torchtitan.freezing.values.freezing import caches
 from torchtitan.freezing.values.pipeline import data_parallel_degree, n_microbatches
-from torchtitan.settings import IMAGE_MODELS, JobConfig, cache_folder
+from torchtitan.lora.adapters import is_adapter
+from torchtitan.settings import IMAGE_MODELS, JobConfig, adapters_half, cache_folder
 from torchtitan.vision.spec import known_args
 
 _FREEZING, _DATA = "freezing", "dataloader"
@@ -69,6 +70,22 @@ def is_done(config: JobConfig) -> bool:
     start = start_of(config)
     excluded = TRAIN_STATE in config.checkpoint.exclude_from_loading
     return start is not None and not excluded and start.step >= config.training.steps
+
+
+def begins_with_adapters(config: JobConfig) -> bool:
+    """Return whether a run with ``lora.until`` begins, or goes on, with adapters alone."""
+    start, checkpoint = start_of(config), config.checkpoint
+    if start is not None and start.step > 0:
+        return has_adapters(start.folder)
+    initial = checkpoint.initial_load_path
+    if start is None and initial and checkpoint.enable and not checkpoint.initial_load_model_only:
+        return has_adapters(Path(initial))
+    return True  # from weights alone
+
+
+def has_adapters(folder: Path) -> bool:
+    """Return whether there are adapters in a checkpoint."""
+    return any(map(is_adapter, saved_shapes(folder)))
 
 
 def checkpoint_errors(config: JobConfig) -> Iterator[str]:
@@ -120,6 +137,12 @@ def _content_errors(
     config: JobConfig, folder: Path, *, model_only: bool, is_needed: bool = True
 ) -> Iterator[str]:
     """Yield unusable or missing content of an undamaged checkpoint."""
+    if config.lora.until:
+        if not model_only and (error := _half_error(config, folder)):
+            yield error
+            return
+        if model_only or has_adapters(folder):
+            config = adapters_half(config)
     wrong = [
         *weights_errors(config, folder),
         *adapter_errors(config, folder, begins_anew=model_only),
@@ -130,6 +153,21 @@ def _content_errors(
         elif is_needed:
             wrong = [model_only_error(folder)]
     yield from wrong
+
+
+def _half_error(config: JobConfig, folder: Path) -> str | None:
+    """Return why a checkpoint fits neither half of a run with ``lora.until``, None if it does."""
+    until, is_anew = config.lora.until, TRAIN_STATE in config.checkpoint.exclude_from_loading
+    if _STEP not in saved_keys(folder):
+        return None  # it holds the model alone, which is told
+    step, is_first = 0 if is_anew else saved_values(folder, [_STEP])[_STEP], has_adapters(folder)
+    if step <= until if is_first else step >= until:
+        return None
+    has, more = ("adapters", "more") if is_first else ("no adapters", "less")
+    return (
+        f"lora.until is {until}, and the checkpoint {str(folder)!r} of step {step} has {has}; keep "
+        f"the value that it was saved under, or name {step} or {more}"
+    )
 
 
 def output_errors(config: JobConfig) -> Iterator[str]:
@@ -204,6 +242,7 @@ _PACKED = ("data.packing", "data.chat_template", "training.seq_len")
 _OPTIMIZER = ("name", "beta1", "beta2", "eps", "weight_decay", "implementation")
 # What times were measured under, and what a plan is for.
 _PLAN = [
+    "lora.until",
     "freezing.last_warmup_step",
     "freezing.last_monitor_step",
     "freezing.monitoring",
@@ -267,7 +306,7 @@ def _measured(config: JobConfig, folder: Path, changes: _Changes) -> bool:
     """Return whether times were measured before the checkpoint, or would have been by now."""
     key = "freezing.last_warmup_step"
     then, now = changes.get(key, (config.freezing.last_warmup_step,) * 2)
-    step = saved_values(folder, [_STEP]).get(_STEP, 0)
+    step = saved_values(folder, [_STEP]).get(_STEP, 0) - config.lora.until
     return bool(step > min(then, now))
 
 

@@ -80,6 +80,10 @@ SPLIT = Feature(
     _SCHEDULE, "torch cannot split a backward through recomputed layers",
     (one_of("activation_checkpoint.mode", "none"),), splits_backwards)
 
+_ADAPTERS = (
+    needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),
+    one_of("optimizer.early_step_in_backward", False))
+
 FEATURES = (
     # -- the pipeline
     Feature(
@@ -163,9 +167,12 @@ FEATURES = (
     SUBSPACES,
     Feature(
         _METHOD, "adapters of peft are beside whole plain layers of a text model, and alone learn",
-        (needs.PEFT, needs.LLAMA3, needs.TENSORS, one_of("model.converters", []),
-         one_of("optimizer.early_step_in_backward", False)),
-        lambda run: run.freezing.method == LORA),
+        _ADAPTERS, lambda run: run.freezing.method == LORA),
+    Feature(
+        "lora.until",
+        "peft's adapters come first, which no front has and no file of Hugging Face",
+        (*_ADAPTERS, without(CACHE), without(ELASTIC), without(PACKING),
+         one_of("freezing.run_ahead", False), one_of("checkpoint.last_save_in_hf", False))),
     # -- what follows from a frozen front
     CACHE,
     ELASTIC,

@@ -53,7 +53,7 @@ def _unfit_errors(config: JobConfig, policy: FreezePolicy) -> Iterator[str]:
 
 def lora_errors(config: JobConfig) -> Iterator[str]:
     """Yield errors of a run with adapters: key, value and rule."""
-    if config.freezing.method != LORA:
+    if not (config.lora.until or config.freezing.method == LORA):
         return
     yield from rule_errors(config.freezing)
     model = plain_model(config)
@@ -135,7 +135,8 @@ def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Ite
         wanted = adapter_shapes(model, chosen, config.lora.rank)
     is_new = begins_anew and not saved
     changes = changed_settings(folder, config.to_dict())
-    keys = [key for key in _BOUND if key in changes] if saved else []
+    # As long as adapters learn, what comes behind them may change.
+    keys = [key for key in _BOUND[bool(wanted) :] if key in changes] if saved else []
     if is_new or (saved == wanted and not keys):
         return
     told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]

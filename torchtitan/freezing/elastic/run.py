@@ -22,6 +22,7 @@ from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
+from timelyfreeze.policies import LORA
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
@@ -133,12 +134,8 @@ class ElasticRun:
     def _move(self, handed: Handover, started: float) -> None:
         """Go on with a trainer of the next form, loaded from the last trainer's state."""
         self._trainer, self._output = None, handed.output  # room for the next one
-        gc.collect()
-        if titan_tools.device_type != "cpu":
-            titan_tools.device_module.empty_cache()
         moved, scaling = self._next.moved(self._config), self._next.scaling(self._config)
-        with silence(logging.WARNING), warnings.catch_warnings():  # all was said at the start
-            warnings.simplefilter("ignore")
+        with rebuilding():
             self._trainer = self._build(moved, self._leaves, scaling, self._dims, handed.output)
         self._form = self._next
         self._trainer.take_over(handed, partial(self._tell, self._trainer, started))
@@ -193,7 +190,7 @@ class MoveBarrier:
         return [f"rank {rank} on host {store.get(f'host/{rank}').decode()}" for rank in late]
 
 
-Leaves = Callable[[RunState], Form | None]
+Leaves = Callable[[RunState], object]
 KnownDims = dict[tuple[int, int, int], ParallelDims]
 
 
@@ -215,13 +212,14 @@ class HandoverTrainer(Trainer):
     """The first base of a trainer of a part of a run, before ``FreezingTrainer``.
 
     ``leaves`` returns before each step, on all ranks alike, the run's next form, None to stay.
-    ``dims`` are former trainers' dimensions by degrees, ``output`` is the run's so far.
+    ``dims`` are former trainers' dimensions by degrees, ``output`` is the run's so far, ``told``
+    its configuration where ``job_config`` is a part's.
     """
 
     checkpointer: SafeCheckpointManager
     job_config: JobConfig
     metrics_processor: FreezingMetricsProcessor
-    _left_with: RunRecorder  # once it has left
+    left_with: RunRecorder | None = None  # once it has left
 
     def __init__(
         self,
@@ -230,17 +228,25 @@ class HandoverTrainer(Trainer):
         scaling: BatchScaling,
         dims: KnownDims,
         output: RunRecorder | None = None,
+        told: JobConfig | None = None,
     ) -> None:
         self._leaves, self._scaling, self._known_dims = leaves, scaling, dims
+        self.told = told
         self._step_seconds = 0.0
         self._arrived: Callable[[], None] = lambda: None
         self._until_arrived = ExitStack()
         self.output = output
         super().__init__(job_config)
         if self.controller is not None:
-            self.controller.moves = True
+            self.controller.moves = told is None
         # A pipeline is never longer than the first, whose last ranks are shown.
-        assert output is None or not output.run.is_shown or self.pp_has_last_stage
+        has_loss = not self.parallel_dims.pp_enabled or self.pp_has_last_stage
+        assert output is None or not output.run.is_shown or has_loss
+
+    @property
+    def stop(self) -> Any:
+        """The request to stop, with the signals heard."""
+        return self._stop
 
     def init_distributed(self) -> ParallelDims:
         """Return dimensions, with the meshes of a former trainer of the same degrees.
@@ -259,8 +265,8 @@ class HandoverTrainer(Trainer):
         arrived, self._arrived = self._arrived, lambda: None
         arrived()
         goes_on = super().should_continue_training()
-        if goes_on and self.controller is not None:
-            n_frozen = self.controller.settled_front
+        if goes_on:
+            n_frozen = 0 if self.controller is None else self.controller.settled_front
             # Larger steps take the schedule further, which checkpoints hold.
             n_batches = self.lr_schedulers.schedulers[0].last_epoch
             moment = RunState(n_frozen, self.step, n_batches, self._step_seconds)
@@ -274,7 +280,7 @@ class HandoverTrainer(Trainer):
             with self._until_arrived:
                 super().train()
         except _MoveRequested:
-            self._left_with = self.metrics_processor.leave()
+            self.left_with = self.metrics_processor.leave()
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         """Run an optimizer step at this trainer's scaling."""
@@ -290,7 +296,7 @@ class HandoverTrainer(Trainer):
     @contextmanager
     def _rate_scaled(self) -> Iterator[None]:
         """Take the schedule's learning rate times a factor, until the schedule sets the next."""
-        factor = self._scaling.rate_factor
+        factor = self._scaling.rate_factor_of(self.step)
         groups = [group for each in self.optimizers for group in each.param_groups]
         before = [group["lr"] for group in groups]
         for group in groups:
@@ -307,20 +313,35 @@ class HandoverTrainer(Trainer):
 
     def hand_over(self) -> Handover:
         """Close; return the run's state."""
-        memory = self.checkpointer.hand_over(self.device)
-        if self.controller.cache is not None:
-            self.controller.cache.store.hand_over()
+        assert self.left_with is not None
+        config, controller = self.job_config, self.controller
+        scale = config.lora.scale if config.freezing.method == LORA else None
+        memory = self.checkpointer.hand_over(self.device, scale)
+        if controller is not None and controller.cache is not None:
+            controller.cache.store.hand_over()
         self.close()
-        phase = self.controller.entered_phase
-        return Handover(memory, self._stop.heard, phase, self._left_with)
+        phase = None if controller is None else controller.entered_phase
+        return Handover(memory, self._stop.heard, phase, self.left_with)
 
     def take_over(self, handed: Handover, arrived: Callable[[], None]) -> None:
         """Resume another trainer's state; call ``arrived`` once loaded."""
         self.checkpointer.take_over(handed.memory)
-        self.controller.entered_phase = handed.phase
+        if self.controller is not None:
+            self.controller.entered_phase = handed.phase
         self._stop.heard = handed.heard
         self._arrived = arrived
         self._until_arrived.enter_context(silence(logging.INFO))
+
+
+@contextmanager
+def rebuilding() -> Iterator[None]:
+    """Build a trainer inside, in the room of the last one; all was said at the start."""
+    gc.collect()
+    if titan_tools.device_type != "cpu":
+        titan_tools.device_module.empty_cache()
+    with silence(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -47,10 +47,12 @@ from torchtitan.lora.adapters import add_adapters
 from torchtitan.settings import (
     Freezing,
     JobConfig,
+    adapters_half,
     examples_of_microbatch,
     layers_of_split,
     pipeline_order,
     stage_modules,
+    weights_half,
 )
 from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
@@ -60,7 +62,14 @@ _PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "output": HEAD}
 
 
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
-    """Return the needs of a run's pipeline ranks, or of the single emulating device."""
+    """Return the needs of a run's pipeline ranks, or of the single emulating device.
+
+    Of a run that begins with adapters each rank's larger need, while these learn or behind that.
+    """
+    if job_config.lora.until:
+        halves = adapters_half(job_config), weights_half(job_config)
+        pairs = zip(*map(estimate_memory, halves), strict=True)
+        return [max(pair, key=lambda memory: memory.total) for pair in pairs]
     model = model_bytes(job_config)
     n_layers = described(job_config).n_layers
     stages = stage_modules(job_config, n_layers)

@@ -61,6 +61,11 @@ class Run:
         """Phase of the present step; None for a run without freezing."""
         return None if self.controller is None else self.controller.phase
 
+    def phase_of(self, step: int) -> Phase | None:
+        """Return the phase of the present step, of the number ``step``."""
+        learns_adapters = self.controller is None and step <= self.config.lora.until
+        return Phase.ADAPTERS if learns_adapters else self.phase
+
     @property
     def counted_steps(self) -> StepLog:
         """Steps by the relevant clock, virtual in an emulation."""

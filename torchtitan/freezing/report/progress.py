@@ -21,6 +21,7 @@ from torchtitan.settings import model_family, padding_note
 logger = logging.getLogger(__name__)
 
 _WORDS = {
+    Phase.ADAPTERS: "adapters learn",
     Phase.WARMUP: "warming up",
     Phase.UPPER_BOUND: "measuring, nothing frozen",
     Phase.LOWER_BOUND: "measuring, all frozen",
@@ -108,6 +109,7 @@ class Progress(RunPart):
     def end_step(self, ended: EndedStep) -> None:
         controller, phase, left = self.run.controller, ended.phase, None
         ends = {} if controller is None else controller.phases.last_steps
+        ends = {Phase.ADAPTERS: self.run.config.lora.until, **ends}
         if phase in ends:  # other phases last to the end
             left = ends[phase] - ended.step
         self._seconds.append(ended.seconds)

@@ -121,7 +121,8 @@ class RunRecorder:
 
     def log_step(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
         """Return the metrics of freezing of a logged step, by tag; all ranks come here."""
-        logged = LoggedStep(step, loss, grad_norm, self.run.phase, self._collect(grad_norm))
+        phase = self.run.phase_of(step)
+        logged = LoggedStep(step, loss, grad_norm, phase, self._collect(grad_norm))
         tags: dict[str, float | None] = {}
         for part in self.parts:
             with self.run.writing():
@@ -132,7 +133,7 @@ class RunRecorder:
         """Note a finished step; its tokens are of the processes sharing a batch."""
         self.run.seconds += seconds
         of_device = n_tokens / self.run.ranks_per_replica
-        ended = EndedStep(step, self.run.phase, seconds, n_tokens, of_device)
+        ended = EndedStep(step, self.run.phase_of(step), seconds, n_tokens, of_device)
         self.tell(RunPart.end_step, ended)
 
     def end(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
@@ -235,9 +236,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         return recorder
 
     def record_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
-        """Note the move to this trainer, as in ``moves.csv``."""
+        """Note the move to this trainer, as in ``moves.csv``; without ``split`` cut as before."""
         layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
-        move = Move(step, n_frozen, len(split), n_replicas, layers, seconds)
+        n_ranks = len(split) or self.job_config.parallelism.pipeline_parallel_degree
+        move = Move(step, n_frozen, n_ranks, n_replicas, layers, seconds)
         self.recorder.tell(RunPart.move, move)
         self.time_last_log = time.perf_counter()
 

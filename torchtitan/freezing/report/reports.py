@@ -79,7 +79,7 @@ def _known(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove]) ->
         "shown": shown,
         "as_run": as_shown(summary),
         "within": within(summary.interval_factor),
-        "freezes": freezes_by_turns(summary.method),
+        "freezes": freezes_by_turns(summary.method.removeprefix(f"{LORA}+")),
         "moves": moves,
         "folder": run_folder,
     }
@@ -222,7 +222,7 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((f"freezing.{key}", str(freezing[key])) for key in keys if key in freezing)
     metric = method.removeprefix("timelyfreeze+")
     section, own = f"freezing.{metric}", freezing.get(metric)
-    if method == LORA:
+    if method == LORA or settings.get(LORA, {}).get("until"):
         section, own = LORA, settings.get(LORA)
     if isinstance(own, Mapping):
         yield from ((f"{section}.{key}", str(value)) for key, value in own.items())

@@ -15,6 +15,7 @@ from torchtitan.distributed import ParallelDims
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.front.caching import CacheUse, use_of_parts
 from timelyfreeze.planning import FreezePlan, steps_error
+from timelyfreeze.policies import LORA
 from timelyfreeze.records.convergence import TimedStep, kappa_over_p_eff
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.settings import Phase
@@ -27,6 +28,7 @@ _MIB = 1024**2
 _GIB = 1024**3
 # A curve needs numbers.
 PHASE_NUMBERS = {
+    Phase.ADAPTERS: -1.0,
     Phase.WARMUP: 0.0,
     Phase.UPPER_BOUND: 1.0,
     Phase.MIXED: 1.5,  # both bounds at once
@@ -258,9 +260,10 @@ def summary_at_start(
     schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
     is_shuffled = has_rows(training.dataset) and data.shuffle
     path = ", ".join(data.paths) or training.dataset_path
+    method, until = job_config.freezing.method, job_config.lora.until
     cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
     return RunSummary(
-        method=job_config.freezing.method,
+        method=f"{LORA}+{method}" if until else method,
         schedule=schedule if parallel_dims.pp_enabled else None,
         seed=job_config.debug.seed,
         data_seed=data.seed if is_shuffled else None,
@@ -273,6 +276,7 @@ def summary_at_start(
         batches_per_step=max(1, training.global_batch_size // n_examples),
         device=f"{device_name}{cores}",
         torch_version=torch.__version__,
+        adapters_until=until or None,
         steps=training.steps,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         unit=model_family(job_config).unit,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from timelyfreeze.policies import FreezePolicy, freezes_by_turns, parse_method
+from timelyfreeze.policies import LORA, FreezePolicy, freezes_by_turns, parse_method
 from timelyfreeze.schedule import stages_per_rank
 from timelyfreeze.settings import FreezeSettings
 from torchtitan.settings import Freezing, JobConfig, global_rows, preset_errors
@@ -20,6 +20,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
 def freezing_errors(config: JobConfig) -> Iterator[str]:
     """Yield errors of ``[freezing]``: key, value and rule."""
     freezing = config.freezing
+    yield from _until_errors(config)
     try:
         method = parse_method(freezing.method)
     except ValueError as error:
@@ -48,20 +49,36 @@ def _n_stages(config: JobConfig) -> int | None:
     return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
 
 
+def _until_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why adapters cannot learn first."""
+    until, n_steps = config.lora.until, config.training.steps
+    if until and config.freezing.method == LORA:
+        yield (
+            f'lora.until is {until}, and freezing.method is "{LORA}"; name the method for the '
+            "weights, or leave lora.until out"
+        )
+    elif until >= n_steps:
+        yield (
+            f"lora.until is {until}; it must lie before training.steps ({n_steps}): for adapters "
+            f'alone freezing.method is "{LORA}"'
+        )
+
+
 def _last_step_errors(config: JobConfig, *, plans: bool) -> Iterator[str]:
-    """Yield steps beyond the end of the run."""
-    freezing, n_steps = config.freezing, config.training.steps
+    """Yield steps beyond the end of the run, of all of which phases are counted."""
+    freezing, n_steps = config.freezing, config.training.steps - config.lora.until
     name = "last_monitor_step" if plans else "last_warmup_step"
+    end = "training.steps" + (" after lora.until" if config.lora.until else "")
     if (last := getattr(freezing, name)) >= n_steps:
         yield (
-            f"freezing.{name} is {last}; it must lie before training.steps ({n_steps}), or nothing "
-            "is ever frozen"
+            f"freezing.{name} is {last}; it must lie before {end} ({n_steps}), or nothing is ever "
+            "frozen"
         )
     due = freezing.last_monitor_step + (delay := freezing.solver_delay_steps or 0)
     if plans and delay > 0 and due >= n_steps:
         yield (
             f"freezing.solver_delay_steps is {delay}; the plan would come at step {due}, which "
-            f"must lie before training.steps ({n_steps})"
+            f"must lie before {end} ({n_steps})"
         )
 
 

@@ -23,6 +23,7 @@ _KEYS: Mapping[Within | OneOf, str] = {
         validation.local_batch_size validation.seq_len validation.freq
         validation.dataloader.prefetch_factor""",
     Within(0, MOST): """
+        lora.until
         profiling.profiler_warmup lr_scheduler.warmup_steps checkpoint.keep_latest_k
         parallelism.pipeline_parallel_first_stage_less_layers
         parallelism.pipeline_parallel_last_stage_less_layers
