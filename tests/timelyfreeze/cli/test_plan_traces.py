@@ -1,5 +1,6 @@
 """``timelyfreeze plan`` of profiler traces: its first sentence, its page, and what it refuses."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,6 +47,27 @@ def test_the_first_sentence_tells_the_wait_and_the_split(
         f"{traces[0]} and 3 more: 4 stages, 8 microbatches measured; planning for 4 ranks" in text
     )
     assert "a trace does not tell what freezing saves of a full backward: 40% are taken" in text
+
+
+def test_the_first_sentence_tells_freezing_where_it_pays(
+    traces: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--schedules", "GPipe", "1F1B", "--layers", "2,2,2,4", "--splits", "balanced"]
+    assert main([*traces, *asked, "--json", str(tmp_path / "plan.json")]) == 0
+    first, verdict, *_ = capsys.readouterr().out.splitlines()
+    cases = json.loads((tmp_path / "plan.json").read_text())["cases"]
+    soonest = min(cases, key=lambda case: case["step_ms"] * min(1.0, case["time_to_loss"]))
+    assert verdict.startswith("freezing pays")
+    off = 1.0 - soonest["frozen_step_ms"] / gpipe_ms(LAYERS)
+    assert first.endswith(
+        f"freezing ({soonest['schedule']}, 8 microbatches, split balanced, "
+        f"r_max {soonest['max_freeze_ratio']}, {soonest['steps_factor']:.2f} times the steps) "
+        f"takes off {off:.0%}"
+    )
+    # A schedule is told where it is faster than the split alone.
+    fastest_ms = min(case["step_ms"] for case in cases)
+    balanced_ms = gpipe_ms((3, 3, 2, 2))
+    assert ("1F1B (" in first.split("freezing")[0]) == (fastest_ms < 0.99 * balanced_ms)
 
 
 def test_without_layers_no_split_is_told(
