@@ -180,6 +180,7 @@ RULES: dict[str, tuple[Any, Any]] = {
         "auto", "plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"
     ),
     "data.packing": FLAG,
+    "data.all_logits": FLAG,
     # Training reads one place by default.
     "data.paths": (
         st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True),
