@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -17,6 +18,8 @@ from timelyfreeze.compare.metrics import NEVER, Criteria, row_of
 from timelyfreeze.compare.runs.links import (
     BATCH,
     METHOD,
+    PARTITION,
+    SCHEDULE,
     Link,
     Packed,
     link_folder,
@@ -38,6 +41,7 @@ class LinkRow:
 
     link: Link
     runs: Mapping[int, Run]  # by seed
+    keys: Mapping[str, Any]  # those that it sets over the link before, chosen ones included
     seconds: float  # of a step over its rows, the median of turns
     ratio: Spread  # time for the same rows, over the link before: the median of turns
     share: float  # the product of the ratios
@@ -65,7 +69,13 @@ def link_rows(
         share = ratio.mean * (base.share if base else 1.0)
         to_loss = _to_loss(runs, base) if base and link.keys[METHOD] != "none" else share
         typical = statistics.median(seconds.values())
-        rows[name] = LinkRow(link, runs, typical, ratio, share, to_loss)
+        before = next(iter(base.runs.values())).settings if base else {}
+        keys = {
+            key: value
+            for key, value in next(iter(runs.values())).settings.items()
+            if key in (*link.keys, SCHEDULE, PARTITION) and before.get(key) != value
+        }
+        rows[name] = LinkRow(link, runs, keys, typical, ratio, share, to_loss)
     return list(rows.values())
 
 
@@ -103,7 +113,6 @@ def render_chain(rows: Sequence[LinkRow], packed: Packed) -> str:
 
 def _cells(row: LinkRow, packed: Packed) -> tuple[str, ...]:
     runs, ratio, to_loss = list(row.runs.values()), row.ratio, row.to_loss
-    keys = {key: runs[0].settings.get(key, value) for key, value in row.link.own.items()}
 
     def told(name: str) -> list[float]:
         values = (getattr(run.summary, name) for run in runs)
@@ -113,7 +122,7 @@ def _cells(row: LinkRow, packed: Packed) -> tuple[str, ...]:
     loss = f"{statistics.fmean(losses):.4f}" if losses else _UNKNOWN
     return (
         f"{row.link.title} ({row.link.name})",
-        ", ".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+        ", ".join(f"{key} = {json.dumps(value)}" for key, value in row.keys.items()),
         f"{packed.targets / packed.rows / row.seconds:,.1f}",
         f"{ratio.mean:.3f} ({ratio.low:.3f}..{ratio.high:.3f})" if row.link.over else _UNKNOWN,
         f"{row.share:.3f}",

@@ -25,8 +25,15 @@ def write_link(
     """Write the run of a link; ``losses`` are (seconds, held-out loss)."""
     folder = output / name / f"seed_{seed}"
     batch = 8 if packing else 20
-    settings = {"training": {"local_batch_size": batch, "seq_len": 512}, "parallelism": {}}
-    settings["parallelism"] |= {"pipeline_parallel_schedule": "1F1B", "partition": "time"}
+    settings = {
+        "training": {"local_batch_size": batch, "seq_len": 512},
+        "data": {"packing": packing, "all_logits": name == "plain"},
+        "freezing": {"method": name if name in ("freezing", "lora") else "none"},
+        "parallelism": {
+            "pipeline_parallel_schedule": "ZBVZeroBubble" if name == "split" else "1F1B",
+            "partition": "time" if name == "split" else "",
+        },
+    }
     shutil.rmtree(folder, ignore_errors=True)
     write_run(folder, name, seed=seed, settings=settings, step_ms=step_ms, packing=packing,
               **summary)  # fmt: skip
@@ -128,7 +135,7 @@ def test_the_table_says_keys_losses_with_errors_and_memory(tmp_path: Path) -> No
     _, split = table_rows(render_chain(list(rows.values()), PACKED))
     assert split["keys"] == (
         "data.packing = true, data.all_logits = false, "
-        'parallelism.pipeline_parallel_schedule = "1F1B", parallelism.partition = "time"'
+        'parallelism.pipeline_parallel_schedule = "ZBVZeroBubble", parallelism.partition = "time"'
     )
     assert split["learned tokens/s"] == "1,600.0"
     assert split["time for the same rows over the link before"] == "0.200 (0.200..0.200)"

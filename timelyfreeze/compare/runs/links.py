@@ -29,7 +29,7 @@ from timelyfreeze.whatif.partition import memory_load
 # Packed sequences that are read to know how many rows one holds.
 _N_READ = 200
 _COUNTS = re.compile(r"^-- sequence \d+: (\d+) examples?, .*; (\d+) targets", re.M)
-CHOSEN = SCHEDULE, PARTITION = "parallelism.pipeline_parallel_schedule", "parallelism.partition"
+SCHEDULE, PARTITION = "parallelism.pipeline_parallel_schedule", "parallelism.partition"
 METHOD, BATCH = "freezing.method", "training.local_batch_size"
 # The run whose times choose split and schedule.
 TIMES = "times"
@@ -44,11 +44,10 @@ class Link:
     name: str
     title: str  # for readers
     over: str  # the link that it is set against; "" for the first one
-    own: Mapping[str, Any]  # the keys that it sets over that one; None where it chooses
-    keys: Mapping[str, Any]  # all of its keys
+    keys: Mapping[str, Any]  # its own, and those of all links below it
     # Those of which the fastest is taken, by measured times; empty where the keys say which.
-    schedules: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
+    schedules: Sequence[str] = ()
+    partitions: Sequence[str] = ()
 
 
 def read_links(names: Sequence[str]) -> dict[str, Link]:
@@ -58,21 +57,11 @@ def read_links(names: Sequence[str]) -> dict[str, Link]:
     links: dict[str, Link] = {}
     for told in _TOLD:
         base = links.get(told.get("over", next(reversed(links), "")))
-        chooses = {key: tuple(told[key]) for key in ("schedules", "partitions") if key in told}
-        own = {**told.get("keys", {}), **(dict.fromkeys(CHOSEN) if chooses else {})}
-        keys = told.get("keys", {})
-        known: dict[str, Any] = {"over": "", "own": own, "keys": keys}
-        if base is not None:
-            is_asked = base.name in names
-            known = {
-                "over": base.name if is_asked else base.over,
-                "own": own if is_asked else {**base.own, **own},
-                "keys": {**base.keys, **keys},
-                "schedules": base.schedules,
-                "partitions": base.partitions,
-            }
-        links[told["name"]] = Link(told["name"], told["title"], **{**known, **chooses})
-    asked = {name: links[name] for name in LINKS if name in names}
+        over = "" if base is None else base.name if base.name in names else base.over
+        known = {"keys": {}} if base is None else vars(base)
+        keys = {**known["keys"], **told.get("keys", {})}
+        links[told["name"]] = Link(**{**known, **told, "over": over, "keys": keys})
+    asked = {name: link for name, link in links.items() if name in names}
     if more := [link.name for link in asked.values() if not link.over][1:]:
         raise ValueError(f"--links has {more[0]}, and nothing that it is set against; add plain")
     return asked
@@ -102,13 +91,14 @@ def read_packed(settings: Settings) -> Packed:
 def batch_of_rows(settings: Settings, packed: Packed) -> dict[str, int]:
     """Return the keys of batches with a row to a sequence, and as many rows as packed ones."""
     table, whole = config_table(settings.config), "training.global_batch_size"
-    asked = {BATCH: 8, whole: -1, "parallelism.pipeline_parallel_microbatch_size": 1}
-    batch, total, size = (
-        int(value_of(settings.arguments, table, key) or default) for key, default in asked.items()
-    )
+
+    def told(key: str, default: int) -> int:
+        return int(value_of(settings.arguments, table, key) or default)
+
+    batch, size = told(BATCH, 8), told("parallelism.pipeline_parallel_microbatch_size", 1)
     n = size * max(1, round(batch * packed.rows / size))
-    keys = {BATCH: n, "validation.local_batch_size": n}
-    return keys if total <= 0 else {**keys, whole: total * n // batch}
+    more = {whole: total * n // batch} if (total := told(whole, -1)) > 0 else {}
+    return {BATCH: n, "validation.local_batch_size": n, **more}
 
 
 def chain_jobs(
@@ -174,9 +164,8 @@ def fastest(
     n_ranks, processors = file.n_ranks or file.n_stages, file.metadata.processors
     grid = Grid(tuple(schedules), (0.0,), (file.n_microbatches,), tuple(splits), n_ranks,
                 n_processors=processors)  # fmt: skip
-    cases: Sequence[Case] = answer(file, grid).cases
-    if memory_gib is not None:
-        cases = [case for case in cases if _gib(file, case, n_ranks) <= memory_gib]
+    cases = [case for case in answer(file, grid).cases
+             if memory_gib is None or _gib(file, case, n_ranks) <= memory_gib]  # fmt: skip
     if not cases:
         raise ValueError(f"none of {', '.join(schedules)} fits into --memory-gib {memory_gib}")
     return min(cases, key=lambda case: case.step_ms)
