@@ -90,7 +90,7 @@ def test_adapters_learn_as_alone_and_rows_and_rates_go_on(runs):
     (first,), (lora,), (none,) = (runs[name] for name in ("first", "lora", "none"))
     assert losses([first])[:UNTIL] == losses([lora])[:UNTIL]
     assert first["rows"] == none["rows"] == lora["rows"]
-    rates = {step: rate for step, rate in none["rates"]}
+    rates = dict(none["rates"])
     assert first["rates"][:UNTIL] == lora["rates"][:UNTIL]
     warmed = [(step, rates[step] * min(1.0, (step - UNTIL) / 3)) for step in range(4, 8)]
     assert first["rates"][UNTIL:] == [(step, pytest.approx(rate)) for step, rate in warmed]
