@@ -6,7 +6,7 @@ The oracle is peft, which merges the adapters of a checkpoint, and AdamW in one 
 import pytest
 import torch
 from faults import equal_weights, run_with
-from launcher import EMULATED, arguments, merged, run_scenarios
+from launcher import EMULATED, arguments, run_scenarios
 from one_process import IGNORED
 from run_scenarios import FLAVORS, add_tiny_flavors
 from saving import SAVED, resumed_from
@@ -89,6 +89,9 @@ def losses(ranks):
 def test_adapters_learn_as_alone_and_rows_and_rates_go_on(runs):
     (first,), (lora,), (none,) = (runs[name] for name in ("first", "lora", "none"))
     assert losses([first])[:UNTIL] == losses([lora])[:UNTIL]
+    # What is merged computes the same, and learns otherwise.
+    assert losses([first])[UNTIL] == pytest.approx(losses([lora])[UNTIL], rel=1e-6)
+    assert losses([first])[-1] != pytest.approx(losses([lora])[-1], rel=1e-4)
     assert first["rows"] == none["rows"] == lora["rows"]
     rates = dict(none["rates"])
     assert first["rates"][:UNTIL] == lora["rates"][:UNTIL]
