@@ -6,7 +6,7 @@ The oracle is peft, which merges the adapters of a checkpoint, and AdamW in one 
 import pytest
 import torch
 from faults import equal_weights, run_with
-from launcher import EMULATED, arguments, merged, run_scenarios
+from launcher import EMULATED, arguments, run_scenarios
 from one_process import IGNORED
 from run_scenarios import FLAVORS, add_tiny_flavors
 from saving import SAVED, resumed_from
@@ -89,8 +89,11 @@ def losses(ranks):
 def test_adapters_learn_as_alone_and_rows_and_rates_go_on(runs):
     (first,), (lora,), (none,) = (runs[name] for name in ("first", "lora", "none"))
     assert losses([first])[:UNTIL] == losses([lora])[:UNTIL]
+    # What is merged computes the same, and learns otherwise.
+    assert losses([first])[UNTIL] == pytest.approx(losses([lora])[UNTIL], rel=1e-6)
+    assert losses([first])[-1] != pytest.approx(losses([lora])[-1], rel=1e-4)
     assert first["rows"] == none["rows"] == lora["rows"]
-    rates = {step: rate for step, rate in none["rates"]}
+    rates = dict(none["rates"])
     assert first["rates"][:UNTIL] == lora["rates"][:UNTIL]
     warmed = [(step, rates[step] * min(1.0, (step - UNTIL) / 3)) for step in range(4, 8)]
     assert first["rates"][UNTIL:] == [(step, pytest.approx(rate)) for step, rate in warmed]
@@ -178,16 +181,18 @@ def test_what_is_written_says_which_steps_were_of_adapters(folder):
     assert "lora.until | 3 |" in page
 
 
-def test_shards_merge_the_same(runs, tmp_path):
+def test_shards_merge_the_same(tmp_path):
     """Two processes, each with a half of every tensor, without a pipeline."""
     shards = {"parallelism__pipeline_parallel_degree": 1, "emulation__enable": False}
     shards |= {"parallelism__data_parallel_shard_degree": 2, "training__local_batch_size": 4}
-    ranks = run_scenarios(
-        tmp_path, 2, [scenario("sharded", **shards)], script="elastic_run.py", imports=["peft"]
-    )["sharded"]
-    found = [sum(pair) for pair in zip(*(losses([seen]) for seen in ranks), strict=True)]
-    assert found == pytest.approx(losses(runs["first"]), rel=1e-5)
-    assert not any(is_adapter(name) for name in ranks[0]["weights"])
+    alone = scenario("lora", freezing__method="lora", **{**shards, "lora__until": 0})
+    scenarios = [scenario("sharded", **shards), alone]
+    ranks = run_scenarios(tmp_path, 2, scenarios, script="elastic_run.py", imports=["peft"])
+    for first, lora in zip(ranks["sharded"], ranks["lora"], strict=True):
+        assert losses([first])[:UNTIL] == losses([lora])[:UNTIL]
+        assert losses([first])[UNTIL] == pytest.approx(losses([lora])[UNTIL], rel=1e-6)
+        assert losses([first])[-1] != losses([lora])[-1]
+        assert not any(is_adapter(name) for name in first["weights"])
 
 
 STOPPED = {

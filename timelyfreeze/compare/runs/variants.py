@@ -104,6 +104,8 @@ def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
 def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
     """Return the keys of a variant with an effect on a method or its peer."""
     _, method = split_peer(name) or ("", name)
+    if variant.get(UNTIL, "0") != "0" and _concerns(UNTIL, method):
+        method = f"{LORA}+{method}"
     return {key: value for key, value in variant.items() if _concerns(key, method)}
 
 

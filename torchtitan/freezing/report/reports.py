@@ -19,8 +19,8 @@ from torchtitan.freezing.report.steps import TimedMove, timed_moves
 
 # What a terminal shows, the most important first; the file has all lines.
 _SHOWN = (
-    "ended early", "time to a loss", "speed has changed", "padding", "no freeze plan",
-    "freezing switched off",
+    "ended early", "adapters first", "time to a loss", "speed has changed", "padding",
+    "no freeze plan", "freezing switched off",
     "with freezing", "gain", "batch with freezing", "predictions hold for",
     "batch without freezing", "validation loss", "validation top-1", "upper bound",
     "as run on one device",

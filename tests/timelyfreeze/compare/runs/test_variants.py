@@ -11,7 +11,7 @@ from tests.timelyfreeze.compare.tables import GAIN
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs.jobs import Settings
 from timelyfreeze.compare.runs.sweep import plan_jobs
-from timelyfreeze.compare.runs.variants import parse_variants, run_folder
+from timelyfreeze.compare.runs.variants import parse_variants, run_folder, variants
 from timelyfreeze.records.tables import STEPS
 
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"
@@ -129,6 +129,23 @@ def test_keys_of_adapters_vary_their_runs_alone(
     ]  # fmt: skip
     rows = table_rows(capsys.readouterr().out)
     assert [row[GAIN] for row in rows if row["method"] == "lora"] == ["+66.7", "+66.7"]
+
+
+def test_adapters_first_are_for_methods_that_freeze_and_have_their_keys() -> None:
+    asked = parse_variants(["lora.until=0,48", "lora.rank=8,32"])
+    jobs = plan_jobs(["none", "timelyfreeze", "lora"], ["1F1B"], [42], 2, variants=asked)
+    keys = [
+        (job.keys["freezing.method"], str(job.keys["lora.until"]), job.keys.get("lora.rank"))
+        for job in jobs
+    ]
+    assert sorted(keys, key=str) == [
+        ("lora", "0", "32"), ("lora", "0", "8"), ("none", "0", None),
+        ("timelyfreeze", "0", None), ("timelyfreeze", "48", "32"), ("timelyfreeze", "48", "8"),
+    ]  # fmt: skip
+    first = {"lora.until": 48, "freezing.max_freeze_ratio": 0.8}
+    later = {**first, "lora.until": 36}
+    told = variants("lora+timelyfreeze", [(first, {}), (later, {})])
+    assert told == ["lora.until 48", "lora.until 36"]
 
 
 def test_a_section_of_all_methods_varies_every_one_that_freezes() -> None:

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from tests.torchtitan.helpers.checkpoints import save
 from tests.torchtitan.helpers.job_configs import config as plain_config
 from tests.torchtitan.helpers.job_configs import errors
 from torchtitan.checkpoints.finished import save_settings
 from torchtitan.freezing.checks import check, requirements
+from torchtitan.freezing.checks.checkpoints import begins_with_adapters, checkpoint_errors
 from torchtitan.freezing.checks.freezing import adapter_errors, plain_model
 from torchtitan.lora.adapters import adapter_shapes, linear_layers
 
@@ -40,6 +42,21 @@ def test_what_the_model_has_is_taken(targets: list[str]) -> None:
             ["lora.learning_rate is inf; it must be above 0 and finite"],
         ),
         ({"freezing__seed": -1}, ["freezing.seed is -1"]),
+        ({"lora__until": 48}, ['lora.until is 48, and freezing.method is "lora"; name the method']),
+        ({"lora__until": -1}, ["lora.until is -1; it must be 0 or more"]),
+        (
+            {"lora__until": 1000, "freezing__method": "none"},
+            ["lora.until is 1000; it must lie before training.steps (1000)"],
+        ),
+        (
+            {"lora__until": 900, "freezing__method": "timelyfreeze"},
+            ["freezing.last_monitor_step is 100",
+             "it must lie before training.steps after lora.until (100)"],
+        ),
+        (
+            {"lora__until": 48, "lora__targets": ["query"], "freezing__method": "none"},
+            ["lora.targets has 'query'"],
+        ),
         (
             {"lora__targets": ["wq", "query"]},
             ["lora.targets has 'query'", "no linear layer of model.flavor 'debugmodel'",
@@ -118,3 +135,55 @@ def test_a_checkpoint_has_the_adapters_of_the_run(
         return
     (line,) = found
     assert all(word in line for word in [*words, str(folder), "timelyfreeze export"]), line
+
+
+@pytest.mark.parametrize(
+    ("step", "has", "changes", "words"),
+    [
+        (40, True, {}, None),
+        (48, True, {}, None),
+        (48, False, {}, None),
+        (60, False, {}, None),
+        (40, True, {"lora__until": 44}, None),
+        (40, True, {"freezing__method": "apf"}, None),
+        (
+            40,
+            True,
+            {"lora__until": 30},
+            "lora.until is 30, and the checkpoint {} of step 40 has ad",
+        ),
+        (40, False, {}, "lora.until is 48, and the checkpoint {} of step 40 has no adapters"),
+        (60, True, {}, "lora.until is 48, and the checkpoint {} of step 60 has adapters; keep"),
+        (40, True, {"lora__until": 0}, "freezing.method is 'none': the checkpoint {} has adapters"),
+        (40, True, {"lora__rank": 8}, "lora.rank is 8 and was 16: the checkpoint {} has adapters"),
+    ],
+)
+def test_a_checkpoint_belongs_to_a_half_of_a_run(
+    step: int, has: bool, changes: dict, words: str | None, tmp_path: Path
+) -> None:
+    then = {"lora__until": 48, "freezing__method": "none", "job__dump_folder": str(tmp_path)}
+    before = config(**then, checkpoint__enable=True)
+    after = config(**{**then, **changes}, checkpoint__enable=True)
+    own = {name: torch.zeros(shape) for name, shape in plain_shapes(before).items()}
+    states = {"train_state": {"step": step}, "optimizer": {"state.x": torch.ones(3)}}
+    states |= adapters(before, 16) if has else {}
+    folder = tmp_path / "checkpoint" / f"step-{step}"
+    dcp.save({**own, **states}, checkpoint_id=folder, no_dist=True)
+    save_settings(folder, before.to_dict())
+    found = list(checkpoint_errors(after))
+    if words is None:
+        assert found == []
+        assert begins_with_adapters(after) == has
+        return
+    (line,) = found
+    assert line.startswith(words.format(repr(str(folder)))), line
+
+
+def plain_shapes(job_config: Any) -> dict[str, Any]:
+    return {name: tensor.shape for name, tensor in plain_model(job_config).state_dict().items()}
+
+
+def test_a_run_from_weights_alone_begins_with_adapters(tmp_path: Path) -> None:
+    run = {"lora__until": 48, "freezing__method": "none", "job__dump_folder": str(tmp_path)}
+    assert begins_with_adapters(config(**run, checkpoint__enable=True))
+    assert begins_with_adapters(config(**run))

@@ -140,6 +140,14 @@ def test_beside_frozen_weights_adapters_alone_have_gradients(autocast: torch.dty
     assert memory.casts == (0 if autocast is None else 2 * adapters)
 
 
+def test_of_adapters_first_the_larger_half_counts() -> None:
+    pytest.importorskip("peft", reason="peft is not installed: the extra lora has it")
+    first = {"lora__until": 48, "lora__rank": 4}
+    assert estimate_memory(config(**first)) == estimate_memory(config())
+    adapters = estimate_memory(config(freezing__method="lora", lora__rank=4))
+    assert all(a.total < b.total for a, b in zip(adapters, estimate_memory(config()), strict=True))
+
+
 def test_recomputed_blocks_keep_their_input_alone() -> None:
     full = kept(torch.float32, None, recompute=True)
     assert full.layer.kept == T * D * 4
