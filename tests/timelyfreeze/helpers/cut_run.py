@@ -1,4 +1,4 @@
-"""A model cut into stages and frozen, all stages in one process, and the same model in one piece."""
+"""A model cut into stages and frozen, in one process, and the same model in one piece."""
 
 from __future__ import annotations
 
