@@ -17,8 +17,8 @@ from tests.timelyfreeze.helpers.cut_run import (
     N_STAGES,
     SCHEDULES,
     VOCABULARY,
-    Run,
     checked,
+    emulated,
     exact_gradients,
     make_tokens,
 )
@@ -120,7 +120,7 @@ def cases() -> list[Any]:
 def test_gradients_are_those_of_one_process_at_the_masks(
     family: str, schedule: str, rank: int
 ) -> None:
-    run = Run(make_model(family), schedule, make_batch(family), gradient_rank=rank)
+    run = emulated(make_model(family), schedule, make_batch(family), gradient_rank=rank)
     run.check(exact_of_family(family))
 
 
@@ -201,7 +201,7 @@ def test_blocks_of_transformers_are_compared_with_a_reference() -> None:
     }  # fmt: skip
     model, batch = make_model("Llama"), make_batch("Llama")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    run = Run(model, "1F1B", batch, method="egeria", policy=policy, optimizer=optimizer)
+    run = emulated(model, "1F1B", batch, method="egeria", policy=policy, optimizer=optimizer)
     frozen = []
     for t in range(1, 10):
         frozen.append({name for name, gradient in run.step(t).items() if gradient is None})

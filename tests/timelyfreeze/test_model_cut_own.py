@@ -14,11 +14,13 @@ from tests.timelyfreeze.helpers.cut_run import (
     SHORT,
     VOCABULARY,
     checked,
+    emulated,
     loss_of,
     make_tokens,
 )
 from tests.timelyfreeze.helpers.stages import N_MICROBATCHES, process_group
 from timelyfreeze import TimelyFreeze, partition_model
+from timelyfreeze.settings import freezing
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +152,32 @@ def test_a_model_that_is_no_chain_is_told() -> None:
     beside.scale = nn.Parameter(torch.ones(16))
     with pytest.raises(ValueError, match="Plain has parameter 'scale' beside its blocks"):
         partition_model(beside, 2, tokens)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("names", [("embedding", "layers.0."), (".1.weight", ".3.bias")])
+def test_what_requires_no_gradient_is_left_alone(
+    names: tuple[str, ...], schedule: str, rank: int
+) -> None:
+    model = Plain(nn.ModuleList(wide_block() for _ in range(N_STAGES)))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in names))
+    run = checked(model, schedule, make_tokens(), gradient_rank=rank)
+    assert not all(p.requires_grad for _, p in run.parameters)
+
+
+def test_wide_models_learn_in_subspaces_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ranks(**arguments: Any) -> tuple[int, ...]:
+        model = Plain(nn.ModuleList(wide_block() for _ in range(N_STAGES)))
+        return emulated(
+            model, "1F1B", make_tokens(), **arguments
+        ).freezer._controller.subspaces.dimensions
+
+    assert ranks(last_warmup_step=3) == (0,)
+    monkeypatch.setattr(freezing, "WIDE", 16)
+    assert ranks(last_warmup_step=3) == (16, 32, 64)
+    assert ranks(last_warmup_step=3, gradient_rank=0) == (0,)
+    assert ranks(method="fixed", policy={"layers": 2}) == (0,)

@@ -1,4 +1,4 @@
-"""A model cut into stages and frozen, all stages in one process, and the same model in one piece."""
+"""A model cut into stages and frozen, in one process, and the same model in one piece."""
 
 from __future__ import annotations
 
@@ -46,24 +46,20 @@ def exact_gradients(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[dict
 
 
 class Run:
-    """Steps of a cut model under the order of a schedule; nothing is learned."""
+    """Steps of some stages of a cut model, in which nothing is learned."""
 
     def __init__(
-        self, model: nn.Module, name: str, batch: tuple[Tensor, Tensor], **arguments: Any
+        self,
+        schedule: Any,
+        modules: list[nn.Module],
+        batch: tuple[Tensor, Tensor],
+        *,
+        has_first: bool = True,
+        **arguments: Any,
     ) -> None:
-        n_ranks = SCHEDULES[name]
-        self.batch = batch
-        self.modules = partition_model(model, N_STAGES, batch[0][:1])
-        stages = [
-            PipelineStage(module, s, N_STAGES, torch.device("cpu"))
-            for s, module in enumerate(self.modules)
-        ]
-        self.schedule = torch_schedules.ScheduleLoopedBFS(
-            stages, N_MICROBATCHES, loss_fn=loss_of, scale_grads=False
-        )
-        order = named_order(name, n_ranks, N_MICROBATCHES, stages_per_rank=N_STAGES // n_ranks)
-        run_in_order(self.schedule, merge_ranks(order))
-        self.freezer = TimelyFreeze(self.schedule, **{**SHORT, **arguments})
+        self.schedule, self.modules = schedule, modules
+        self.inputs, self.labels = batch[: int(has_first)], batch[1]
+        self.freezer = TimelyFreeze(schedule, **{**SHORT, **arguments})
         self.stages: list[FreezingStage] = stages_of(self.schedule)
         self.masks: dict[int, Any] = {}
         self.subspaces: dict[str, tuple[Tensor, bool]] = {}
@@ -88,7 +84,7 @@ class Run:
         """Run a step, and return the gradients that it leaves, by name."""
         self.masks.clear()
         with self.freezer.step(t):
-            self.schedule.step(self.batch[0], target=self.batch[1], losses=[])
+            self.schedule.step(*self.inputs, target=self.labels, losses=[])
         gradients = {name: p.grad for name, p in self.parameters}
         for _, parameter in self.parameters:
             parameter.grad = None
@@ -129,9 +125,24 @@ class Run:
         self.freezer.close()
 
 
+def emulated(model: nn.Module, name: str, batch: tuple[Tensor, Tensor], **arguments: Any) -> Run:
+    """Return a run of all stages in this process, under the order of a schedule."""
+    modules = partition_model(model, N_STAGES, batch[0][:1])
+    stages = [
+        PipelineStage(part, s, N_STAGES, torch.device("cpu")) for s, part in enumerate(modules)
+    ]
+    schedule = torch_schedules.ScheduleLoopedBFS(
+        stages, N_MICROBATCHES, loss_fn=loss_of, scale_grads=False
+    )
+    n_ranks = SCHEDULES[name]
+    order = named_order(name, n_ranks, N_MICROBATCHES, stages_per_rank=N_STAGES // n_ranks)
+    run_in_order(schedule, merge_ranks(order))
+    return Run(schedule, modules, batch, **arguments)
+
+
 def checked(model: nn.Module, name: str, batch: tuple[Tensor, Tensor], **arguments: Any) -> Run:
     """Run a model without tied weights, compared with a copy in one piece."""
     exact = exact_gradients(copy.deepcopy(model), batch)
-    run = Run(model, name, batch, **arguments)
+    run = emulated(model, name, batch, **arguments)
     run.check(exact)
     return run
