@@ -14,8 +14,10 @@ from torch.nn.functional import cross_entropy
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
+from tests.torchtitan.helpers.hf_models import logits_of
 from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.tables import MOVES, STEPS
+from torchtitan.hf.export import export_run
 from torchtitan.hf.weights import StoredWeights
 from torchtitan.lora.adapters import is_adapter
 
@@ -163,6 +165,19 @@ def test_checkpoints_have_adapters_before_and_plain_weights_after(folder):
     for step in BOTH_SIDES:
         stored = StoredWeights(folder / "first/checkpoint" / f"step-{step}")
         assert stored.has_adapters == (step <= UNTIL)
+
+
+def test_checkpoints_of_both_halves_are_exported(runs, folder, tmp_path):
+    (written,) = (folder / "first/tb").iterdir()
+    tokens = runs["first"][0]["inputs"][0]
+    switch, later = (
+        logits_of(export_run(written, step, output=tmp_path / str(step)), tokens)
+        for step in (UNTIL, UNTIL + 1)
+    )
+    with torch.no_grad():
+        expected = peft_model(folder / "first/checkpoint" / f"step-{UNTIL}")(tokens)
+    torch.testing.assert_close(switch, expected, atol=2e-4, rtol=0)
+    assert (later - switch).abs().max() > 1e-3
 
 
 @pytest.mark.usefixtures("runs")
