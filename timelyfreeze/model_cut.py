@@ -91,7 +91,9 @@ class _Absent(nn.Module):  # type: ignore[misc]
     It has the attributes of ``likeness``, an empty copy of the part.
     """
 
-    def __init__(self, likeness: nn.Module, entry: _Entry | None, *, is_block: bool) -> None:
+    def __init__(
+        self, likeness: nn.Module, entry: _Entry | None, *, is_block: bool = False
+    ) -> None:
         super().__init__()
         self._likeness = (likeness,)  # in a tuple it is no part of the stage
         self._entry, self._is_block = entry, is_block
@@ -147,6 +149,7 @@ class _Chain:
                 )
             parts = around.named_children()
             self._beside |= {part for name, part in parts if name != inner and _size(part)}
+        self._front: set[nn.Module] = set()  # of those
         self._behind: set[nn.Module] = set()
         self._as_tuple = False
         self._likenesses: dict[nn.Module, nn.Module] = {}
@@ -157,7 +160,6 @@ class _Chain:
         begun: list[int] = []
         ended: list[int] = []
         outputs: list[Any] = []
-        front: set[nn.Module] = set()
         blocks = [*self.blocks.values()]
 
         def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
@@ -180,7 +182,7 @@ class _Chain:
             ended.append(counter.get_total_flops())
 
         def call(part: nn.Module, args: Any) -> None:
-            front.update(() if begun else (part,))
+            self._front |= set() if begun else {part}
 
         handles = [part.register_forward_pre_hook(call) for part in self._beside]
         for block in dict.fromkeys(blocks):
@@ -194,7 +196,7 @@ class _Chain:
                 handle.remove()
         if len(ended) < len(blocks):
             raise self._refusal(f"runs {len(ended)} of {len(blocks)}")
-        self._behind = self._beside - front
+        self._behind = self._beside - self._front
         of_blocks = tuple(b - a for a, b in zip(begun, ended, strict=True))
         return PartParameters(begun[0], of_blocks, counter.get_total_flops() - ended[-1])
 
@@ -203,9 +205,8 @@ class _Chain:
 
     def parameters(self) -> PartParameters:
         """Return numbers of parameters, once the model has run."""
-        front, behind = self._beside - self._behind, self._behind
-        of_blocks = tuple(map(_size, self.blocks.values()))
-        return PartParameters(sum(map(_size, front)), of_blocks, sum(map(_size, behind)))
+        first, last = (sum(map(_size, parts)) for parts in (self._front, self._behind))
+        return PartParameters(first, tuple(map(_size, self.blocks.values())), last)
 
     def stage(self, start: int, stop: int) -> nn.Module:
         """Return the model with blocks from ``start`` to ``stop`` alone."""
@@ -213,14 +214,16 @@ class _Chain:
         takes_hidden = "inputs_embeds" in signature(self._model.forward).parameters
         argument = "inputs_embeds" if takes_hidden and not is_first else None
         entry = _Entry(argument, as_tuple=self._as_tuple)
+        absent: dict[nn.Module, _Entry | None] = {}
+        absent |= dict.fromkeys(() if is_first else self._front, entry)
+        absent |= dict.fromkeys(() if is_last else self._behind, None)
         made = around = _shallow(self._model)
         for inner in self._names:
             for name, part in around.named_children():
-                if part in self._behind and is_last and not is_first:
+                if part in absent:
+                    around.add_module(name, _Absent(self._likeness(part), absent[part]))
+                elif part in self._behind and not is_first:
                     around.add_module(name, self._head(part))
-                elif not is_last if part in self._behind else part in self._beside and not is_first:
-                    where = None if part in self._behind else entry
-                    around.add_module(name, _Absent(self._likeness(part), where, is_block=False))
             around.add_module(inner, _shallow(getattr(around, inner)))
             around = getattr(around, inner)
         for place, (name, block) in enumerate(self.blocks.items()):
@@ -240,7 +243,7 @@ class _Chain:
 
     def _head(self, part: nn.Module) -> nn.Module:
         """Return a part behind; a copy where its weights are those of embeddings, too."""
-        front = {p for each in self._beside - self._behind for p in each.parameters()}
+        front = {p for each in self._front for p in each.parameters()}
         if front.isdisjoint(part.parameters()):
             return part
         logger.warning(

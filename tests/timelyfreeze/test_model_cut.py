@@ -172,19 +172,6 @@ def test_the_page_has_the_families_and_where_subspaces_work() -> None:
         assert told[family][0] == "refused"
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-@pytest.mark.parametrize("names", [("embed_tokens", "layers.0."), ("q_proj", "layernorm")])
-def test_what_requires_no_gradient_is_left_alone(
-    names: tuple[str, ...], schedule: str, rank: int
-) -> None:
-    model = make_model("Llama")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(part in name for part in names))
-    run = checked(model, schedule, make_tokens(), gradient_rank=rank)
-    assert not all(p.requires_grad for _, p in run.parameters)
-
-
 def test_adapters_of_peft_are_frozen_alone() -> None:
     peft = pytest.importorskip("peft", reason="adapters are those of peft")
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)

@@ -74,8 +74,14 @@ class Plain(nn.Module):
         return (self.head(hidden),)
 
 
-def wide_block() -> nn.Module:
-    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 128), nn.Tanh(), nn.Linear(128, 16))
+class Wide(nn.Sequential):
+    """A block with a sum at its end: under split backwards torch takes no view from a stage."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(16), nn.Linear(16, 128), nn.Tanh(), nn.Linear(128, 16))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + super().forward(hidden)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -88,7 +94,7 @@ def test_an_expert_without_tokens_has_no_gradient(rank: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_block_used_twice_comes_into_one_stage_or_is_refused(rank: int) -> None:
-    blocks = [wide_block() for _ in range(N_STAGES)]
+    blocks = [Wide() for _ in range(N_STAGES)]
     twice = Plain(nn.ModuleList(b for b in blocks for _ in range(2)))
     checked(twice, "1F1B", make_tokens(), gradient_rank=rank)
     apart = Plain(nn.ModuleList([*blocks, *blocks]))
@@ -98,7 +104,7 @@ def test_a_block_used_twice_comes_into_one_stage_or_is_refused(rank: int) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
 def test_weights_of_less_than_16_bits_are_refused(dtype: torch.dtype) -> None:
-    model = Plain(nn.ModuleList(wide_block() for _ in range(N_STAGES)))
+    model = Plain(nn.ModuleList(Wide() for _ in range(N_STAGES)))
     layer = model.layers[1][1]
     layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     stages = [PipelineStage(model, 0, 1, torch.device("cpu"))]
@@ -110,7 +116,7 @@ def test_weights_of_less_than_16_bits_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_a_large_head_takes_blocks_from_its_stage() -> None:
-    model = Plain(nn.ModuleList(wide_block() for _ in range(6)))
+    model = Plain(nn.ModuleList(Wide() for _ in range(6)))
     model.head = nn.Linear(16, 3 * 256 * 16 // 16)
     tokens = make_tokens()[0]
 
@@ -141,7 +147,7 @@ def test_a_model_that_is_no_chain_is_told() -> None:
         def forward(self, tokens: Tensor) -> tuple[Tensor]:
             return (self.head(self.layers[0](self.embedding(tokens))),)
 
-    blocks = nn.ModuleList(wide_block() for _ in range(2))
+    blocks = nn.ModuleList(Wide() for _ in range(2))
     with pytest.raises(ValueError, match="Mixed changes hidden states between them"):
         partition_model(Mixed(blocks), 2, tokens)
     with pytest.raises(ValueError, match="Short runs 1 of 2"):
@@ -160,7 +166,7 @@ def test_a_model_that_is_no_chain_is_told() -> None:
 def test_what_requires_no_gradient_is_left_alone(
     names: tuple[str, ...], schedule: str, rank: int
 ) -> None:
-    model = Plain(nn.ModuleList(wide_block() for _ in range(N_STAGES)))
+    model = Plain(nn.ModuleList(Wide() for _ in range(N_STAGES)))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in names))
     run = checked(model, schedule, make_tokens(), gradient_rank=rank)
@@ -171,7 +177,7 @@ def test_wide_models_learn_in_subspaces_without_being_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def ranks(**arguments: Any) -> tuple[int, ...]:
-        model = Plain(nn.ModuleList(wide_block() for _ in range(N_STAGES)))
+        model = Plain(nn.ModuleList(Wide() for _ in range(N_STAGES)))
         return emulated(
             model, "1F1B", make_tokens(), **arguments
         ).freezer._controller.subspaces.dimensions

@@ -134,6 +134,24 @@ def test_removed_hooks_capture_nothing() -> None:
     assert blocks.capture.batch is None
 
 
+def test_tuples_travel_with_their_tensors() -> None:
+    """As transformers hands cosines and sines to its blocks."""
+
+    class Turned(nn.Module):
+        def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+            return hidden * turn[0] + turn[1]
+
+    stage: Any = SimpleNamespace(forwarding=0)
+    layer, turn = Turned(), (torch.ones(1).double(), torch.full((1,), 2.0).double())
+    capture = Capture(stage, [layer], step=9, first=4, max_tokens=100, n_tokens=lambda: None)
+    hidden = torch.arange(B * T * D).reshape(B, T, D).double()
+    layer(hidden, turn)
+    turn[1].zero_()  # the copy stays
+    batch = capture.batch
+    assert batch is not None
+    assert loaded(nn.ModuleList([layer]), EXACT).difference(batch).value == pytest.approx(0.0, abs=1e-6)
+
+
 def test_arguments_that_cannot_travel_are_refused() -> None:
     blocks = Blocks()
     blocks.stage.forwarding = 0
