@@ -149,7 +149,9 @@ def test_tuples_travel_with_their_tensors() -> None:
     turn[1].zero_()  # the copy stays
     batch = capture.batch
     assert batch is not None
-    assert loaded(nn.ModuleList([layer]), EXACT).difference(batch).value == pytest.approx(0.0, abs=1e-6)
+    assert loaded(nn.ModuleList([layer]), EXACT).difference(batch).value == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
 def test_arguments_that_cannot_travel_are_refused() -> None:
