@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     Its 4 processes are a replica before, then two replicas, which have 200 tokens each.
     """
     config = JobConfig()
-    put(config, "freezing", method="fixed")
+    put(config, "freezing", method="fixed", gradient_rank=0)
     put(config, "freezing", elastic=replace(config.freezing.elastic, enable=True))
     config.training.steps = 8
     config.plots.enable = False
@@ -159,6 +159,7 @@ def test_what_an_emulation_measured_by_its_own_clock_counts(tmp_path: Path) -> N
     config = JobConfig()
     config.plots.enable = False
     config.emulation.enable = True
+    put(config, "freezing", gradient_rank=0)
     run = run_in(tmp_path, START, config=config, device=torch.device("cpu"))
     recorder = record(run, None, BaseLogger())
     recorder.begin_pipeline(_any(Controller(LONG, 0.25)), _any(emulation))
