@@ -32,7 +32,7 @@ class Pictures:
         self._step = state["step"]
 
 
-def build(dp_world_size, dp_rank, job_config):
+def build(dp_world_size, dp_rank, job_config, **place):
     return Pictures(dp_rank, job_config.training.local_batch_size, job_config.vision.mixup > 0.0)
 
 
