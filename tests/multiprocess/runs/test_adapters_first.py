@@ -18,6 +18,7 @@ from tests.torchtitan.helpers.hf_models import logits_of
 from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.tables import MOVES, STEPS
 from torchtitan.hf.export import export_run
+from torchtitan.hf.flavors import EXTRA_FLAVORS
 from torchtitan.hf.weights import StoredWeights
 from torchtitan.lora.adapters import is_adapter
 
@@ -167,6 +168,14 @@ def test_checkpoints_have_adapters_before_and_plain_weights_after(folder):
         assert stored.has_adapters == (step <= UNTIL)
 
 
+@pytest.fixture
+def _flavors(monkeypatch):
+    """Make the flavors of the runs known in this process, too."""
+    monkeypatch.setitem(EXTRA_FLAVORS, "llama3", dict(EXTRA_FLAVORS["llama3"]))
+    add_tiny_flavors()
+
+
+@pytest.mark.usefixtures("_flavors")
 def test_checkpoints_of_both_halves_are_exported(runs, folder, tmp_path):
     (written,) = (folder / "first/tb").iterdir()
     tokens = runs["first"][0]["inputs"][0]
@@ -235,6 +244,3 @@ def test_a_signal_to_stop_at_the_switch_loses_nothing(place, in_two_processes, t
     assert told in run.output, run.output[-4000:]
     assert run_with({}, stopped, **STOPPED).status == 0
     assert equal_weights(stopped, in_two_processes)
-
-
-add_tiny_flavors()
