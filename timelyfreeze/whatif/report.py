@@ -178,12 +178,13 @@ def best_of(cases: Sequence[Case]) -> list[str]:
 def first_sentence(measured: ScheduleCases, cases: Sequence[Case]) -> str:
     """Say how much of its time the measured pipeline waits, and what makes a step shorter."""
     step_ms, bubble = measured.unfrozen(None)
-    shortest_ms = step_ms = step_ms / measured.order.n_microbatches / measured.grid.batches
+    n_microbatches = measured.order.n_microbatches * measured.grid.batches
+    shortest_ms = step_ms = step_ms / n_microbatches
     best, best_ms = measured.best
     offers = []
     if best is not None and best_ms is not None:
         cut = f"a split of {', '.join(map(str, best))}"
-        offers.append((best_ms / measured.order.n_microbatches / measured.grid.batches, cut))
+        offers.append((best_ms / n_microbatches, cut))
     fastest = min(cases, key=lambda case: case.per_microbatch(case.step_ms))
     schedule, _, rest = _where(fastest).partition(", ")
     offers.append((fastest.per_microbatch(fastest.step_ms), f"{schedule} ({rest})"))

@@ -1,5 +1,7 @@
 """Steps that freeze nothing among those that freeze: what runs in them, and what they tell."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,20 @@ def test_its_batches_are_told_apart_and_take_what_unfrozen_ones_took() -> None:
         assert np.mean(metrics.batch_ms[Phase.STABLE]) < 0.9 * before[0]
 
 
+def judged(
+    duration_ms: Callable[[Action, float], float], control_every: int, replan_every: int
+) -> Ranks:
+    """Ranks whose plan is switched off where it does not pay, and never made anew."""
+    return Ranks(
+        ORDER,
+        duration_ms=duration_ms,
+        control_every=control_every,
+        replan_every=replan_every,
+        replan_threshold=100.0,
+        min_gain=0.02,
+    )
+
+
 @pytest.mark.parametrize("control_every", [0, EVERY])
 def test_freezing_is_judged_by_control_steps_where_there_are_any(control_every: int) -> None:
     """What the plan freezes becomes slower, frozen or not: it pays as before.
@@ -59,14 +75,7 @@ def test_freezing_is_judged_by_control_steps_where_there_are_any(control_every: 
     def duration_ms(action: Action, fraction: float) -> float:
         return linear_ms(action, fraction) * (slow[0] if action in frozen else 1.0)
 
-    ranks = Ranks(
-        ORDER,
-        duration_ms=duration_ms,
-        control_every=control_every,
-        replan_every=EVERY,
-        replan_threshold=100.0,
-        min_gain=0.02,
-    )
+    ranks = judged(duration_ms, control_every, replan_every=EVERY)
     ranks.run(1, FIRST - 2)
     active = ranks.controllers[0].active_plan
     assert active.plan is not None
@@ -78,13 +87,10 @@ def test_freezing_is_judged_by_control_steps_where_there_are_any(control_every: 
 
 def test_freezing_is_not_given_up_because_control_steps_met_a_faster_machine() -> None:
     speed = [1.0]
-    ranks = Ranks(
-        ORDER,
-        duration_ms=lambda action, fraction: speed[0] * linear_ms(action, fraction),
-        control_every=EVERY,
+    ranks = judged(
+        lambda action, fraction: speed[0] * linear_ms(action, fraction),
+        EVERY,
         replan_every=2 * EVERY,
-        replan_threshold=100.0,
-        min_gain=0.02,
     )
     for step in range(1, FIRST + 8 * EVERY):
         is_control = step >= FIRST and (step - FIRST) % EVERY == 0

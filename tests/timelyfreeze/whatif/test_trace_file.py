@@ -202,7 +202,10 @@ def test_the_traces_are_of_all_ranks_of_one_pipeline(
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "it is nested too deeply"),
         (b"\x1f\x8bno gzip", "it cannot be read: "),
         (gzip.compress(b'{"traceEvents": [1, 2, 3]}', mtime=0)[:-9], "it cannot be read: "),
-        (gzip.compress(b" " * 5_000_000, mtime=0), "unpacked it has over 4 MiB; record fewer steps"),
+        (
+            gzip.compress(b" " * 5_000_000, mtime=0),
+            "unpacked it has over 4 MiB; record fewer steps",
+        ),
     ],
 )
 def test_a_broken_file_says_why(
