@@ -118,7 +118,10 @@ class Run:
             for name, want in self.expected(exact).items():
                 assert (found[name] is None) == (want is None), (t, name)
                 if want is not None:
-                    torch.testing.assert_close(found[name], want, rtol=1e-5, atol=1e-6)
+                    # Which microbatches are frozen follows from times, and so does the rounding.
+                    size = max(float(of[name].abs().max()) for of in exact if name in of)
+                    close = {"rtol": 1e-5, "atol": 1e-6 * max(1.0, size)}
+                    torch.testing.assert_close(found[name], want, **close)
             n_frozen += sum(int(mask.sum()) for of in self.masks.values() for mask in of.values())
         assert n_frozen
         assert self.freezer.plan is not None
