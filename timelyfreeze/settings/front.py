@@ -144,8 +144,9 @@ class ElasticSettings:
     """lambda, in [0, 1]: what a frozen layer counts where the model is cut by parameters, as a
     fraction of a live one."""
 
-    min_ranks: Annotated[int, Within(2)] = 2
-    """The pipeline becomes no shorter than this, 2 at least."""
+    min_ranks: Annotated[int, Within(1)] = 2
+    """The pipeline becomes no shorter than this. 1: down to the whole model on each rank, with data
+    parallelism alone."""
 
     global_batch: Annotated[str, OneOf("constant", "paper")] = "constant"
     """Rows of a step: "constant", which replicas share, or "paper": each replica has as many as

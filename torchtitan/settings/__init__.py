@@ -15,6 +15,7 @@ from torchtitan.settings.layout import (
     count_layers,
     examples_of_microbatch,
     global_rows,
+    has_pipeline,
     layers_of_split,
     model_family,
     modules_of_split,

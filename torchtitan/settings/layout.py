@@ -20,6 +20,14 @@ from timelyfreeze.whatif.grid import layers_of_split
 from torchtitan.settings.job_config import JobConfig
 
 
+def has_pipeline(config: JobConfig) -> bool:
+    """Return whether microbatches run through stages, or through the only one of an elastic run."""
+    parallelism = config.parallelism
+    cut = parallelism.module_fqns_per_model_part or ()
+    is_last_form = config.freezing.elastic.enable and len(cut) == 1
+    return parallelism.pipeline_parallel_degree > 1 or is_last_form
+
+
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     """Return the modules of stages, cut as by upstream; ValueError for too few layers.
 
@@ -66,7 +74,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
             f"parallelism.pipeline_parallel_degree ({n_ranks}) must divide; change "
             "parallelism.pipeline_parallel_layers_per_stage or module_fqns_per_model_part"
         )
-    if n_ranks == 1:
+    if not has_pipeline(config):
         order = build_order(
             [[Action(0, kind, 0) for kind in (ActionKind.FORWARD, ActionKind.FULL_BACKWARD)]]
         )
@@ -88,7 +96,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
 
 def examples_of_microbatch(config: JobConfig) -> int:
     """Return the sequences of a microbatch; without a pipeline the whole batch."""
-    if config.parallelism.pipeline_parallel_degree == 1:
+    if not has_pipeline(config):
         return config.training.local_batch_size
     return config.parallelism.pipeline_parallel_microbatch_size
 

@@ -47,6 +47,8 @@ class Pipeline:
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
         size = "" if self.microbatch is None else f", with microbatches of {self.microbatch}"
         end = "" if self.last_step is None else f", up to step {self.last_step}"
+        if self.n_ranks == 1:
+            return f"with the whole model on each rank{copies}{size}{end}"
         return f"in a pipeline of {self.n_ranks} ranks with {layers} layers{copies}{size}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
