@@ -143,24 +143,60 @@ def pipeline_metadata(
         first_stage=first_stage_mode(freezing.first_stage, max(freezing.gradient_ranks)),
         gradient_rank=max(freezing.gradient_ranks),
         skip_input_grads=freezing.skip_input_grads,
-        layers=layers if len(layers) == order.n_stages else None,
+        layers=layers if len(layers) == order.n_stages and not cuts_blocks(job_config) else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
     )
 
 
-def modules_of_split(split: Sequence[int]) -> list[list[str]]:
-    """Return the modules of stages with so many layers; embedding, norm and head lie at ends."""
+ATTENTION, MLP = SUBLAYERS = "attention", "mlp"
+
+
+def modules_of_split(split: Sequence[int], *, sublayers: bool = False) -> list[list[str]]:
+    """Return the modules of stages with so many layers; embedding, norm and head lie at ends.
+
+    With ``sublayers`` they have so many attentions and MLPs. The attention of a block that is cut
+    is ``layers.3/attention``.
+    """
     stages = [[f"layers.{i}" for i in layers] for layers in layers_of_split(split)]
+    if sublayers:
+        stages = [_layers_of(units) for units in layers_of_split(split)]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "output"]
     return stages
 
 
 def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return the number of layers among the modules of stages."""
-    return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)
+    """Return the number of layers among the modules of stages; a cut block is where it begins."""
+    return tuple(
+        sum(name.startswith("layers.") and not name.endswith(f"/{MLP}") for name in modules)
+        for modules in stages
+    )
+
+
+def count_sublayers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return the number of attentions and MLPs among the modules of stages."""
+    return tuple(
+        sum(1 if "/" in name else 2 for name in modules if name.startswith("layers."))
+        for modules in stages
+    )
+
+
+def cuts_blocks(config: JobConfig) -> bool:
+    """Return whether a stage ends between the attention and the MLP of a block."""
+    stages = config.parallelism.module_fqns_per_model_part or ()
+    return any("/" in name for modules in stages for name in modules)
+
+
+def _layers_of(units: range) -> list[str]:
+    """Return the names of blocks and of their parts, of the numbers of attentions and MLPs."""
+    return list(
+        dict.fromkeys(
+            f"layers.{unit // 2}" + ("" if unit ^ 1 in units else f"/{SUBLAYERS[unit % 2]}")
+            for unit in units
+        )
+    )
 
 
 class ModelFamily(NamedTuple):

@@ -61,6 +61,7 @@ def runs(folder):
             is_elastic=True,
             save_at=[7, 9],
             metrics__enable_tensorboard=None,
+            **{"freezing__elastic.sublayers": None},
             **ALONE,
         ),
     ]
@@ -123,6 +124,11 @@ def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
     # Cut again before it became shorter; in the end every rank has the whole model.
     assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 1]
     assert pipelines[2:] == [(2, 2, 4), (1, 4, 2)]
+
+
+def test_it_is_cut_between_attention_and_mlp(run_folder):
+    """A half at a stage's end is one of a block, so that 0.5 layers are an MLP with the head."""
+    assert [move.split for move in MOVES.read(run_folder)] == ["5.5 2 2 0.5", "9.5 0.5", "10"]
 
 
 def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
@@ -261,7 +267,7 @@ def test_its_moves_are_listed(runs, run_folder):
     # After the checks of steps 4, 6 and 8.
     assert [(move.step, move.frozen_layers) for move in moves] == [(5, 4), (7, 8), (9, 9)]
     assert all(len(move.split.split()) == move.ranks for move in moves)
-    assert all(sum(map(int, move.split.split())) == 10 for move in moves)
+    assert all(sum(map(float, move.split.split())) == 10 for move in moves)
     report = (run_folder / "report.txt").read_text()
     page = (run_folder / "report.md").read_text()
     for move in moves:

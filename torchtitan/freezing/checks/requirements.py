@@ -153,6 +153,8 @@ LAUNCHER = Requirement(
 LLAMA3 = one_of("model.name", "llama3")
 # Models whose stages can be entered at any block.
 BLOCKS = one_of("model.name", "llama3", *IMAGE_MODELS)
+# Models whose blocks have an attention and an MLP.
+HALVES = one_of("model.name", "llama3", "vit")
 OF_PICTURES = one_of("model.name", *IMAGE_MODELS)
 NO_TEXT = tuple(
     one_of(f"model.{name}", None)

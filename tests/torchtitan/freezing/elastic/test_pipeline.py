@@ -22,7 +22,13 @@ from torchtitan.freezing.elastic.pipeline import (
 )
 from torchtitan.freezing.memory.estimate import CutMemory
 from torchtitan.freezing.values.command_line import ConfigError
-from torchtitan.settings import JobConfig, modules_of_split, pipeline_order, stage_modules
+from torchtitan.settings import (
+    JobConfig,
+    cuts_blocks,
+    modules_of_split,
+    pipeline_order,
+    stage_modules,
+)
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256
@@ -100,6 +106,27 @@ def test_with_a_single_rank_it_is_data_parallelism_alone() -> None:
     started = elastic(free, parallelism__pipeline_parallel_degree=1)
     with pytest.raises(ConfigError, match="pipeline_parallel_degree is 1"):
         check(started)
+
+
+def test_between_attention_and_mlp_there_are_cuts_where_whole_layers_have_none() -> None:
+    """ViT-B/16 with a head for ImageNet, on 8 devices; depths 6 and 7 have none either."""
+    pytest.importorskip("transformers")
+    pictures = {
+        "model__name": "vit",
+        "model__flavor": "B-16",
+        "vision__classes": 1000,
+        "training__dataset": "images",
+        "parallelism__pipeline_parallel_degree": 8,
+    }
+    for n_frozen in (8, 10):
+        assert pipeline_for(elastic(**pictures), n_frozen) is None
+        finer = elastic(ElasticSettings(enable=True, sublayers=True), **pictures)
+        found = pipeline_for(finer, n_frozen)
+        assert found is not None
+        assert found.layers[0] >= n_frozen
+        assert sum(found.layers) == 12
+        assert len(found.split) * found.n_replicas == 8
+        assert cuts_blocks(found.moved(finer))
 
 
 def by_time(folder: Path, settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
@@ -257,6 +284,7 @@ def test_in_an_emulation_a_step_has_a_batch_of_each_replica() -> None:
         ),
         (Pipeline((4, 2), last_step=9), "in a pipeline of 2 ranks with 4,2 layers, up to step 9"),
         (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
+        (Pipeline((7, 5), sublayers=True), "in a pipeline of 2 ranks with 3.5,2.5 layers"),
         (Pipeline((6,), 4), "with the whole model on each rank, 4 of them side by side"),
         (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
     ],
