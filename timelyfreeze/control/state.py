@@ -344,7 +344,8 @@ def recut(
     not be measured again. The sums of the average freeze ratio are handed out evenly.
     """
     tallies = _tallies(states)
-    # Stage after stage is the order of the model, wherever it is cut.
+    # Stage after stage is the order of the model, wherever it is cut. Only tensors of a block that
+    # is cut itself come in another one, and they freeze together.
     frozen = np.concatenate([np.array(of_stage, np.int64) for _, of_stage in tallies.values()])
     if len(frozen) != len(layout.names):
         raise ValueError(

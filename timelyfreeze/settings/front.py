@@ -144,8 +144,11 @@ class ElasticSettings:
     """lambda, in [0, 1]: what a frozen layer counts where the model is cut by parameters, as a
     fraction of a live one."""
 
-    min_ranks: Annotated[int, Within(2)] = 2
-    """The pipeline becomes no shorter than this, 2 at least."""
+    sublayers: bool = False
+    """Cut by parameters also between attention and MLP of a block."""
+
+    min_ranks: Annotated[int, Within(1)] = 2
+    """The pipeline becomes no shorter than this. 1: data parallelism alone in the end."""
 
     global_batch: Annotated[str, OneOf("constant", "paper")] = "constant"
     """Rows of a step: "constant", which replicas share, or "paper": each replica has as many as
@@ -163,6 +166,11 @@ class ElasticSettings:
     def is_by_time(self) -> bool:
         """Whether the model is cut again by measured times."""
         return self.enable and self.partition == "time"
+
+    @property
+    def cuts_blocks(self) -> bool:
+        """Whether the model is cut within blocks too."""
+        return self.enable and self.sublayers
 
     @property
     def searches(self) -> bool:

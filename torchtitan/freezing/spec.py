@@ -30,6 +30,7 @@ from torchtitan.freezing.checks import (
     validation_split,
 )
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
+from torchtitan.freezing.partition.sublayers import build_with_sublayers
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.freezing.values.freezing import caches
 from torchtitan.hf.adapter import LlamaAdapter
@@ -113,7 +114,7 @@ def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
         device: torch.device,
         *args: Any,
     ) -> Any:
-        build = upstream
+        build: Callable[..., Any] = partial(build_with_sublayers, upstream)
         if config.emulation.enable:
             build = partial(build_emulated_pipeline, build)
         built = build(model, parallel_dims, config, device, *args)

@@ -28,7 +28,7 @@ from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
-from torchtitan.freezing.emulation.pipeline import EmulatedDims, as_one_process
+from torchtitan.freezing.emulation.pipeline import EmulatedDims, LoneDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.parts import RunPart
@@ -36,7 +36,7 @@ from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.report.recorder import FreezingMetricsProcessor, RunRecorder
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.freezing.values.freezing import caches, freeze_settings
-from torchtitan.settings import JobConfig, toml_key
+from torchtitan.settings import JobConfig, has_pipeline, toml_key
 from torchtitan.upstream.cpu_device import slow_precision
 from torchtitan.upstream.fixes import copy_without_wait, one_cast_for_all
 from torchtitan.vision.model import shares_of_target
@@ -98,6 +98,8 @@ class FreezingTrainer(Trainer):
         """Set up the process groups, then let only the rank with the loss talk."""
         if not self.job_config.emulation.enable:
             parallel_dims = super().init_distributed()
+            if parallel_dims.pp == 1 and has_pipeline(self.job_config):
+                parallel_dims = LoneDims.of(parallel_dims)
         else:
             with as_one_process(self.job_config):
                 parallel_dims = EmulatedDims.of(super().init_distributed())

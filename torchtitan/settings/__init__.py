@@ -11,10 +11,15 @@ from torchtitan.settings.job_config import (
     toml_key,
 )
 from torchtitan.settings.layout import (
+    ATTENTION,
     IMAGE_MODELS,
+    MLP,
     count_layers,
+    count_sublayers,
+    cuts_blocks,
     examples_of_microbatch,
     global_rows,
+    has_pipeline,
     layers_of_split,
     model_family,
     modules_of_split,

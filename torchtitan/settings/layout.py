@@ -20,6 +20,14 @@ from timelyfreeze.whatif.grid import layers_of_split
 from torchtitan.settings.job_config import JobConfig
 
 
+def has_pipeline(config: JobConfig) -> bool:
+    """Return whether microbatches run through stages, or through the only one of an elastic run."""
+    parallelism = config.parallelism
+    cut = parallelism.module_fqns_per_model_part or ()
+    is_last_form = config.freezing.elastic.enable and len(cut) == 1
+    return parallelism.pipeline_parallel_degree > 1 or is_last_form
+
+
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
     """Return the modules of stages, cut as by upstream; ValueError for too few layers.
 
@@ -66,7 +74,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
             f"parallelism.pipeline_parallel_degree ({n_ranks}) must divide; change "
             "parallelism.pipeline_parallel_layers_per_stage or module_fqns_per_model_part"
         )
-    if n_ranks == 1:
+    if not has_pipeline(config):
         order = build_order(
             [[Action(0, kind, 0) for kind in (ActionKind.FORWARD, ActionKind.FULL_BACKWARD)]]
         )
@@ -88,7 +96,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
 
 def examples_of_microbatch(config: JobConfig) -> int:
     """Return the sequences of a microbatch; without a pipeline the whole batch."""
-    if config.parallelism.pipeline_parallel_degree == 1:
+    if not has_pipeline(config):
         return config.training.local_batch_size
     return config.parallelism.pipeline_parallel_microbatch_size
 
@@ -135,24 +143,60 @@ def pipeline_metadata(
         first_stage=first_stage_mode(freezing.first_stage, max(freezing.gradient_ranks)),
         gradient_rank=max(freezing.gradient_ranks),
         skip_input_grads=freezing.skip_input_grads,
-        layers=layers if len(layers) == order.n_stages else None,
+        layers=layers if len(layers) == order.n_stages and not cuts_blocks(job_config) else None,
         tokens_per_microbatch=examples_of_microbatch(job_config)
         * (job_config.training.seq_len if family.reads_text else 1),
         unit=family.unit,
     )
 
 
-def modules_of_split(split: Sequence[int]) -> list[list[str]]:
-    """Return the modules of stages with so many layers; embedding, norm and head lie at ends."""
+ATTENTION, MLP = SUBLAYERS = "attention", "mlp"
+
+
+def modules_of_split(split: Sequence[int], *, sublayers: bool = False) -> list[list[str]]:
+    """Return the modules of stages with so many layers; embedding, norm and head lie at ends.
+
+    With ``sublayers`` they have so many attentions and MLPs. The attention of a block that is cut
+    is ``layers.3/attention``.
+    """
     stages = [[f"layers.{i}" for i in layers] for layers in layers_of_split(split)]
+    if sublayers:
+        stages = [_layers_of(units) for units in layers_of_split(split)]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "output"]
     return stages
 
 
 def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return the number of layers among the modules of stages."""
-    return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)
+    """Return the number of layers among the modules of stages; a cut block is where it begins."""
+    return tuple(
+        sum(name.startswith("layers.") and not name.endswith(f"/{MLP}") for name in modules)
+        for modules in stages
+    )
+
+
+def count_sublayers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return the number of attentions and MLPs among the modules of stages."""
+    return tuple(
+        sum(1 if "/" in name else 2 for name in modules if name.startswith("layers."))
+        for modules in stages
+    )
+
+
+def cuts_blocks(config: JobConfig) -> bool:
+    """Return whether a stage ends between the attention and the MLP of a block."""
+    stages = config.parallelism.module_fqns_per_model_part or ()
+    return any("/" in name for modules in stages for name in modules)
+
+
+def _layers_of(units: range) -> list[str]:
+    """Return the names of blocks and of their parts, of the numbers of attentions and MLPs."""
+    return list(
+        dict.fromkeys(
+            f"layers.{unit // 2}" + ("" if unit ^ 1 in units else f"/{SUBLAYERS[unit % 2]}")
+            for unit in units
+        )
+    )
 
 
 class ModelFamily(NamedTuple):

@@ -42,13 +42,13 @@ def run(scenario, folder):
     from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.partition.cut import count_model_layers
     from torchtitan.freezing.trainer import FreezingTrainer
-    from torchtitan.settings import count_layers, stage_modules
+    from torchtitan.settings import count_layers, cuts_blocks, stage_modules
 
     spare_last_pause(titan_train)
     if scenario.get("front"):
         job_config = pipeline_for(job_config, scenario["front"]).moved(job_config)
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
-    seen["splits"] = []
+    seen["splits"], seen["halves"] = [], []
     seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
     seen |= {"phases": [], "masks": [], "plans": [], "inputs": [], "labels": []}
     trainers, left = [], []
@@ -74,6 +74,7 @@ def run(scenario, folder):
             seen["splits"].append(
                 list(count_layers(stage_modules(config, count_model_layers(config))))
             )
+            seen["halves"].append(cuts_blocks(config))
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
             if scenario.get("fake_clock") and self.controller is not None:

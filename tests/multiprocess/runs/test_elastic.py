@@ -29,6 +29,7 @@ from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 folder = rows_folder
+ALONE = {"freezing__elastic.min_ranks": 1, "freezing__elastic.frozen_cost": 0.05}
 
 
 def written_profile(path):
@@ -60,13 +61,15 @@ def runs(folder):
             is_elastic=True,
             save_at=[7, 9],
             metrics__enable_tensorboard=None,
+            **{"freezing__elastic.sublayers": None},
+            **ALONE,
         ),
     ]
     seen = run_scenarios(folder, 1, emulated, script="elastic_run.py")
     seen |= run_scenarios(folder, 4, scenarios, script="elastic_run.py")
     resumed = [
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
-        scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
+        scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9", **ALONE),
     ]
     emulated = [
         scenario(
@@ -82,7 +85,7 @@ def late(folder):
     """A run whose ranks 3 and 0 are late for its moves."""
     # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
     # of groups for equal meshes, which a run that moves less often would number otherwise.
-    limit = {"freezing__elastic.join_limit_s": 5.0}
+    limit = {**ALONE, "freezing__elastic.join_limit_s": 5.0}
     late = scenario(folder, "late", is_elastic=True, late={4: 3, 6: 0}, **limit)
     return run_scenarios(folder / "other", 4, [late], script="elastic_run.py")["late"]
 
@@ -118,9 +121,14 @@ def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
         (ranks, replicas, rows) for _, ranks, replicas, rows in runs["moves"][0]["pipelines"]
     ]
     assert pipelines[0] == (4, 1, 8)
-    assert pipelines[-1] == (2, 2, 4)
-    # Cut again before it became shorter, and after.
-    assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
+    # Cut again before it became shorter; in the end every rank has the whole model.
+    assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 1]
+    assert pipelines[2:] == [(2, 2, 4), (1, 4, 2)]
+
+
+def test_it_is_cut_between_attention_and_mlp(run_folder):
+    """A half at a stage's end is one of a block, so that 0.5 layers are an MLP with the head."""
+    assert [move.split for move in MOVES.read(run_folder)] == ["5.5 2 2 0.5", "9.5 0.5", "10"]
 
 
 def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
@@ -259,7 +267,7 @@ def test_its_moves_are_listed(runs, run_folder):
     # After the checks of steps 4, 6 and 8.
     assert [(move.step, move.frozen_layers) for move in moves] == [(5, 4), (7, 8), (9, 9)]
     assert all(len(move.split.split()) == move.ranks for move in moves)
-    assert all(sum(map(int, move.split.split())) == 10 for move in moves)
+    assert all(sum(map(float, move.split.split())) == 10 for move in moves)
     report = (run_folder / "report.txt").read_text()
     page = (run_folder / "report.md").read_text()
     for move in moves:
@@ -288,7 +296,7 @@ def test_what_is_of_one_pipeline_is_numbered(run_folder):
             assert (run_folder / f"{name}_{number}.csv").exists()
     ranks = [len((run_folder / name).read_text().splitlines()) for name in (
         "schedule_1.csv", "schedule.csv")]  # fmt: skip
-    assert ranks == [4, 2]
+    assert ranks == [4, 1]
 
 
 def test_its_curves_in_tensorboard_are_whole(run_folder):
@@ -298,7 +306,7 @@ def test_its_curves_in_tensorboard_are_whole(run_folder):
         *range(1, N_STEPS + 1)
     ]
     replicas = [event.value for event in events.Scalars("freezing/elastic/replicas")]
-    assert (replicas[0], replicas[-1]) == (1.0, 2.0)
+    assert (replicas[0], replicas[-1]) == (1.0, 4.0)
     assert [e.value for e in events.Scalars("freezing/elastic/ranks")] == [4 / n for n in replicas]
 
 

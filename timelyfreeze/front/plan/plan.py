@@ -135,9 +135,9 @@ def elastic_plan(
 
     ``TIME`` cuts where the largest rank takes least time, frozen units on any rank. Sizes are
     parameters, whole numbers; with ``TIME`` milliseconds of a microbatch in its present state, for
-    a frozen unit its forward alone. The paper's units are attention and MLP sublayers. A run moves
-    whole layers, with fewer cuts: of 12 layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen layers
-    have none, all sublayers do. Embedding and head belong to the first and last unit. ``lambda_``,
+    a frozen unit its forward alone. The paper's units are attention and MLP sublayers. Whole
+    layers have fewer cuts: of 12 layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen layers have
+    none, all sublayers do. Embedding and head belong to the first and last unit. ``lambda_``,
     not used with ``TIME``, is the cost of a frozen unit over a live one; ``largest_at_start`` is
     M0, in whose place ``fits`` decides with ``TIME``. A rank without a unit is a ValueError.
     """

@@ -22,7 +22,7 @@ from torchtitan.data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE, FolderTo
 from torchtitan.freezing.checks.models import reads_training_images
 from torchtitan.freezing.checks.upstream import data_sections
 from torchtitan.freezing.values.pipeline import n_microbatches
-from torchtitan.settings import JobConfig, model_family
+from torchtitan.settings import JobConfig, has_pipeline, model_family
 from torchtitan.vision.spec import known_args
 
 
@@ -125,7 +125,7 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
             f"validation.seq_len is {validation.seq_len}; it must be at most training.seq_len "
             f"({training.seq_len}), the length that the model is built for"
         )
-    n = n_microbatches(config) if config.parallelism.pipeline_parallel_degree > 1 else None
+    n = n_microbatches(config) if has_pipeline(config) else None
     if n and validation.local_batch_size % n:
         yield (
             f"validation.local_batch_size is {validation.local_batch_size}; a pipeline splits it "

@@ -22,7 +22,7 @@ from torchtitan.data.rows.kinds import is_image_dataset, is_instruct_dataset
 from torchtitan.freezing.checks import requirements as needs
 from torchtitan.freezing.checks.requirements import Feature, Requirement, Test, one_of, without
 from torchtitan.freezing.values.pipeline import compiles_blocks, splits_backwards
-from torchtitan.settings import IMAGE_MODELS, JobConfig, with_values
+from torchtitan.settings import IMAGE_MODELS, JobConfig, cuts_blocks, with_values
 from torchtitan.vision.spec import known_args
 
 _METHOD, _SCHEDULE = "freezing.method", "parallelism.pipeline_parallel_schedule"
@@ -52,7 +52,17 @@ def _if_frozen(
     return Feature(key, why, listed, lambda run: _freezes(run) and is_on(run))
 
 
+def _freezes_parts(run: JobConfig) -> bool:
+    """Return whether a policy may freeze a part of a block."""
+    name = _policy_name(run)
+    whole = name is None or freezes_whole_layers(name)
+    return not whole or bool(getattr(_policy(run), "names", ()))
+
+
 # fmt: off
+_BY_BLOCK = Requirement(
+    _METHOD, lambda run: not (_freezes_parts(run) or isinstance(_policy(run), ComparesOutputs)),
+    "it must be a policy of whole blocks")
 _LONE = (*needs.ONE_PIPELINE, needs.NO_REPLICAS)
 
 CACHE = _if_frozen(
@@ -150,8 +160,7 @@ FEATURES = (
     Feature(
         _METHOD, "a compiled block has one backward, from which no single tensor can be left out",
         (needs.EAGER,),
-        lambda run: (name := _policy_name(run)) is not None
-        and not (freezes_whole_layers(name) and not getattr(_policy(run), "names", ()))),
+        _freezes_parts),
     Feature(
         'compile.components has "model"',
         "the first batches of a phase compile and must not be measured", (needs.DISCARDS,),
@@ -183,6 +192,16 @@ FEATURES = (
         "freezing.elastic.search_microbatches",
         "each number that is tried is timed at once, without a plan",
         (needs.NO_EMULATION, needs.NO_PLAN), lambda run: run.freezing.elastic.searches),
+    _if_frozen(
+        "freezing.elastic.sublayers",
+        "attention and MLP of a block freeze together",
+        (needs.NO_PLAN, _BY_BLOCK, needs.HALVES, needs.EAGER, without(CACHE),
+         one_of("freezing.elastic.partition", "parameters")),
+        lambda run: run.freezing.elastic.cuts_blocks),
+    Feature(
+        "parallelism.module_fqns_per_model_part",
+        "only an elastic run cuts blocks", (one_of("freezing.elastic.sublayers", True),),
+        cuts_blocks),
     PACKING,
     _if_frozen(
         "freezing.packing.mode",

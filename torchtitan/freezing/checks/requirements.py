@@ -21,7 +21,7 @@ from torchtitan.data.rows.kinds import (
 )
 from torchtitan.freezing.values.pipeline import compiles_blocks, data_parallel_degree
 from torchtitan.images.transforms import NONE
-from torchtitan.settings import IMAGE_MODELS, JobConfig, examples_of_microbatch
+from torchtitan.settings import IMAGE_MODELS, JobConfig, examples_of_microbatch, has_pipeline
 from torchtitan.vision.spec import known_args
 
 Test = Callable[[JobConfig], Any]
@@ -129,7 +129,7 @@ NO_REPLICAS = Requirement(
     or data_parallel_degree(run) in (None, 1),
     f"start as many processes as {_DEGREE}, or the others are replicas")
 PIPELINE = Requirement(
-    _DEGREE, lambda run: run.parallelism.pipeline_parallel_degree > 1,
+    _DEGREE, has_pipeline,
     "it must be the number of ranks, 2 or more")
 NO_PIPELINE = one_of(_DEGREE, 1)
 ONE_STAGE = (
@@ -153,6 +153,8 @@ LAUNCHER = Requirement(
 LLAMA3 = one_of("model.name", "llama3")
 # Models whose stages can be entered at any block.
 BLOCKS = one_of("model.name", "llama3", *IMAGE_MODELS)
+# Models whose blocks have an attention and an MLP.
+HALVES = one_of("model.name", "llama3", "vit")
 OF_PICTURES = one_of("model.name", *IMAGE_MODELS)
 NO_TEXT = tuple(
     one_of(f"model.{name}", None)

@@ -16,6 +16,7 @@ from torchtitan.freezing.partition.cut import count_model_layers, live_layer_tim
 from torchtitan.settings import (
     JobConfig,
     count_layers,
+    count_sublayers,
     examples_of_microbatch,
     global_rows,
     layers_of_split,
@@ -29,12 +30,18 @@ from torchtitan.settings import (
 class Pipeline:
     """How a run's processes share the model."""
 
-    split: tuple[int, ...]  # layers of each stage; a stage for each pipeline rank
+    split: tuple[int, ...]  # units of each stage; a stage for each pipeline rank
     n_replicas: int = 1  # copies of the pipeline, for each one that the run began with
     # the last step of a run in which each replica has as many rows in a step as the pipeline of the
     # start; None where replicas share its rows
     last_step: int | None = None
     microbatch: int | None = None  # examples of a microbatch; None for as many as at the start
+    sublayers: bool = False  # whether attentions and MLPs are units, instead of layers
+
+    @property
+    def layers(self) -> tuple[float, ...]:
+        """Layers of each stage, an attention or an MLP for half of one."""
+        return tuple(n / 2 for n in self.split) if self.sublayers else self.split
 
     @property
     def n_ranks(self) -> int:
@@ -43,10 +50,12 @@ class Pipeline:
 
     def __str__(self) -> str:
         """Return the pipeline in words."""
-        layers = ",".join(map(str, self.split))
+        layers = ",".join(f"{n:g}" for n in self.layers)
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
         size = "" if self.microbatch is None else f", with microbatches of {self.microbatch}"
         end = "" if self.last_step is None else f", up to step {self.last_step}"
+        if self.n_ranks == 1:
+            return f"with the whole model on each rank{copies}{size}{end}"
         return f"in a pipeline of {self.n_ranks} ranks with {layers} layers{copies}{size}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
@@ -71,7 +80,9 @@ class Pipeline:
             rows *= n
         values = {
             "parallelism.pipeline_parallel_degree": self.n_ranks,
-            "parallelism.module_fqns_per_model_part": modules_of_split(self.split),
+            "parallelism.module_fqns_per_model_part": modules_of_split(
+                self.split, sublayers=self.sublayers
+            ),
             "parallelism.data_parallel_shard_degree": shards if shards < 0 else shards * n,
             "training.local_batch_size": batch,
             "training.global_batch_size": rows,
@@ -97,7 +108,10 @@ class Pipeline:
 
 def first_pipeline(config: JobConfig) -> Pipeline:
     """Return a run's first pipeline."""
-    start = Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
+    stages = stage_modules(config, count_model_layers(config))
+    is_finer = config.freezing.elastic.cuts_blocks
+    split = count_sublayers(stages) if is_finer else count_layers(stages)
+    start = Pipeline(split, sublayers=is_finer)
     return start.ending(config, RunState(0, step=0, n_batches=0))
 
 
@@ -111,10 +125,11 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     layers.
     """
     start, settings = first_pipeline(config), config.freezing.elastic
-    n_layers, n_ranks = sum(start.split), len(start.split)
-    if not 0 < n_frozen < n_layers:
+    n_units, n_ranks, sublayers = sum(start.split), len(start.split), start.sublayers
+    n_frozen *= 2 if sublayers else 1
+    if not 0 < n_frozen < n_units:
         return start
-    sizes: Sequence[float] = part_parameters(config).units
+    sizes: Sequence[float] = part_parameters(config, sublayers=sublayers).units
     fits = None
     if settings.is_by_time:
         sizes, fits = live_layer_times(config, n_frozen), _room(config, start.split, n_frozen)
@@ -138,7 +153,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
         except ValueError:  # of all that it refuses, only this can be: the rest was checked
             return None
         if plan.n_ranks * plan.n_replicas == n_ranks and plan.n_microbatches >= plan.n_ranks:
-            return Pipeline(plan.split, plan.n_replicas)
+            return Pipeline(plan.split, plan.n_replicas, sublayers=sublayers)
         least = plan.n_ranks + 1
 
 

@@ -144,7 +144,8 @@ class ElasticRun:
         """Log and write a finished move."""
         seconds, step = time.perf_counter() - started, trainer.step + 1
         trainer.device_seconds += seconds * dist.get_world_size()
-        trainer.metrics_processor.record_move(step, self._n_frozen, self._form.split, seconds)
+        layers = self._form.layers if isinstance(self._form, Pipeline) else self._form.split
+        trainer.metrics_processor.record_move(step, self._n_frozen, layers, seconds)
         logger.info(
             "Frozen layers: %d; the run goes on %s, from step %d, after %.1f s",
             self._n_frozen,

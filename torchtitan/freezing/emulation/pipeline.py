@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -150,23 +150,32 @@ class EmulatedMesh:
         return total_norm
 
 
-class EmulatedDims(ParallelDims):
-    """Upstream's dimensions of a world of a single process, with the pipeline switched on."""
-
-    pipeline: EmulatedMesh
+class LoneDims(ParallelDims):
+    """Upstream's dimensions with pipelines of a rank each, which upstream takes for none."""
 
     @classmethod
-    def of(cls, world: ParallelDims) -> EmulatedDims:
-        """Return the dimensions of ``world``, a single process, with a pipeline."""
-        values = {f.name: getattr(world, f.name) for f in fields(world) if f.init}
-        emulated = cls(**values)
-        emulated.pipeline = EmulatedMesh()
-        return emulated
+    def of(cls, world: ParallelDims) -> Self:
+        """Return the dimensions of ``world``, with a pipeline."""
+        return cls(**{f.name: getattr(world, f.name) for f in fields(world) if f.init})
 
     @property
     def pp_enabled(self) -> bool:
         """Return True: there is a schedule, and its stages are the model's parts."""
         return True
+
+    def _mesh_exist(self, name: str, degree: int) -> bool:
+        return name == "pp" or bool(super()._mesh_exist(name, degree))
+
+
+class EmulatedDims(LoneDims):
+    """Dimensions of a world of a single process, which has the stages of all ranks."""
+
+    pipeline: EmulatedMesh
+
+    def __post_init__(self) -> None:
+        """Have a mesh without stages."""
+        super().__post_init__()
+        self.pipeline = EmulatedMesh()
 
     def get_optional_mesh(self, dims: str | list[str]) -> Any:
         """Return the pipeline's mesh for "pp", and otherwise upstream's answer."""

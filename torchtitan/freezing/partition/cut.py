@@ -31,6 +31,7 @@ from timelyfreeze.whatif.partition import (
     time_load,
 )
 from torchtitan.freezing.memory.estimate import described, model_bytes
+from torchtitan.freezing.partition.sublayers import sublayer_sizes
 from torchtitan.freezing.values.rules import size_errors
 from torchtitan.settings import (
     JobConfig,
@@ -157,12 +158,18 @@ def count_model_layers(job_config: JobConfig) -> int:
     return int(_described(job_config)[1].n_layers)
 
 
-def part_parameters(job_config: JobConfig) -> PartParameters:
-    """Count the parameters of a run's model on the meta device."""
+def part_parameters(job_config: JobConfig, *, sublayers: bool = False) -> PartParameters:
+    """Count the parameters of a run's model on the meta device.
+
+    With ``sublayers`` attention and MLP of a block are layers of their own.
+    """
     spec, args = _described(job_config)
     with torch.device("meta"):
         model = spec.model_cls(args)
     layers = tuple(sum(p.numel() for p in layer.parameters()) for layer in model.layers.values())
+    if sublayers:
+        blocks, kind = model.layers.values(), job_config.model.name
+        layers = tuple(n for block in blocks for n in sublayer_sizes(kind, block))
     first = sum(p.numel() for p in model.tok_embeddings.parameters())
     total = sum(p.numel() for p in model.parameters())
     return PartParameters(first, layers, total - first - sum(layers))

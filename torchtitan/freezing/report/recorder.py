@@ -235,9 +235,9 @@ class FreezingMetricsProcessor(MetricsProcessor):
         del self.recorder
         return recorder
 
-    def record_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
+    def record_move(self, step: int, n_frozen: int, split: Sequence[float], seconds: float) -> None:
         """Note the move to this trainer, as in ``moves.csv``; without ``split`` cut as before."""
-        layers, n_replicas = " ".join(map(str, split)), self.recorder.run.n_replicas
+        layers, n_replicas = " ".join(f"{n:g}" for n in split), self.recorder.run.n_replicas
         n_ranks = len(split) or self.job_config.parallelism.pipeline_parallel_degree
         move = Move(step, n_frozen, n_ranks, n_replicas, layers, seconds)
         self.recorder.tell(RunPart.move, move)

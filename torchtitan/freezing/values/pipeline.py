@@ -16,7 +16,7 @@ from timelyfreeze.schedule import (
     stages_per_rank,
 )
 from timelyfreeze.whatif.partition import PARTITIONS, TIME
-from torchtitan.settings import JobConfig
+from torchtitan.settings import JobConfig, has_pipeline
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
 
@@ -119,7 +119,7 @@ def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator
     if partition not in PARTITIONS:
         yield f"{_KEY} is {partition!r}; known: {', '.join(PARTITIONS)}"
         return
-    if degree <= 1:
+    if not has_pipeline(config):
         yield (
             f"{_KEY} is {partition!r}, which needs parallelism.pipeline_parallel_degree of 2 or "
             f"more; it is {degree}"

@@ -32,6 +32,7 @@ TITLES = {
     "an epoch has": "`checks_per_epoch` of a policy",
     "adapters of peft": '`freezing.method` `"lora"`',
     "a frozen front": '`freezing.elastic.partition` `"time"`',
+    "only an elastic": "half a block in `module_fqns_per_model_part`",
     "somebody has": '`freezing.packing.mode` `"efficiency"`',
     "torch counts": "a `model.flavor` with experts, where a run trains",
     "what freezing saves": "`timelyfreeze profile`",

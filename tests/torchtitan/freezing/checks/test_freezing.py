@@ -316,7 +316,7 @@ def test_an_elastic_run_goes_together_with_the_cache() -> None:
             {"global_batch": "linear"},
             "freezing.elastic.global_batch is 'linear'; known: constant, paper",
         ),
-        ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
+        ({"min_ranks": 0}, "freezing.elastic.min_ranks is 0; it must be 1 or more"),
         (
             {"join_limit_s": 0.0},
             "freezing.elastic.join_limit_s is 0.0; it must be above 0 and below "

@@ -21,7 +21,14 @@ from torchtitan.freezing.elastic.pipeline import (
     pipeline_for,
 )
 from torchtitan.freezing.memory.estimate import CutMemory
-from torchtitan.settings import JobConfig, modules_of_split, stage_modules
+from torchtitan.freezing.values.command_line import ConfigError
+from torchtitan.settings import (
+    JobConfig,
+    cuts_blocks,
+    modules_of_split,
+    pipeline_order,
+    stage_modules,
+)
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256
@@ -85,6 +92,43 @@ def test_it_becomes_no_shorter_than_the_user_says() -> None:
     assert pipeline_for(kept, 5) is None
 
 
+def test_with_a_single_rank_it_is_data_parallelism_alone() -> None:
+    """Frozen layers that cost nothing leave a live one and the head, as the last rank had."""
+    free = ElasticSettings(enable=True, frozen_cost=0.0, min_ranks=1)
+    found = pipeline_for(elastic(free), 5)
+    assert found == Pipeline((6,), 4)
+    moved = found.moved(elastic(free))
+    check(moved)
+    assert moved.parallelism.pipeline_parallel_degree == 1
+    assert moved.training.local_batch_size == 2
+    assert [str(action) for action in pipeline_order(moved, 6).ranks[0]] == [
+        "0F0", "0B0", "0F1", "0B1"]  # fmt: skip
+    started = elastic(free, parallelism__pipeline_parallel_degree=1)
+    with pytest.raises(ConfigError, match="pipeline_parallel_degree is 1"):
+        check(started)
+
+
+def test_between_attention_and_mlp_there_are_cuts_where_whole_layers_have_none() -> None:
+    """ViT-B/16 with a head for ImageNet, on 8 devices; depths 6 and 7 have none either."""
+    pytest.importorskip("transformers")
+    pictures = {
+        "model__name": "vit",
+        "model__flavor": "B-16",
+        "vision__classes": 1000,
+        "training__dataset": "images",
+        "parallelism__pipeline_parallel_degree": 8,
+    }
+    for n_frozen in (8, 10):
+        assert pipeline_for(elastic(**pictures), n_frozen) is None
+        finer = elastic(ElasticSettings(enable=True, sublayers=True), **pictures)
+        found = pipeline_for(finer, n_frozen)
+        assert found is not None
+        assert found.layers[0] >= n_frozen
+        assert sum(found.layers) == 12
+        assert len(found.split) * found.n_replicas == 8
+        assert cuts_blocks(found.moved(finer))
+
+
 def by_time(folder: Path, settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
     """3 ms a layer, a third of it forward; 1 ms of the embedding and 9 ms of the head besides."""
     stages = [times(7.0), times(6.0), times(15.0)]
@@ -110,7 +154,7 @@ def cuts_with_room(job_config: JobConfig, n_ranks: int, n_frozen: int) -> list[t
     return [cut for cut in cuts if memory.of_fullest(cut, n_frozen) <= limit]
 
 
-@pytest.mark.parametrize("min_ranks", [2, 4])
+@pytest.mark.parametrize("min_ranks", [1, 2, 4])
 @pytest.mark.parametrize("n_frozen", range(1, 6))
 def test_by_time_it_is_the_most_even_of_all_cuts_that_have_room(
     tmp_path: Path, n_frozen: int, min_ranks: int
@@ -126,9 +170,9 @@ def test_by_time_it_is_the_most_even_of_all_cuts_that_have_room(
         ends = list(itertools.accumulate(cut))
         return max(sum(costs[end - n : end]) for n, end in zip(cut, ends, strict=True))
 
-    cuts = cuts_with_room(job_config, 2, n_frozen) if min_ranks == 2 else []
-    n_replicas = 2 if cuts else 1
-    cuts = cuts or cuts_with_room(job_config, 4, n_frozen)
+    shorter = [n for n in (4, 2, 1) if n >= min_ranks]
+    cuts = [c for c in (cuts_with_room(job_config, n, n_frozen) for n in shorter) if c][-1]
+    n_replicas = 4 // len(cuts[0])
     found = pipeline_for(job_config, n_frozen)
     assert found is not None
     assert (found.n_replicas, len(found.split)) == (n_replicas, 4 // n_replicas)
@@ -240,6 +284,8 @@ def test_in_an_emulation_a_step_has_a_batch_of_each_replica() -> None:
         ),
         (Pipeline((4, 2), last_step=9), "in a pipeline of 2 ranks with 4,2 layers, up to step 9"),
         (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
+        (Pipeline((7, 5), sublayers=True), "in a pipeline of 2 ranks with 3.5,2.5 layers"),
+        (Pipeline((6,), 4), "with the whole model on each rank, 4 of them side by side"),
         (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
     ],
 )
