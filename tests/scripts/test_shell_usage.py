@@ -76,6 +76,8 @@ WRONG: list[tuple[str, list[str], str]] = [
     ("scripts/test_torch.sh", ["2.15"], "VERSION is '2.15', which is no release"),
     ("scripts/test_torch.sh", ["2.15.0", "a_folder", "more"], "'more' follows FOLDER"),
     ("scripts/test_torch.sh", ["--odd"], "--odd is no option"),
+    ("scripts/test_hosts.sh", ["megatron"], "'megatron' is neither titan nor automodel"),
+    ("scripts/test_hosts.sh", ["--odd"], "--odd is no option"),
 ]
 
 
