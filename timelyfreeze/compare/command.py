@@ -8,8 +8,8 @@
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
 run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
-      has is not run again; a run that did not finish starts again, and its old files move to
-      OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
+      has is not run again; a run that was killed goes on from its last checkpoint; what failed, or
+      has none, starts again, and its old files move to OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
       there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
       status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
       fewer_microbatches: what a user would do without freezing in the time of each freezing method
