@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from timelyfreeze.files import Table
 from timelyfreeze.records.tables import MOVES, STEPS
 
 RECORD = "comparison_run.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def _parts_below(place: Path) -> list[Part]:
     return parts
 
 
-def joined(table: Table[Any], parts: Sequence[Part]) -> list[Any]:
+def joined(table: Table[T], parts: Sequence[Part]) -> list[T]:
     """Return the rows of all parts, with the seconds since the run began."""
-    rows = []
+    rows: list[T] = []
     for part in parts:
-        own = table.read(part.folder) if (part.folder / table.name).exists() else []
+        own: list[Any] = table.read(part.folder) if (part.folder / table.name).exists() else []
         rows += [_later(row, part.before, table) for row in own if row.step <= part.last_step]
     return rows
 

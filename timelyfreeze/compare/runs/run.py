@@ -11,14 +11,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from timelyfreeze.compare.runs.errors import HeldOut, held_out
 from timelyfreeze.compare.runs.parts import RECORD, joined, parts_of
 from timelyfreeze.compare.runs.variants import read_value, run_label, split_peer
-from timelyfreeze.files import read_dataclass, read_object
+from timelyfreeze.files import Table, read_dataclass, read_object
 from timelyfreeze.records import tables
 from timelyfreeze.records.held_out import HELD_OUT
 from timelyfreeze.records.scores import SCORES, Scores, read_scores
@@ -175,7 +174,10 @@ def find_any(folders: Sequence[Path]) -> FoundRuns:
 def read_run(folder: Path) -> Run:
     """Read the summary in ``folder``, and the run's other files, those of former parts too."""
     summary, parts = read_summary(folder), parts_of(folder)
-    rows = partial(joined, parts=parts)
+
+    def rows(table: Table[T]) -> list[T]:
+        return joined(table, parts)
+
     losses, steps, moves = rows(tables.LOSSES), rows(tables.STEPS), rows(tables.MOVES)
     if len(parts) > 1:
         summary = replace(
