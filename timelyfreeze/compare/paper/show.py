@@ -79,6 +79,7 @@ def _table(item: items.Item, output: Path, problems: list[str]) -> str:
     for key in item.columns:
         heads += [f"{_COLUMN_OF[key].title}: ours", "paper", "difference"]
     places: dict[str, None] = {}
+    folders: set[str] = set()
     rows: list[list[str]] = []
     for study in item.studies:
         groups, _ = _groups([study], output)
@@ -89,6 +90,9 @@ def _table(item: items.Item, output: Path, problems: list[str]) -> str:
         except ValueError as error:
             problems.append(f"not read: {place}: {error}")
         own = _rows_beside(study, groups, base, item.columns)
+        if study.folder in folders:  # whose run of none stands above
+            own = [row for row in own if row[1] != "none"]
+        folders.add(study.folder)
         rows += own if len(item.studies) == 1 else ([study.model, *row] for row in own)
     hardware = "; ".join(dict.fromkeys(study.hardware for study in item.studies))
     about = f"{item.name}: {item.title}. The paper's: {hardware}. Ours: {'; '.join(places)}."

@@ -227,6 +227,7 @@ def test_parts_of_an_older_system_stand_in_a_table_with_one_run_of_none(
     assert [keys["freezing.method"] for keys in trainer.keys].count("none") == 1
     assert len(trainer.keys) == 6
     said = capsys.readouterr().out
+    assert said[said.rindex("pipetransformer 9:") :].count("| GPipe | none |") == 1
     rows = {
         row.split(" | ")[0].strip("| "): row for row in said.splitlines() if "| GPipe | p" in row
     }

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +19,9 @@ import pytest
 from timelyfreeze.cli.main import main
 from timelyfreeze.compare.paper.items import COMPARED, FIGURE, ITEMS, TABLE, Item, Study, study_of
 from timelyfreeze.compare.plots import TIMELINES
+from timelyfreeze.compare.runs.parts import can_go_on
+from timelyfreeze.compare.runs.run import find_runs
+from timelyfreeze.records.tables import STEPS
 
 LLAMA_1B, LLAMA_8B, LLAMA_13B = (study_of({"of": size}) for size in ("1b", "8b", "13b"))
 KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofreeze.percentile"
@@ -252,3 +260,31 @@ def test_batches_of_six_ranks(paper: Paper, tmp_path: Path) -> None:
     assert "[3/3] GPipe timelyfreeze seed 42" in said
     assert (tmp_path / "figure_11.png").stat().st_size > 10_000
     assert "the paper: TimelyFreeze gains up to 10 points more than APF" in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_command_that_was_killed_goes_on_inside_its_run(paper: Paper, tmp_path: Path) -> None:
+    """With all its processes, as when a machine goes down."""
+    words = ["table", "4", str(tmp_path), "--small", "--schedules", "1F1B", "--methods", "none"]
+    words += ["--", "--training.steps=12", "--training.seq_len=32", "--training.local_batch_size=8"]
+    words += ["--checkpoint.interval=4"]
+    run = tmp_path / "small_debugmodel/1F1B/none/seed_42"
+    command = [sys.executable, "-m", "timelyfreeze", "paper", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not can_go_on(run):
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        for pid in [process.pid, *_below(process.pid)]:
+            os.kill(pid, signal.SIGKILL)
+    paper(*words)
+    assert not (tmp_path / "small_debugmodel/set_aside").exists()
+    (found,) = find_runs([tmp_path]).runs
+    assert len(found.step_ends) == 12
+    assert STEPS.read(found.folder)[0].step in (5, 9)
+
+
+def _below(pid: int) -> list[int]:
+    """Processes that a process started, and those that they did."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *_below(child))]
