@@ -7,17 +7,17 @@
         [--nproc 4] [--short 4] [--memory-gib 80] [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
-run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
-      has is not run again; a run that did not finish starts again, and its old files move to
-      OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
-      there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
-      status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
-      fewer_microbatches: what a user would do without freezing in the time of each freezing method
-      beside it. They run behind the methods, whose times they are fitted to. --vary makes runs of
-      each value of a key of the configuration, of several keys of each pair of values. --evaluate
-      scores each finished run with timelyfreeze evaluate and the options given, and the model
-      before training in OUTPUT/base_model; what has its scores is left alone. Exit status 1 if that
-      failed.
+run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already has
+      is not run again; a run that was killed goes on from its last checkpoint; what failed, or has
+      none, starts again, and its old files move to OUTPUT/set_aside. Ends with the table of all
+      runs in OUTPUT, which goes to comparison.md there as well, and single runs to comparison.csv.
+      What follows -- goes to the trainer. Exit status 1 if a run failed. Besides values of
+      freezing.method, --methods takes fewer_steps and fewer_microbatches: what a user would do
+      without freezing in the time of each freezing method beside it. They run behind the methods,
+      whose times they are fitted to. --vary makes runs of each value of a key of the configuration,
+      of several keys of each pair of values. --evaluate scores each finished run with timelyfreeze
+      evaluate and the options given, and the model before training in OUTPUT/base_model; what has
+      its scores is left alone. Exit status 1 if that failed.
 chain goes from TorchTitan's keys to ours, link by link: rows packed, logits of learned tokens
       alone, layers split by time, the best schedule, low-rank freezing or adapters. Each link runs
       beside the one before, with as many rows in a step, a turn for each seed, every second turn

@@ -103,7 +103,8 @@ class Egeria(FreezePolicy):
     for, or "inline", in the training process, so that a run can be repeated exactly."""
 
     precision: Annotated[str, OneOf(INT8, FLOAT32)] = INT8
-    """What linear layers of the reference compute in: "int8" or "float32"."""
+    """What linear layers and dense convolutions of the reference compute in: "int8" or
+    "float32"."""
 
     queue_length: AtLeast1 = 2
     """Evaluations that may wait for the process, at least 1. More are dropped and counted."""

@@ -1,5 +1,6 @@
 """What is run, in which order, and what a second call leaves alone; the trainer is a stand-in."""
 
+import json
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_ru
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import jobs as comparison_jobs
 from timelyfreeze.compare.runs.jobs import ROOT, duration, start
+from timelyfreeze.records.tables import STEPS, StepRow
 
 SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
 
@@ -39,7 +41,7 @@ class Trainer:
         self.found_in_folder.append(sorted(path.name for path in folder.iterdir()))
         name = label(keys)
         log.write_text("first line\n" + 40 * "...\n" + f"{name} says why\n")
-        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint").mkdir(exist_ok=True)
         if name == self.is_interrupted_at:
             raise KeyboardInterrupt
         if name in self.fails:
@@ -179,6 +181,36 @@ def test_an_interrupted_call_goes_on_where_it_stopped(config: Path, output: Path
     trainer.is_interrupted_at = None
     assert run(trainer, config, output, methods="none apf fixed") == 0
     assert trainer.labels[2:] == ["1F1B apf seed 42", "1F1B fixed seed 42"]
+
+
+@pytest.mark.parametrize("change", ["", "failed", "other keys", "no times"])
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint_where_it_can(
+    config: Path, output: Path, change: str
+) -> None:
+    trainer = Trainer()
+    trainer.is_interrupted_at = "1F1B apf seed 42"
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, config, output)
+    folder = output / "1F1B/apf/seed_42"
+    (folder / "checkpoint/step-2").mkdir()
+    (folder / "checkpoint/step-2/.metadata").touch()
+    (folder / "tb/killed").mkdir(parents=True)
+    steps = [StepRow(step, "", 1.0 * step, 1e3, 1.0) for step in (1, 2)]
+    STEPS.write(folder / "tb/killed", steps[1:] if change == "no times" else steps)
+    record = folder / "comparison_run.json"
+    told = json.loads(record.read_text())
+    told |= {"exit_status": 1} if change == "failed" else {}
+    told["settings"] |= {"nproc": 4} if change == "other keys" else {}
+    record.write_text(json.dumps(told))
+    trainer.is_interrupted_at = None
+    assert run(trainer, config, output) == 0
+    goes_on = not change
+    assert trainer.found_in_folder[-1] == (
+        ["checkpoint", "comparison_run.json", "tb", "train.log"]
+        if goes_on
+        else ["comparison_run.json"]
+    )
+    assert (output / "set_aside").exists() is not goes_on
 
 
 def test_a_failing_run_is_shown_and_the_others_go_on(

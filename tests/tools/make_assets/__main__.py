@@ -8,6 +8,7 @@ set. Written under ``tests/assets``:
 - ``tiny_instruct/train.jsonl``: ``instruction``, ``input``, ``output`` (data set ``alpaca``)
 - ``tiny_chat/train.jsonl``: ``conversations`` (data set ``sharegpt``)
 - ``c4_test/data.jsonl``: ``text`` (upstream's default data set ``c4_test``)
+- ``tiny_pictures/``: ``image``, ``label`` of stripes (data set ``images``)
 - ``tokenizer/``: a byte-level BPE of at most 2048 tokens, the vocabulary of upstream's debug model
 
 Usage:
@@ -21,10 +22,13 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from pyarrow.parquet import read_table
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.tools.make_assets.advice import HOWTOS, REASONS
+from tests.tools.make_assets.pictures import write_tiny
 from tests.tools.make_assets.rows import MAKERS, Rng, Row, howto_prose
 from tests.tools.make_assets.sentences import (
     animal_facts,
@@ -44,6 +48,7 @@ from tests.tools.make_assets.tables import (
 from timelyfreeze.files.options import status_of
 
 SEED = 20260
+PICTURES = ("tiny_pictures/train.parquet", "tiny_pictures/test.parquet")
 VOCAB_SIZE = 2048
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -202,6 +207,12 @@ def make_files() -> dict[str, str]:
     return result
 
 
+def _is_stale(name: str, made: str, output: Path) -> bool:
+    """Tell whether a file holds other rows; how they are packed is the library's."""
+    old = output / name
+    return not old.is_file() or not read_table(old).equals(read_table(Path(made, name)))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Write or check the assets; the return value is the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -224,6 +235,9 @@ def _write_or_check(args: argparse.Namespace) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             sys.stdout.write(f"{path}: {len(data)} bytes\n")
+    with TemporaryDirectory() as made:
+        write_tiny(Path(made) if args.check else args.output)
+        stale += [name for name in PICTURES if args.check and _is_stale(name, made, args.output)]
     for name in stale:
         sys.stderr.write(
             f"{args.output / name} differs; run python -m tests.tools.make_assets to rewrite it\n"

@@ -122,7 +122,7 @@ def test_values_are_those_of_table_3(name: str) -> None:
     checkpoint = config.checkpoint
     assert checkpoint.enable
     assert checkpoint.initial_load_in_hf
-    assert checkpoint.interval == column.steps
+    assert 4 * checkpoint.interval == column.steps
     assert (training.dtype, training.mixed_precision_param) == ("float32", "bfloat16")
 
 

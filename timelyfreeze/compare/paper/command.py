@@ -5,6 +5,7 @@
     timelyfreeze paper table 4 OUTPUT [-- --key=...]  runs or resumes it, and shows it
     timelyfreeze paper figure 7 OUTPUT --small        the same with a small model on this machine
     timelyfreeze paper table 4 --plans PLAN.json ...  plans beside the paper, nothing is run
+    timelyfreeze paper pipetransformer 9 OUTPUT       an older system's figure or table, small
 
 OUTPUT holds the runs of all tables and figures; they share them. What it has already is not run
 again. A whole table goes to OUTPUT/table_4.md too, figures to OUTPUT/figure_7.png and .svg. What
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.curves import SPEED
-from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
+from timelyfreeze.compare.paper.items import FIGURE, ITEMS, KINDS, TABLE, Item
 from timelyfreeze.compare.paper.show import plans_beside, read_plans, settings_beside, show
 from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("kind", nargs="?", choices=(TABLE, FIGURE))
+    add("kind", nargs="?", choices=KINDS)
     add("number", nargs="?", type=int, metavar="N", help="as in the paper")
     add("output", nargs="?", type=Path, metavar="OUTPUT", help="folder of all runs")
     add("--small", action="store_true", help="a small model, one seed, emulated by one process")

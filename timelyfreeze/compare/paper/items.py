@@ -17,6 +17,8 @@ from typing import Any
 
 from timelyfreeze.compare.plots import ACCURACY, MODELS
 from timelyfreeze.compare.runs.jobs import DEGREE, ROOT, word
+from timelyfreeze.compare.runs.run import Run
+from timelyfreeze.compare.runs.variants import concerning, parse_variants, read_value
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 METHODS = (
@@ -26,6 +28,9 @@ METHODS = (
 TOLD: Mapping[str, Any] = tomllib.loads(
     resources.files(__package__).joinpath("items.toml").read_text()
 )
+
+
+Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,11 @@ class Study:
     methods: tuple[str, ...] = METHODS
     n_ranks: int = 4
     keys: Mapping[str, Any] = field(default_factory=dict)  # other than the file has them
-    vary: str = ""  # "key=a,b,c", each value a run of its own
+    vary: tuple[str, ...] = ()  # "key=a,b,c", each value a run of its own
     profiled: str = ""  # folder of a study, the bounds of whose runs say where the model is cut
     is_emulated: bool = False  # one process stands for all ranks
     is_small: bool = False  # a small model stands for the paper's
+    paper: Values = field(default_factory=dict)  # of its last method, if ``measured`` has none
     stand_in: Mapping[str, Any] = field(default_factory=dict)  # what the small one has instead
 
     @property
@@ -64,7 +70,14 @@ class Study:
 
     def _n_values(self, method: str) -> int:
         """Return how many values of the varied key a method runs with."""
-        return len(self.vary.split(",")) if self.vary and method != "none" else 1
+        return len(parse_variants(self.vary)) if method != "none" else 1
+
+    def has(self, run: Run) -> bool:
+        """Return whether a run of its folder is its own."""
+        asked = (concerning(run.method, one) for one in parse_variants(self.vary))
+        is_asked = any(run.variant == {k: read_value(v) for k, v in one.items()} for one in asked)
+        named = (run.schedule in self.schedules, run.method in self.methods, run.seed in self.seeds)
+        return is_asked and all(named)
 
     def settings(self) -> dict[str, Any]:
         """Return the sections of its configuration file."""
@@ -99,13 +112,15 @@ class Study:
             "--schedules", *self.schedules,
             "--methods", *self.methods,
             "--seeds", *map(str, self.seeds),
-            *([f"--vary={self.vary}"] if self.vary else []),
+            *(f"--vary={values}" for values in self.vary),
             *([] if evaluate is None else [f"--evaluate={evaluate}"]),
             "--", *itertools.starmap(word, keys.items()), *arguments,
         ]  # fmt: skip
 
     def small(self) -> Study:
         """Return the words for a small model, emulated in a single process, with a single seed."""
+        if self.is_small:
+            return self
         own = {"keys": {}, **self.stand_in}
         return replace(self, **own, seeds=self.seeds[:1], is_emulated=True, is_small=True)
 
@@ -117,12 +132,11 @@ def study_of(told: Mapping[str, Any]) -> Study:
     own: dict[str, Any] = {
         key: tuple(one) if isinstance(one, list) else one for key, one in told.items()
     }
-    return Study(stand_in=own.pop("small"), **own)
+    return Study(stand_in=own.pop("small", {}), **own)
 
 
 # Stands in place of a method for the model before training.
 BASE = "base"
-Values = Mapping[str, float]
 
 
 @functools.cache
@@ -145,6 +159,8 @@ def measured() -> Mapping[tuple[str, str, str], Values]:
 
 
 TABLE, FIGURE = "table", "figure"
+# Those, and the papers of older systems: whatever has items.
+KINDS = (TABLE, FIGURE, "pipetransformer", "egeria")
 # Ways to show a figure: a plot of `compare show`, or one of `draw`.
 COMPARED, DRAWN = "compare", "draw"
 
@@ -153,7 +169,7 @@ COMPARED, DRAWN = "compare", "draw"
 class Item:
     """A table or a figure of the paper."""
 
-    kind: str  # ``TABLE`` or ``FIGURE``
+    kind: str  # ``TABLE`` or ``FIGURE``, or the system whose table or figure it is
     number: int  # the paper's
     title: str
     studies: tuple[Study, ...] = ()  # the runs that it is made of
@@ -198,10 +214,11 @@ class Item:
 
 ITEMS = tuple(
     Item(
-        kind, number, told["title"], tuple(map(study_of, told.get("studies", ()))),
+        kind, told.get("number", place), told["title"],
+        tuple(map(study_of, told.get("studies", ()))),
         tuple(TOLD["columns"].get(told.get("columns"), ())), tuple(told.get("plot", ("", ""))),
         told.get("says", ""), told.get("missing", ""),
     )
-    for kind in (TABLE, FIGURE)
-    for number, told in enumerate(TOLD["items"][f"{kind}s"], 1)
+    for kind in KINDS
+    for place, told in enumerate(TOLD["items"][kind], 1)
 )  # fmt: skip

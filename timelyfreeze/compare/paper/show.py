@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import COLUMN_OF, Criteria, accuracies
+from timelyfreeze.compare.metrics import COLUMN_OF, Column, Criteria, accuracies
 from timelyfreeze.compare.paper import items
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs.run import BASE_MODEL, find_runs, flatten
@@ -37,10 +38,11 @@ def show(item: items.Item, output: Path, *, keeps: bool) -> int:
     elif item.kind == items.FIGURE:
         problems += _draw(item, groups, output)
     else:
-        text = "\n".join(_table(item, study, output, problems) for study in item.studies)
+        text = _table(item, output, problems)
         print(text, end="")
         if keeps:
-            print(f"\nwrote {write_whole(output / f'table_{item.number}.md', text.encode())}")
+            name = f"{item.kind}_{item.number}.md"
+            print(f"\nwrote {write_whole(output / name, text.encode())}")
     print("".join(f"{problem}\n" for problem in problems), end="")
     return 1 if problems else 0
 
@@ -71,20 +73,32 @@ def _draw(item: items.Item, groups: Sequence[Group], folder: Path) -> list[str]:
     return []
 
 
-def _table(item: items.Item, study: items.Study, output: Path, problems: list[str]) -> str:
-    """Return a study's table with a heading line; ``problems`` gets unreadable runs."""
-    groups, _ = _groups([study], output)
-    base, place = None, output / study.folder / BASE_MODEL
-    try:
-        base = read_scores(place)
-    except ValueError as error:
-        problems.append(f"not read: {place}: {error}")
-    places = "; ".join(dict.fromkeys(one.place for one in groups if one.runs))
-    title = item.title if len(item.studies) == 1 else study.model
-    about = f"{item.name}: {title}. The paper's: {study.hardware}. Ours: {places or 'none'}."
-    if study.is_small:
+def _table(item: items.Item, output: Path, problems: list[str]) -> str:
+    """Return a table with a heading line; ``problems`` gets unreadable runs."""
+    heads = ["schedule", "method"] if len(item.studies) == 1 else ["", "schedule", "method"]
+    for key in item.columns:
+        heads += [f"{_COLUMN_OF[key].title}: ours", "paper", "difference"]
+    places: dict[str, None] = {}
+    folders: set[str] = set()
+    rows: list[list[str]] = []
+    for study in item.studies:
+        groups, _ = _groups([study], output)
+        places |= dict.fromkeys(one.place for one in groups if one.runs)
+        base, place = None, output / study.folder / BASE_MODEL
+        try:
+            base = read_scores(place)
+        except ValueError as error:
+            problems.append(f"not read: {place}: {error}")
+        own = _rows_beside(study, groups, base, item.columns)
+        if study.folder in folders:  # whose run of none stands above
+            own = [row for row in own if row[1] != "none"]
+        folders.add(study.folder)
+        rows += own if len(item.studies) == 1 else ([study.model, *row] for row in own)
+    hardware = "; ".join(dict.fromkeys(study.hardware for study in item.studies))
+    about = f"{item.name}: {item.title}. The paper's: {hardware}. Ours: {'; '.join(places)}."
+    if any(study.is_small for study in item.studies):
         about += " A small model stands for the paper's: only the form can be compared."
-    return f"{about}\n\n{_runs_beside(study, groups, base, item.columns)}\n"
+    return f"{about}\n\n{markdown_table(heads, rows)}\n"
 
 
 def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], list[str]]:
@@ -93,40 +107,52 @@ def _groups(studies: Sequence[items.Study], output: Path) -> tuple[list[Group], 
     problems: list[str] = []
     for folder in dict.fromkeys(study.folder for study in studies):
         sharing = [study for study in studies if study.folder == folder]
-        wanted = {run for s in sharing for run in product(s.schedules, s.methods, s.seeds)}
         below = find_runs([output / folder])
         problems += [f"not read: {problem}" for problem in below.unreadable]
-        runs = [run for run in below.runs if (run.schedule, run.method, run.seed) in wanted]
+        runs = [run for run in below.runs if any(study.has(run) for study in sharing)]
         found += group(compare(runs, Criteria()))
     return found, problems
 
 
-def _runs_beside(
+_SPEEDUP = Column("speedup", "speed-up of steps", ".2f")
+_COLUMN_OF = COLUMN_OF | {_SPEEDUP.key: _SPEEDUP}
+
+
+def _rows_beside(
     study: items.Study, groups: Sequence[Group], base: Scores | None, keys: Sequence[str]
-) -> str:
-    """Return the table of a study: by metric ours, the paper's, and the difference.
+) -> list[list[str]]:
+    """Return the rows of a study: by metric ours, the paper's, and the difference.
 
     Ours are means over seeds. Where ours was not measured, only the paper's stands there.
     """
-    found = {(one.schedule, one.method): one for one in groups}
-    heads, rows = ["schedule", "method"], []
-    for key in keys:
-        heads += [f"{COLUMN_OF[key].title}: ours", "paper", "difference"]
+    found, rows = {(one.schedule, one.method): one for one in groups}, []
     if "accuracy" in keys:
-        cells = _cells(accuracies(base), (study.model, "", items.BASE), keys)
+        papers = items.measured()[study.model, "", items.BASE]
+        cells = _cells(accuracies(base), papers, keys)
         rows.append(["", "before training", *cells])
     for schedule, method in product(study.schedules, study.methods):
         one = found.get((schedule, method))
-        spreads = {key: one and one.spread(key) for key in keys}
+        spreads = {key: one and one.spread(key) for key in keys if key in COLUMN_OF}
         ours = {key: spread.mean for key, spread in spreads.items() if spread}
-        rows.append([schedule, method, *_cells(ours, (study.model, schedule, method), keys)])
-    return markdown_table(heads, rows)
+        if one is not None:
+            ours |= _speedup(one)
+        own = study.paper if method == study.methods[-1] else {}
+        papers = items.measured().get((study.model, schedule, method), own)
+        rows.append([schedule, method, *_cells(ours, papers, keys)])
+    return rows
 
 
-def _cells(ours: items.Values, names: tuple[str, str, str], keys: Sequence[str]) -> list[str]:
-    papers, cells = items.measured()[names], []
+def _speedup(one: Group) -> items.Values:
+    """Return the mean time of none's steps over those of a group, without moves."""
+    pairs = [(run.baseline.step_seconds, run.step_seconds) for run in one.runs if run.baseline]
+    ratios = [none / own for none, own in pairs if own > 0.0]
+    return {_SPEEDUP.key: fmean(ratios)} if ratios else {}
+
+
+def _cells(ours: items.Values, papers: items.Values, keys: Sequence[str]) -> list[str]:
+    cells = []
     for key in keys:
-        form, own, other = COLUMN_OF[key].form, ours.get(key), papers.get(key)
+        form, own, other = _COLUMN_OF[key].form, ours.get(key), papers.get(key)
         cells += [UNKNOWN if value is None else format(value, form) for value in (own, other)]
         apart = None if own is None or other is None else own - other
         cells.append(UNKNOWN if apart is None else format(apart, f"+{form.removeprefix('+')}"))

@@ -25,7 +25,8 @@ from typing import Any
 from timelyfreeze.cli import run_environment, train_command
 from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.cli.hub import config_table, is_on, value_of
-from timelyfreeze.compare.runs.run import RECORD, SET_ASIDE, finished_run
+from timelyfreeze.compare.runs.parts import RECORD, can_go_on
+from timelyfreeze.compare.runs.run import SET_ASIDE, finished_run
 from timelyfreeze.files import listed, read_object, write_whole
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,7 +117,7 @@ def word(key: str, value: Any) -> str:
 def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
     """Run a command in the repository, its output in ``log``, and return its exit status."""
     with (
-        log.open("w") as file,
+        log.open("a") as file,
         subprocess.Popen(arguments, cwd=ROOT, env=variables, stdout=file, stderr=file) as process,
     ):
         try:
@@ -222,19 +223,22 @@ def _same(job: Job, settings: Settings) -> dict[str, Any]:
 
 
 def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> int:
-    """Make a run from its first step, keep its record, and return its exit status."""
+    """Make a run, keep its record, and return its exit status.
+
+    What was cut off goes on from its last checkpoint, if all before that is known. What else an
+    unfinished run left goes out of the way.
+    """
     folder = output / job.path
-    # What an unfinished run left goes out of the way, its checkpoints above all: the next run would
-    # go on from them, and measure a part only.
-    if folder.is_dir():
+    same = {"settings": _same(job, settings), "fitted": job.record.get("fitted")}
+    if folder.is_dir() and not _was_cut_off(folder, same):
         places = (output / SET_ASIDE / f"{job.path}_{i}" for i in count(1))
         aside = next(place for place in places if not place.exists())
         aside.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(aside)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
     def keep(exit_status: int | None) -> None:
-        record = {**job.record, "settings": _same(job, settings), "exit_status": exit_status}
+        record = {**job.record, "settings": same["settings"], "exit_status": exit_status}
         write_whole(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
     keep(None)
@@ -242,6 +246,14 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
     status = starter(job.command(settings, folder), environment, folder / LOG)
     keep(status)
     return status
+
+
+def _was_cut_off(folder: Path, same: Mapping[str, Any]) -> bool:
+    """Return whether a run of the same settings ended with its command, and can go on."""
+    path = folder / RECORD
+    record = read_object(path) if path.is_file() else {"exit_status": "unknown"}
+    is_same = all(record.get(key) == value for key, value in same.items())
+    return is_same and record.get("exit_status") is None and can_go_on(folder)
 
 
 def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> None:
@@ -257,7 +269,7 @@ def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> 
     lines = []
     for job in waiting:
         folder = output / job.path
-        if folder.exists():  # what is in it will be set aside
+        if folder.exists():  # what is in it is set aside, or was started before
             folder = folder.with_name(f"{folder.name}_new")
         lines.append([f"--job.config_file={settings.config}", *job.words(settings, folder)])
     found: dict[str, list[str]] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from timelyfreeze.compare.runs.errors import HeldOut, held_out
+from timelyfreeze.compare.runs.parts import RECORD, joined, parts_of
 from timelyfreeze.compare.runs.variants import read_value, run_label, split_peer
 from timelyfreeze.files import Table, read_dataclass, read_object
 from timelyfreeze.records import tables
@@ -23,7 +24,6 @@ from timelyfreeze.records.scores import SCORES, Scores, read_scores
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary
 
 SETTINGS = "settings.json"
-RECORD = "comparison_run.json"
 # Holds the scores of the model before training.
 BASE_MODEL = "base_model"
 # Holds what runs left that did not end; nothing in it counts.
@@ -94,6 +94,11 @@ class Run:
         return self.summary.seconds + (self.summary.moves_seconds or 0.0)
 
     @property
+    def step_seconds(self) -> float:
+        """The same without moves."""
+        return self.seconds - (self.summary.moves_seconds or 0.0)
+
+    @property
     def place(self) -> str:
         """Devices and model of the run; ``NO_PLACE`` if unknown."""
         if self.told is None:
@@ -142,6 +147,9 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
             method = recorded.method if split_peer(recorded.method) else runs[i].method
             status = runs[i].status if has_finished else recorded.status
             runs[i] = replace(runs[i], method=method, status=status, variant=recorded.variant)
+        if has_finished:  # it has all that the parts before it did
+            former = {runs[i].folder for i in own if not runs[i].is_finished}
+            runs = [run for run in runs if run.folder not in former]
         if not own:
             runs.append(recorded)
     bases = tuple(scores for scores in read(f"{BASE_MODEL}/{SCORES}", read_scores) if scores)
@@ -164,13 +172,20 @@ def find_any(folders: Sequence[Path]) -> FoundRuns:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the summary in ``folder``, and the run's other files."""
+    """Read the summary in ``folder``, and the run's other files, those of former parts too."""
+    summary, parts = read_summary(folder), parts_of(folder)
 
     def rows(table: Table[T]) -> list[T]:
-        return table.read(folder) if (folder / table.name).exists() else []
+        return joined(table, parts)
 
-    summary = read_summary(folder)
     losses, steps, moves = rows(tables.LOSSES), rows(tables.STEPS), rows(tables.MOVES)
+    if len(parts) > 1:
+        summary = replace(
+            summary,
+            seconds=summary.seconds + parts[-1].before,
+            moves=summary.moves and len(moves),
+            moves_seconds=summary.moves_seconds and math.fsum(move.seconds for move in moves),
+        )
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     virtual = virtual_ends(summary, steps, losses)
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +19,9 @@ import pytest
 from timelyfreeze.cli.main import main
 from timelyfreeze.compare.paper.items import COMPARED, FIGURE, ITEMS, TABLE, Item, Study, study_of
 from timelyfreeze.compare.plots import TIMELINES
+from timelyfreeze.compare.runs.parts import can_go_on
+from timelyfreeze.compare.runs.run import find_runs
+from timelyfreeze.records.tables import STEPS
 
 LLAMA_1B, LLAMA_8B, LLAMA_13B = (study_of({"of": size}) for size in ("1b", "8b", "13b"))
 KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofreeze.percentile"
@@ -68,9 +76,18 @@ def test_small_classifiers_stand_for_the_papers_and_keep_how_they_are_cut() -> N
     assert [one.keys["parallelism.partition"] for one in small] == ["memory", "parameters", "time"]
     assert small[2].profiled == small[1].folder
     assert all(one.is_small and one.is_emulated for one in small)
-    assert small[0].file.name == "convnextv2_cifar10.toml"
+    assert {one.keys["model.name"] for one in small} == {"convnextv2"}
     (vit,) = (study.small() for study in item(TABLE, 10).studies)
-    assert (vit.file.name, vit.n_ranks) == ("vit_cifar10.toml", 8)
+    assert (vit.file.name, vit.n_ranks) == ("paper_small_pictures.toml", 8)
+
+
+def test_small_runs_read_files_of_the_repository() -> None:
+    """So nothing is fetched."""
+    small = [study.small() for one in ITEMS for study in one.studies]
+    sections = [one.settings()[name] for one in small for name in ("training", "validation")
+                if name in one.settings()]  # fmt: skip
+    assert all((ROOT / section["dataset_path"]).exists() for section in sections)
+    assert not any(key.endswith("dataset_path") for one in small for key in one.keys)
 
 
 def test_every_run_of_the_paper_is_by_its_preset_and_cap_the_small_ones_too() -> None:
@@ -87,7 +104,7 @@ def test_every_run_of_the_paper_is_by_its_preset_and_cap_the_small_ones_too() ->
 def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
     studies = item(FIGURE, 6).studies
     assert {study.folder for study in studies} == {"llama3_2_1b_controls"}
-    assert tuple(study.vary.split("=")[0] for study in studies) == KEYS
+    assert tuple(study.vary[0].split("=")[0] for study in studies) == KEYS
     assert [study.n_runs for study in studies] == [18, 18, 18]  # none, and five values
     # 800 steps of 128 x 1024 tokens, three seeds; 1F1B at the speeds of Table 4.
     tokens = 3 * 800 * 128 * 1024
@@ -243,3 +260,31 @@ def test_batches_of_six_ranks(paper: Paper, tmp_path: Path) -> None:
     assert "[3/3] GPipe timelyfreeze seed 42" in said
     assert (tmp_path / "figure_11.png").stat().st_size > 10_000
     assert "the paper: TimelyFreeze gains up to 10 points more than APF" in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_command_that_was_killed_goes_on_inside_its_run(paper: Paper, tmp_path: Path) -> None:
+    """With all its processes, as when a machine goes down."""
+    words = ["table", "4", str(tmp_path), "--small", "--schedules", "1F1B", "--methods", "none"]
+    words += ["--", "--training.steps=12", "--training.seq_len=32", "--training.local_batch_size=8"]
+    words += ["--checkpoint.interval=4"]
+    run = tmp_path / "small_debugmodel/1F1B/none/seed_42"
+    command = [sys.executable, "-m", "timelyfreeze", "paper", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not can_go_on(run):
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        for pid in [process.pid, *_below(process.pid)]:
+            os.kill(pid, signal.SIGKILL)
+    paper(*words)
+    assert not (tmp_path / "small_debugmodel/set_aside").exists()
+    (found,) = find_runs([tmp_path]).runs
+    assert len(found.step_ends) == 12
+    assert STEPS.read(found.folder)[0].step in (5, 9)
+
+
+def _below(pid: int) -> list[int]:
+    """Processes that a process started, and those that they did."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *_below(child))]

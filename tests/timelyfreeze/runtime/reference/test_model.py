@@ -72,6 +72,24 @@ def test_linear_layers_compute_in_8_bits() -> None:
     assert 0.0 < model.difference(batch(ours)).value < 1e-3
 
 
+def test_dense_convolutions_compute_in_8_bits_and_those_by_group_do_not() -> None:
+    """As a ConvNeXt's block has them: one that halves a picture, one by channel."""
+    torch.manual_seed(0)
+    ours = nn.ModuleList(
+        [nn.Sequential(nn.Conv2d(8, 16, 2, 2), nn.Conv2d(16, 16, 3, padding=1, groups=16))]
+    )
+    pictures = torch.randn(4, 8, 8, 8)
+    expected = ours[0](pictures).detach()
+    captured = CapturedBatch(1, 0, (pictures,), {}, None, expected)
+    model = loaded(copy.deepcopy(ours), ReferenceSettings())
+    dense, by_channel = model._blocks[0]
+    assert type(dense).__module__ == "torch.ao.nn.quantized.dynamic.modules.conv"
+    assert type(by_channel) is nn.Conv2d
+    assert 0.0 < model.difference(captured).value < 1e-3
+    kept = expected.norm()
+    assert 0.0 < (model._blocks[0](pictures) - expected).norm() < 0.05 * kept
+
+
 def test_without_an_engine_for_8_bits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is float32 on the host then; Egeria's other way, the GPU, trains."""
 
