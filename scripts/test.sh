@@ -16,6 +16,8 @@ case ${1:-} in
   *) marks="not long and not gpu" ;;
 esac
 source scripts/environment.sh
+# Hundreds of processes import the same modules, which are compiled once if that may be kept.
+unset PYTHONDONTWRITEBYTECODE
 choose_python dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 [ $what != all ] || export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-long}

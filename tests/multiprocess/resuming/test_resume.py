@@ -16,8 +16,9 @@ UNPLANNED_PLACES = {"end of warm-up": 2, "between checks": 5, "check": 8}
 ONE_PLACE = {"on the way": 8}
 THOROUGH = ["1F1B", "ZBVZeroBubble"]
 SCHEDULES = [*THOROUGH, "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV"]
-# What is not marked long: one place a method, all places of the one that has most to keep, and none
-# of methods that keep nothing, or nothing that this one does not keep.
+# What is not marked long: one place a method, three of the one that has most to keep, and none of
+# methods that keep nothing, or nothing that this one does not keep.
+SHORT_PLACES = ("upper bound", "solved", "ramp")
 LITTLE_TO_KEEP = ["timelyfreeze", "timelyfreeze+fixed", "fixed"]
 
 
@@ -29,7 +30,8 @@ def places(row, schedule):
 
 def marks(row, schedule, place=None):
     """Return a mark for what takes long; ``place`` is None for the run that is not stopped."""
-    is_short = place is None or row.method == MOST_TO_KEEP or places(row, schedule)[place] == 8
+    is_short = place is None or places(row, schedule)[place] == 8
+    is_short |= row.method == MOST_TO_KEEP and place in SHORT_PLACES
     # A policy alone freezes all microbatches alike, however their backwards are split.
     chosen = THOROUGH[1] if row.plans else THOROUGH[0]
     is_short &= schedule == chosen and row.method not in LITTLE_TO_KEEP

@@ -6,7 +6,7 @@ The oracle is peft, which merges the adapters of a checkpoint, and AdamW in one 
 import pytest
 import torch
 from faults import equal_weights, run_with
-from launcher import EMULATED, arguments, run_scenarios
+from launcher import EMULATED, arguments, asked_for, run_scenarios
 from one_process import IGNORED
 from run_scenarios import FLAVORS, add_tiny_flavors
 from saving import SAVED, resumed_from
@@ -26,6 +26,9 @@ peft = pytest.importorskip("peft", reason="peft is not installed: the extra lora
 
 RANK, UNTIL, N_STEPS = 4, 3, 7
 BOTH_SIDES = [2, 3, 4]  # of the switch; after step 3 adapters are still there
+# The planned run stops at the switch, before its plan, and behind that.
+STOPS = [("first", step) for step in BOTH_SIDES] + [("planned", 7)]
+STOPS += [pytest.param("planned", step, marks=[pytest.mark.long]) for step in (3, 13)]
 # Monitoring is in steps 6 to 11, the ramp in 12 and 13.
 PLANNED = {
     "freezing__method": "timelyfreeze",
@@ -71,7 +74,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(folder):
+def runs(request, folder):
     alone = {"lora__until": 0}
     planned = {**PLANNED, "parallelism__pipeline_parallel_schedule": SPLIT}
     scenarios = [
@@ -79,8 +82,10 @@ def runs(folder):
         scenario("planned", own={"save_at": [3, 7, 13]}, **planned),
         scenario("lora", freezing__method="lora", **alone),
         scenario("none", **alone),
-        *(going_on(folder, "first", step) for step in BOTH_SIDES),
-        *(going_on(folder, "planned", step, **planned) for step in (3, 7, 13)),
+        *(
+            going_on(folder, name, step, **(planned if name == "planned" else {}))
+            for name, step in asked_for(request, "name", "step")
+        ),
     ]
     return run_scenarios(folder, 1, scenarios, script="elastic_run.py", imports=["peft"])
 
@@ -141,10 +146,7 @@ def test_all_weights_learn_from_what_peft_merges(runs, folder):
         torch.testing.assert_close(first["weights"][name], parameter, atol=2e-5, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [*(("first", step) for step in BOTH_SIDES), *(("planned", step) for step in (3, 7, 13))],
-)
+@pytest.mark.parametrize(("name", "step"), STOPS)
 def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(runs, name, step):
     (whole,), (resumed,) = runs[name], runs[f"{name} from {step}"]
     assert len(resumed["losses"]) > 0
@@ -234,7 +236,9 @@ def in_two_processes(folder):
     return folder / "two"
 
 
-@pytest.mark.parametrize("place", ["hand_over", "take_over"])
+@pytest.mark.parametrize(
+    "place", ["hand_over", pytest.param("take_over", marks=[pytest.mark.long])]
+)
 def test_a_signal_to_stop_at_the_switch_loses_nothing(place, in_two_processes, tmp_path):
     """In two processes: the run stops after its next step, and the same command goes on."""
     stopped = tmp_path / "stopped"

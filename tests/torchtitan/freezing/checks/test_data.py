@@ -48,24 +48,10 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
     ("changes", "parts"),
     [
         (
-            {"data__chat_template": "Llama3"},
-            ["data.chat_template is 'Llama3'; known: auto, plain, tok"],
-        ),
-        (
             {"data__paths": ["a", "b"], "training__dataset_path": "c"},
             ["data.paths is ['a', 'b']", "training.dataset_path is 'c'", "set one of them"],
         ),
-        ({"data__paths": ["a", "a"]}, ["data.paths is ['a', 'a'], which has a path twice"]),
         ({"training__dataset_path": ""}, ["training.dataset_path is ''; it must be a file, a fo"]),
-        ({"data__paths": ["a", ""]}, ["data.paths is ['a', '']; each must be a file"]),
-        (
-            {"data__paths": ["a", "b"], "data__weights": [1.0, 0.0]},
-            ["data.weights is [1.0, 0.0]; each must be above 0 and at most 1000"],
-        ),
-        (
-            {"data__weights": [1.0, 2.0]},
-            ["data.weights is [1.0, 2.0]; it must have a value for each of 1 places"],
-        ),
         (
             {"training__dataset": "auto"},
             ["training.dataset is 'auto', which has no data of its ow"],

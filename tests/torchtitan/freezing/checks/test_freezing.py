@@ -184,16 +184,6 @@ def test_policies_alone_freeze_alike_in_every_microbatch(method: str) -> None:
     check(cached(freezing__method=method))
 
 
-@pytest.mark.parametrize("method", PLANNED)
-def test_a_plan_is_refused(method: str) -> None:
-    [line] = errors(cached(freezing__method=method))
-    assert line == (
-        f"freezing.cache.enable is true, and freezing.method is {method!r}; what a front of "
-        "blocks puts out for a row has to come again in the same process, so it must be a "
-        "policy without a plan"
-    )
-
-
 def test_a_run_that_freezes_nothing_does_not_look_at_it() -> None:
     job_config = cached(CacheSettings(enable=True, memory_gib=-1.0), freezing__method="none")
     check(job_config)
@@ -303,33 +293,6 @@ def test_an_elastic_run_goes_together_with_the_cache() -> None:
     check(job_config)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must lie in [0, 1]"),
-        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must lie in [0, 1]"),
-        (
-            {"partition": "memory"},
-            "freezing.elastic.partition is 'memory'; known: parameters, time",
-        ),
-        (
-            {"global_batch": "linear"},
-            "freezing.elastic.global_batch is 'linear'; known: constant, paper",
-        ),
-        ({"min_ranks": 0}, "freezing.elastic.min_ranks is 0; it must be 1 or more"),
-        (
-            {"join_limit_s": 0.0},
-            "freezing.elastic.join_limit_s is 0.0; it must be above 0 and below "
-            "comm.init_timeout_seconds (300), after which ranks fail that wait for another",
-        ),
-    ],
-)
-def test_settings_of_an_elastic_run_that_make_no_sense(
-    settings: dict[str, Any], message: str
-) -> None:
-    assert errors(elastic(ElasticSettings(enable=True, **settings))) == [message]
-
-
 def test_a_move_is_given_up_before_ranks_fail_that_wait() -> None:
     job_config = elastic(ElasticSettings(enable=True, join_limit_s=60.0))
     check(job_config)
@@ -352,11 +315,6 @@ def test_the_largest_batch_is_not_below_that_of_the_start() -> None:
         "freezing.packing.max_global_batch is 63; it must be 0, or at least "
         "training.global_batch_size (64)"
     ]
-
-
-def test_settings_of_packing_are_looked_at() -> None:
-    [line] = errors(packing(PackingSettings("small")))
-    assert line.startswith("freezing.packing.mode is 'small'; known: ")
 
 
 def efficiency(**changes: Any) -> JobConfig:

@@ -120,11 +120,6 @@ def test_upstream_still_does_not_replicate_the_stages_of_a_pipeline() -> None:
         parallelize_llama(model, dims, config())
 
 
-def test_an_unknown_partition_is_refused() -> None:
-    (error,) = errors(config(parallelism__partition="tme"))
-    assert error == "parallelism.partition is 'tme'; known: time, parameters, memory"
-
-
 def test_time_needs_a_profile() -> None:
     (error,) = errors(config(parallelism__partition="time"))
     assert error.startswith(
