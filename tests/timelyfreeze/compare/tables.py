@@ -28,6 +28,15 @@ def table(*folders: Path, **criteria: Any) -> tuple[list[dict[str, str]], list[s
     return table_rows(text), table_notes(text)
 
 
+def told(folder: Path, **criteria: Any) -> str:
+    """Return the known cells of each row, by title, and the notes; ``folder`` is FOLDER in them."""
+    rows, notes = table(folder, **criteria)
+    lines = [
+        "; ".join(f"{title}: {text}" for title, text in row.items() if text != "-") for row in rows
+    ]
+    return "\n".join([*lines, *(f"- {note}" for note in notes), ""]).replace(str(folder), "FOLDER")
+
+
 def csv_rows(folder: Path, window: int = 2) -> list[dict[str, str]]:
     compared = compare(find_runs([folder]).runs, Criteria(window))
     return list(csv.DictReader(io.StringIO(render_csv(compared))))
