@@ -47,8 +47,7 @@ def check_format(text: str) -> list[Event]:
         assert isinstance(event["tid"], int)
         if event["ph"] == "M":
             assert set(event["args"]) == {METADATA[event["name"]]}
-        else:
-            assert event["ts"] >= 0
+        assert event["ts"] >= 0
     check_slices([event for event in events if event["ph"] == "X"])
     check_flows(events)
     times = [event["ts"] for event in events if event["ph"] != "M"]
