@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
+from tests.timelyfreeze.compare.tables import told
+from tests.tools.golden import assert_golden, assert_only
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import jobs as comparison_jobs
 from timelyfreeze.compare.runs.jobs import ROOT, duration, start
 from timelyfreeze.records.tables import STEPS, StepRow
 
+FILE = "run_commands.txt"
 SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
 
 
@@ -74,7 +77,7 @@ def output(tmp_path: Path) -> Path:
 
 def run(trainer: Trainer, config: Path, output: Path, *more: str, methods: str = "none apf") -> int:
     arguments = ["run", str(config), str(output), "--methods", *methods.split()]
-    return main([*arguments, "--schedules", "1F1B", "--nproc", "2", *more], starter=trainer)
+    return main([*arguments, "--schedules=1F1B", "--nproc=2", *more], starter=trainer)
 
 
 @pytest.mark.parametrize("name", ["GPipe", None])
@@ -88,20 +91,6 @@ def test_without_schedules_that_of_the_configuration_is_run(
     arguments = ["run", str(config), str(output), "--methods", "none", "--nproc", "2"]
     assert main(arguments, starter=trainer) == 0
     assert trainer.labels == [f"{name or '1F1B'} none seed 42"]
-
-
-def test_what_is_compared_runs_close_together(config: Path, output: Path) -> None:
-    trainer = Trainer()
-    arguments = ["run", str(config), str(output), "--methods", "none", "apf"]
-    arguments += ["--schedules", "GPipe", "1F1B", "--seeds", "22", "11", "--nproc", "2"]
-    assert main(arguments, starter=trainer) == 0
-    assert trainer.labels == [
-        "GPipe none seed 22", "GPipe apf seed 22", "1F1B none seed 22", "1F1B apf seed 22",
-        "GPipe none seed 11", "GPipe apf seed 11", "1F1B none seed 11", "1F1B apf seed 11",
-    ]  # fmt: skip
-    folders = [Path(keys_of(command)["job.dump_folder"]) for command in trainer.commands]
-    assert folders[0] == output / "GPipe/none/seed_22"
-    assert len(set(folders)) == 8
 
 
 @pytest.mark.parametrize(
@@ -126,61 +115,88 @@ def test_without_nproc_a_run_is_what_the_configuration_says(
     assert keys_of(command).get("parallelism.pipeline_parallel_degree") == degree
 
 
-def test_it_ends_with_the_table(
+APF = "1F1B apf seed 42"
+# Calls of one output folder, one after the other: what happens to a run, and what is asked for.
+CALLS: dict[str, list[tuple[str, str]]] = {
+    "finished runs are not run again": [("", "none apf"), ("", "none apf fixed")],
+    "an unfinished run starts anew, its files are kept": [
+        *2 * [("stops_early", "none apf")], ("", "none apf"),
+    ],
+    "an interrupted call goes on where it stopped": [
+        ("is_interrupted_at", "none apf fixed"), ("", "none apf fixed"),
+    ],
+    "a failing run is shown and the others go on": [
+        ("fails", "none apf fixed"), ("", "none apf fixed"),
+    ],
+    "runs of other settings are not taken for these": [
+        ("", "none"), ("", "none apf --nproc 4"), ("", "none apf -- --training.steps=30"),
+        ("another configuration", "none apf"),
+    ],
+    "a copied configuration is the same one": [("", "none"), ("a copy", "none")],
+    "what is compared runs close together": [
+        ("", "none apf --schedules GPipe 1F1B --seeds 22 11"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_make_what_is_missing(
+    config: Path, output: Path, name: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    trainer = Trainer()
+    # Each run takes 30 s.
+    monkeypatch.setattr(comparison_jobs.time, "monotonic", lambda: 30.0 * len(trainer.commands))
+    said: list[object] = []
+    for change, words in CALLS[name]:
+        trainer.fails = trainer.stops_early = set()
+        trainer.is_interrupted_at = None
+        if change in ("fails", "stops_early"):
+            setattr(trainer, change, {APF})
+        elif change == "is_interrupted_at":
+            trainer.is_interrupted_at = APF
+        elif change == "a copy":
+            config = config.rename(config.with_name("copy.toml"))
+        elif change:
+            config.write_text("[training]\nsteps = 61\n")
+        methods, *more = re.split(r" (?=--)", words)
+        before = len(trainer.commands)
+        try:
+            ended: object = run(trainer, config, output, *" ".join(more).split(), methods=methods)
+        except KeyboardInterrupt as error:
+            ended = error
+        printed = capsys.readouterr()
+        lines = re.findall(r"^(?:\[| {4}[^.]).*", printed.out, re.M) + printed.err.splitlines()
+        said += [f"> {words}: {ended}", *trainer.labels[before:], *lines]
+        found = trainer.found_in_folder[before:]
+        said += [f"found {names}" for names in found if names != ["comparison_run.json"]]
+    if output.exists():
+        kept = (
+            path
+            for path in output.glob("set_aside/**/*")
+            if path.is_file() or not [*path.iterdir()]
+        )
+        said += sorted(str(path.relative_to(output)) for path in kept)
+        table = told(output, titles=("schedule", "method", "runs", "gain over none, %"))
+        said.append(table.replace(str(output), "FOLDER"))
+    text = "\n".join(map(str, said)).replace(str(output.parent), "PLACE")
+    assert_golden(FILE, name, re.sub(r"\b[0-9a-f]{64}\b", "SHA", text))
+
+
+def test_every_text_that_is_expected_is_made() -> None:
+    assert_only(FILE, CALLS)
+
+
+def test_the_table_is_printed_and_written(
     config: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Trainer(), config, output) == 0
-    printed = capsys.readouterr().out
-    rows = table_rows(printed)
-    assert [(row["method"], row["gain over none, %"]) for row in rows] == [
-        ("none", "+0.0"), ("apf", "+25.0"),
-    ]  # fmt: skip
+    trainer = Trainer()
+    assert run(trainer, config, output) == 0
+    rows = table_rows(capsys.readouterr().out)
+    assert [row["gain over none, %"] for row in rows] == ["+0.0", "+25.0"]
     assert table_rows((output / "comparison.md").read_text()) == rows
     assert (output / "comparison.csv").read_text().count("\n") == 3
-    assert re.findall(r"^\[.*", printed, re.M) == [
-        "[1/2] 1F1B none seed 42: ... 0 s, 0 s to go",
-        "[2/2] 1F1B apf seed 42: ... 0 s, 0 s to go",
-    ]
-
-
-def test_finished_runs_are_not_run_again(
-    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer()
-    run(trainer, config, output)
-    capsys.readouterr()
-    assert run(trainer, config, output, methods="none apf fixed") == 0
-    assert trainer.labels[2:] == ["1F1B fixed seed 42"]
-    printed = capsys.readouterr().out
-    assert "[1/3] 1F1B none seed 42: finished before\n" in printed
-    assert [row["method"] for row in table_rows(printed)] == ["none", "apf", "fixed"]
-
-
-def test_an_unfinished_run_starts_anew_and_its_files_are_kept(config: Path, output: Path) -> None:
-    trainer = Trainer()
-    trainer.stops_early = {"1F1B apf seed 42"}
-    assert run(trainer, config, output) == 1
-    assert run(trainer, config, output) == 1
-    trainer.stops_early = set()
-    assert run(trainer, config, output) == 0
-    assert trainer.labels[2:] == 2 * ["1F1B apf seed 42"]
-    # No checkpoint of before, from which a trainer would go on.
-    assert trainer.found_in_folder == 4 * [["comparison_run.json"]]
-    for number in (1, 2):
-        kept = output / f"set_aside/1F1B/apf/seed_42_{number}"
-        assert (kept / "tb/some_name/summary.json").exists()
-        assert (kept / "checkpoint").is_dir()
-        assert "says why" in (kept / "train.log").read_text()
-
-
-def test_an_interrupted_call_goes_on_where_it_stopped(config: Path, output: Path) -> None:
-    trainer = Trainer()
-    trainer.is_interrupted_at = "1F1B apf seed 42"
-    with pytest.raises(KeyboardInterrupt, match="Interrupted; the same command goes on from here"):
-        run(trainer, config, output, methods="none apf fixed")
-    trainer.is_interrupted_at = None
-    assert run(trainer, config, output, methods="none apf fixed") == 0
-    assert trainer.labels[2:] == ["1F1B apf seed 42", "1F1B fixed seed 42"]
+    assert keys_of(trainer.commands[0])["job.dump_folder"] == str(output / "1F1B/none/seed_42")
 
 
 @pytest.mark.parametrize("change", ["", "failed", "other keys", "no times"])
@@ -211,60 +227,6 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint_where_it_can(
         else ["comparison_run.json"]
     )
     assert (output / "set_aside").exists() is not goes_on
-
-
-def test_a_failing_run_is_shown_and_the_others_go_on(
-    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer()
-    trainer.fails = {"1F1B apf seed 42"}
-    assert run(trainer, config, output, methods="none apf fixed") == 1
-    printed = capsys.readouterr().out
-    assert "[2/3] 1F1B apf seed 42: ... failed after 0 s (exit status 3), 0 s to go\n" in printed
-    assert "    1F1B apf seed 42 says why\n" in printed
-    assert "first line" not in printed
-    assert [(row["method"], row["runs"]) for row in table_rows(printed)] == [
-        ("none", "1"), ("apf", "1 failed"), ("fixed", "1"),
-    ]  # fmt: skip
-    trainer.fails = set()
-    assert run(trainer, config, output, methods="none apf fixed") == 0
-    assert trainer.labels[3:] == ["1F1B apf seed 42"]
-    assert "failed" not in (output / "comparison.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--nproc", "4"], "run with nproc 2, asked for is 4"),
-        (["--", "--training.steps=30"], r"run with arguments \[\], asked for is \['--training"),
-        ("config", "run with config_sha256 [0-9a-f]{64}, asked for is [0-9a-f]{64}"),
-    ],
-)
-def test_runs_of_other_settings_are_not_taken_for_these(
-    config: Path,
-    output: Path,
-    change: list[str] | str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainer = Trainer()
-    run(trainer, config, output, methods="none")
-    if change == "config":
-        config.write_text("[training]\nsteps = 61\n")
-        change = []
-    assert run(trainer, config, output, *change) == 2
-    assert len(trainer.commands) == 1
-    error = capsys.readouterr().err
-    assert re.search(f"1F1B none seed 42 in {output} was {message}.*choose another OUTPUT", error)
-
-
-def test_a_copied_configuration_is_the_same_one(config: Path, output: Path) -> None:
-    trainer = Trainer()
-    run(trainer, config, output)
-    copy = config.with_name("copy.toml")
-    copy.write_bytes(config.read_bytes())
-    assert run(trainer, copy, output) == 0
-    assert len(trainer.commands) == 2
 
 
 def test_all_errors_are_told_before_anything_runs(

@@ -54,19 +54,6 @@ def test_of_replicas_the_first_counts() -> None:
     assert together == measured_timeline(TWO, [first, second], Phase.STABLE)
 
 
-def test_one_process_with_all_ranks_keeps_its_clock() -> None:
-    """An emulation: messages of any kind take nothing, and ranks come from the schedule."""
-    first, second = two_processes()
-    times = {
-        **first.intervals_ms,
-        **{a: (s + 1.5, e + 1.5) for a, (s, e) in second.intervals_ms.items()},
-    }
-    timeline = measured_timeline(TWO, [SeenBatch(times, {})], Phase.STABLE)
-    assert [len(lane) for lane in timeline.lanes] == [4, 4]
-    assert interval(timeline, "1F0") == (1.5, 2.5)
-    assert interval(timeline, "0B1") == (9.0, 11.0)
-
-
 def test_blocks_come_in_the_order_that_ran() -> None:
     declared = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])
     timeline = measured_timeline(declared, two_processes(), Phase.STABLE)

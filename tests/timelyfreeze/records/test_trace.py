@@ -13,7 +13,7 @@ from timelyfreeze.planning.plan import plan_from_ratios
 from timelyfreeze.records.timeline import MEASURED, Block, Timeline, predicted_timelines
 from timelyfreeze.records.trace import trace_to_json
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, one_f_one_b_order, parse_action, parse_order
+from timelyfreeze.schedule.order import ScheduleOrder, parse_action, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 
@@ -47,8 +47,7 @@ def check_format(text: str) -> list[Event]:
         assert isinstance(event["tid"], int)
         if event["ph"] == "M":
             assert set(event["args"]) == {METADATA[event["name"]]}
-        else:
-            assert event["ts"] >= 0
+        assert event["ts"] >= 0
     check_slices([event for event in events if event["ph"] == "X"])
     check_flows(events)
     times = [event["ts"] for event in events if event["ph"] != "M"]
@@ -202,14 +201,6 @@ def test_every_rank_of_every_batch_is_a_process_with_a_name() -> None:
     assert ratios == {0: 0.0, 1: 0.0, 2: 0.5, 3: 0.5}
 
 
-def test_idle_time_and_actions_fill_the_batch() -> None:
-    for timeline in predicted(one_f_one_b_order(4, 8), 0):
-        slices = [e for e in check_format(trace_to_json([timeline])) if e["ph"] == "X"]
-        for rank in range(4):
-            total_us = sum(e["dur"] for e in slices if e["pid"] == rank)
-            assert total_us == pytest.approx(1e3 * timeline.batch_ms, abs=0.1)
-
-
 def test_clocks_that_do_not_agree_still_give_a_valid_trace() -> None:
     """1F0 seems to begin while 0F0 runs, or even before it."""
     for begins_ms in (0.5, -0.5):
@@ -235,9 +226,3 @@ def test_neighbours_that_round_apart_do_not_overlap() -> None:
 
 def test_no_timeline_is_an_empty_trace() -> None:
     assert check_format(trace_to_json([])) == []
-
-
-def test_a_large_pipeline_keeps_to_the_format() -> None:
-    events = check_format(trace_to_json(predicted(one_f_one_b_order(8, 32), 1)[:1]))
-    assert sum(e["ph"] == "X" and e["tid"] == 0 for e in events) == 2 * 8 * 32
-    assert np.isfinite([e["ts"] for e in events]).all()

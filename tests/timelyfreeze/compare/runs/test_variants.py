@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.timelyfreeze.compare.run_folders import keys_of, table_notes, table_rows, write_run
-from tests.timelyfreeze.compare.tables import GAIN
+from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
+from tests.timelyfreeze.compare.tables import told
+from tests.tools.golden import assert_golden, assert_only
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs.jobs import Settings
 from timelyfreeze.compare.runs.sweep import plan_jobs
 from timelyfreeze.compare.runs.variants import parse_variants, run_folder, variants
 from timelyfreeze.records.tables import STEPS
 
+FILE = "variants.txt"
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"
 RATE, STEPS_KEY = "optimizer.lr", "training.steps"
 
@@ -23,11 +25,13 @@ class Trainer:
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
+        self.commands: list[Sequence[str]] = []
         self.keys: list[dict[str, str]] = []
         self.fails: set[str] = set()
 
     def __call__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
         keys = keys_of(command)
+        self.commands.append(command)
         self.keys.append(keys)
         self.folders.append(Path(keys["job.dump_folder"]))
         if any(name in keys["job.dump_folder"] for name in self.fails):
@@ -58,100 +62,78 @@ def run(trainer: Trainer, folder: Path, methods: str, *more: str, seeds: str = "
     return main([*arguments, *more], starter=trainer)
 
 
-def folders(trainer: Trainer, folder: Path) -> list[str]:
-    return [path.relative_to(folder / "out/1F1B").as_posix() for path in trainer.folders]
-
-
-# --- the runs -------------------------------------------------------------------------------------
-
-
-def test_a_key_of_the_freezing_varies_runs_that_freeze(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer()
-    vary = ["--vary", f"{CAP}=0.2,0.80"]
-    assert run(trainer, tmp_path, "none timelyfreeze", *vary) == 0
-    assert folders(trainer, tmp_path) == [
-        "none/seed_42", "timelyfreeze/max_freeze_ratio=0.2/seed_42",
-        "timelyfreeze/max_freeze_ratio=0.80/seed_42",
-    ]  # fmt: skip
-    assert [keys.get(CAP) for keys in trainer.keys] == [None, "0.2", "0.80"]
-    record = json.loads((trainer.folders[1] / "comparison_run.json").read_text())
-    assert record["variant"] == {CAP: "0.2"}
-    printed = capsys.readouterr().out
-    assert "[2/3] 1F1B timelyfreeze max_freeze_ratio 0.2 seed 42: ..." in printed
-    # 1 s against 0.9 and 0.6 s.
-    assert [(row["settings"], row[GAIN]) for row in table_rows(printed)] == [
-        ("-", "+0.0"), ("max_freeze_ratio 0.2", "+11.1"), ("max_freeze_ratio 0.8", "+66.7"),
-    ]  # fmt: skip
-    assert run(trainer, tmp_path, "none timelyfreeze", *vary) == 0
-    assert len(trainer.keys) == 3
-
-
-def test_of_several_keys_each_pair_runs_beside_the_none_of_its_work(tmp_path: Path) -> None:
-    trainer = Trainer()
-    vary = ["--vary", f"{CAP}=0.2,0.8", "--vary", f"{BATCH}=8,16"]
-    assert run(trainer, tmp_path, "none timelyfreeze", *vary) == 0
-    found = folders(trainer, tmp_path)
-    assert found[0] == "none/local_batch_size=8/seed_42"
-    assert found[1:3] == [
-        f"timelyfreeze/max_freeze_ratio={cap}/local_batch_size=8/seed_42" for cap in (0.2, 0.8)
-    ]
-    assert [keys[BATCH] for keys in trainer.keys] == 3 * ["8"] + 3 * ["16"]
-    assert [keys.get(CAP) for keys in trainer.keys] == 2 * [None, "0.2", "0.8"]
-
-
-@pytest.mark.parametrize(
-    ("methods", "caps"),
-    [
-        ("none timelyfreeze apf", [None, None, "0.1", "0.2"]),
-        ("timelyfreeze+apf autofreeze", ["0.1", "0.2", None]),
+PAIRS = ["none timelyfreeze", f"{CAP}=0.2,0.8"]
+# Methods, then values of keys. Steps of 1 s take 0.9 s under a cap of 0.2, 0.6 s under one of 0.8.
+SCENARIOS: dict[str, list[str]] = {
+    "a key of the freezing varies runs that freeze": ["none timelyfreeze", f"{CAP}=0.2,0.80"],
+    "each pair of several keys runs beside the none of its work": [*PAIRS, f"{BATCH}=8,16"],
+    "an option varies its method": ["none timelyfreeze apf", "freezing.apf.threshold=0.1,0.2"],
+    "and hybrids with it": ["timelyfreeze+apf autofreeze", "freezing.apf.threshold=0.1,0.2"],
+    "keys of adapters vary their runs alone": [f"{PAIRS[0]} lora", "lora.rank=4,8", PAIRS[1]],
+    "adapters first are for methods that freeze and have their keys": [
+        "none timelyfreeze lora", "lora.until=0,48", "lora.rank=8,32",
     ],
-)
-def test_an_option_of_a_method_varies_that_method(methods: str, caps: list[str | None]) -> None:
-    asked = parse_variants(["freezing.apf.threshold=0.1,0.2"])
-    jobs = plan_jobs(methods.split(), ["1F1B"], [42], 2, variants=asked)
-    assert [job.keys.get("freezing.apf.threshold") for job in jobs] == caps
+    "a section of all methods varies each that freezes": [
+        "none autofreeze", "freezing.cache.enable=false,true",
+    ],
+    # As many steps of 1 s as fit into 9 and 6 s; what they freeze is not told to them.
+    "each variant has peers of its own": [f"{PAIRS[0]} fewer_steps", PAIRS[1], "seeds=1 2"],
+    # With freezing 15 and 30 steps take as long as 9 and 18 without.
+    "runs and peers are fitted to the none of their work": [
+        "timelyfreeze none fewer_steps", f"{STEPS_KEY}=10,20", "steps_factor=1.5",
+    ],
+    "the none of as much work in a step": ["none timelyfreeze", f"{BATCH}=8,16"],
+    "the none of the same key, peers too": [f"{PAIRS[0]} fewer_steps", f"{RATE}=0.1,0.9"],
+    "keys that a table does not look at otherwise": ["none", "validation.freq=5,10"],
+    "a variant that failed has a row of its own": [*PAIRS, "fails=max_freeze_ratio=0.8"],
+}  # fmt: skip
+TITLES = ("method", "settings", "runs", "gain over none, %", "seconds")
+OWN = ("--rdzv", "--nproc", "--job.", "--parallelism.", "--freezing.method", "--freezing.seed",
+       "--debug.seed", "--data.seed")  # fmt: skip
 
 
-def test_keys_of_adapters_vary_their_runs_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_is_varied_is_run_and_tabled(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    methods, *rest = SCENARIOS[name]
+    given = dict(word.split("=", 1) for word in rest)
+    trainer, seeds = Trainer(), given.pop("seeds", "42")
+    trainer.fails = {given.pop("fails")} if "fails" in given else set()
+    more = [f"--steps-factor={given.pop('steps_factor')}"] if "steps_factor" in given else []
+    more += [word for key, values in given.items() for word in ("--vary", f"{key}={values}")]
+    assert run(trainer, tmp_path, methods, *more, seeds=seeds) == bool(trainer.fails)
+    runs = [
+        " ".join([
+            folder.relative_to(tmp_path / "out/1F1B").as_posix(),
+            *(word for word in words if word.startswith("--") and not word.startswith(OWN)),
+        ])
+        for folder, words in zip(trainer.folders, trainer.commands, strict=True)
+    ]  # fmt: skip
+    assert_golden(FILE, name, "\n".join([*runs, told(tmp_path / "out", titles=TITLES)]))
+    n_runs = len(runs)
+    if not trainer.fails:
+        assert run(trainer, tmp_path, methods, *more, seeds=seeds) == 0
+        assert len(trainer.commands) == n_runs, "what is there is not run again"
+
+
+def test_every_text_that_is_expected_is_made() -> None:
+    assert_only(FILE, SCENARIOS)
+
+
+def test_a_variant_is_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = Trainer()
-    vary = ["--vary", "lora.rank=4,8", "--vary", f"{CAP}=0.2,0.8"]
-    assert run(trainer, tmp_path, "none timelyfreeze lora", *vary) == 0
-    found = [
-        (keys["freezing.method"], keys.get("lora.rank"), keys.get(CAP)) for keys in trainer.keys
-    ]
-    assert sorted(found, key=str) == [
-        ("lora", "4", None), ("lora", "8", None), ("none", None, None),
-        ("timelyfreeze", None, "0.2"), ("timelyfreeze", None, "0.8"),
-    ]  # fmt: skip
-    rows = table_rows(capsys.readouterr().out)
-    assert [row[GAIN] for row in rows if row["method"] == "lora"] == ["+66.7", "+66.7"]
+    assert run(trainer, tmp_path, "timelyfreeze", "--vary", f"{CAP}=0.2") == 0
+    record = json.loads((trainer.folders[0] / "comparison_run.json").read_text())
+    assert record["variant"] == {CAP: "0.2"}
+    assert "[1/1] 1F1B timelyfreeze max_freeze_ratio 0.2 seed 42: ..." in capsys.readouterr().out
 
 
-def test_adapters_first_are_for_methods_that_freeze_and_have_their_keys() -> None:
-    asked = parse_variants(["lora.until=0,48", "lora.rank=8,32"])
-    jobs = plan_jobs(["none", "timelyfreeze", "lora"], ["1F1B"], [42], 2, variants=asked)
-    keys = [
-        (job.keys["freezing.method"], str(job.keys["lora.until"]), job.keys.get("lora.rank"))
-        for job in jobs
-    ]
-    assert sorted(keys, key=str) == [
-        ("lora", "0", "32"), ("lora", "0", "8"), ("none", "0", None),
-        ("timelyfreeze", "0", None), ("timelyfreeze", "48", "32"), ("timelyfreeze", "48", "8"),
-    ]  # fmt: skip
+def test_adapters_that_come_first_set_runs_apart_by_when_they_end() -> None:
     first = {"lora.until": 48, "freezing.max_freeze_ratio": 0.8}
     later = {**first, "lora.until": 36}
     told = variants("lora+timelyfreeze", [(first, {}), (later, {})])
     assert told == ["lora.until 48", "lora.until 36"]
-
-
-def test_a_section_of_all_methods_varies_every_one_that_freezes() -> None:
-    asked = parse_variants(["freezing.cache.enable=false,true"])
-    jobs = plan_jobs(["none", "autofreeze"], ["1F1B"], [42], 2, variants=asked)
-    assert [job.keys.get("freezing.cache.enable") for job in jobs] == [None, False, True]
 
 
 def test_any_value_gives_a_folder_of_its_own() -> None:
@@ -212,32 +194,6 @@ def test_what_is_varied_is_no_argument_of_the_trainer(
     assert f"--{CAP} is among the trainer's arguments" in capsys.readouterr().err
 
 
-# --- peers and longer runs ------------------------------------------------------------------------
-
-
-def test_each_variant_has_peers_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer()
-    vary = ["--vary", f"{CAP}=0.2,0.8"]
-    assert run(trainer, tmp_path, "none timelyfreeze fewer_steps", *vary, seeds="1 2") == 0
-    assert folders(trainer, tmp_path)[3:5] == [
-        "fewer_steps_for_timelyfreeze/max_freeze_ratio=0.2/seed_1",
-        "fewer_steps_for_timelyfreeze/max_freeze_ratio=0.8/seed_1",
-    ]
-    # As many steps of 1 s as fit into 9 and 6 s; what they freeze is not told to them.
-    peers = trainer.keys[3:5]
-    assert [(keys["training.steps"], keys.get(CAP)) for keys in peers] == [("9", None), ("6", None)]
-    rows = table_rows(capsys.readouterr().out)
-    assert [(row["method"], row["settings"], row["runs"], row["seconds"]) for row in rows] == [
-        ("none", "-", "2", "10.0"),
-        ("timelyfreeze", "max_freeze_ratio 0.2", "2", "9.0"),
-        ("timelyfreeze", "max_freeze_ratio 0.8", "2", "6.0"),
-        ("fewer_steps_for_timelyfreeze", "max_freeze_ratio 0.2", "2", "9.0"),
-        ("fewer_steps_for_timelyfreeze", "max_freeze_ratio 0.8", "2", "6.0"),
-    ]
-
-
 def test_peers_made_before_a_key_was_varied_are_not_averaged_with_later_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,64 +209,4 @@ def test_peers_made_before_a_key_was_varied_are_not_averaged_with_later_ones(
     ]  # fmt: skip
 
 
-def test_runs_and_peers_are_fitted_to_the_none_of_their_work(tmp_path: Path) -> None:
-    trainer = Trainer()
-    more = ["--vary", f"{STEPS_KEY}=10,20", "--steps-factor", "1.5"]
-    assert run(trainer, tmp_path, "timelyfreeze none fewer_steps", *more) == 0
-    # Steps take 0.6 s with freezing: 15 and 30 of them take as long as 9 and 18 without.
-    steps = [keys[STEPS_KEY] for keys in trainer.keys]
-    assert steps == ["10", "15", "9", "20", "30", "18"]
-
-
 # --- the table ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("vary", "gains"),
-    [
-        (f"{BATCH}=8,16", ["+0.0", "+0.0", "+66.7", "+66.7"]),
-        # Not of the work in a step, yet other runs.
-        (f"{STEPS_KEY}=10,20", ["+0.0", "+0.0", "+66.7", "+66.7"]),
-        (f"{RATE}=0.1,0.9", ["+0.0", "+0.0", "+66.7", "+66.7"]),
-    ],
-)
-def test_a_variant_is_held_against_the_none_of_its_work(
-    tmp_path: Path, vary: str, gains: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(Trainer(), tmp_path, "none timelyfreeze", "--vary", vary) == 0
-    assert [row[GAIN] for row in table_rows(capsys.readouterr().out)] == gains
-
-
-def test_a_peer_is_held_against_the_none_of_its_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--vary", f"{RATE}=0.1,0.9"]
-    assert run(Trainer(), tmp_path, "none timelyfreeze fewer_steps", *more) == 0
-    rows = table_rows(capsys.readouterr().out)
-    assert [(row["settings"], row[GAIN]) for row in rows[-2:]] == [
-        ("optimizer.lr 0.1", "+0.0"), ("optimizer.lr 0.9", "+0.0"),
-    ]  # fmt: skip
-
-
-def test_a_key_that_a_table_does_not_look_at_otherwise_sets_runs_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(Trainer(), tmp_path, "none", "--vary", "validation.freq=5,10") == 0
-    rows = table_rows(capsys.readouterr().out)
-    assert [(row["settings"], row["runs"]) for row in rows] == [
-        ("validation.freq 5", "1"), ("validation.freq 10", "1"),
-    ]  # fmt: skip
-
-
-def test_a_variant_that_failed_has_a_row_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = Trainer()
-    trainer.fails = {"max_freeze_ratio=0.8"}
-    assert run(trainer, tmp_path, "none timelyfreeze", "--vary", f"{CAP}=0.2,0.8") == 1
-    printed = capsys.readouterr().out
-    assert [(row["settings"], row["runs"]) for row in table_rows(printed)] == [
-        ("-", "1"), ("max_freeze_ratio 0.2", "1"), ("max_freeze_ratio 0.8", "1 failed"),
-    ]  # fmt: skip
-    (note,) = [note for note in table_notes(printed) if note.startswith("failed")]
-    assert note.startswith("failed: 1F1B timelyfreeze max_freeze_ratio 0.8 seed 42, in ")
