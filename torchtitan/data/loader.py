@@ -175,7 +175,7 @@ class Lookahead:
     """The batches of a loader; its state counts batches handed out."""
 
     def __init__(self, loader: ResizableDataloader) -> None:
-        self._loader = loader
+        self._loader, self.dataset = loader, loader.dataset
         self._batches: Iterator[Batch] = iter(())
         # The loader's state before a batch that was looked at, None where there are no more.
         self._held: tuple[dict[str, Any], Batch | None] | None = None

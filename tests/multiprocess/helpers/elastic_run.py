@@ -55,9 +55,9 @@ def run(scenario, folder):
     late = list(scenario.get("late", {}).items())
 
     def built(original):
-        def build(self, config):
+        def build(self, config, *args, **kwargs):
             seen["n_left_over"] += sum(each() is not None for each in left)
-            original(self, config)
+            original(self, config, *args, **kwargs)
             if not trainers and not scenario.get("resumes"):
                 fix_weights(self.model_parts)
             trainers.append(weakref.ref(self))
