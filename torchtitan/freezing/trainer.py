@@ -26,7 +26,6 @@ from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
-from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.elastic.part import Leave, SharedRun, inside
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, LoneDims, as_one_process
@@ -129,10 +128,10 @@ class FreezingTrainer(Trainer):
         """Yield upstream's batches, with padding taken out of the token counts if so wanted."""
         counts_padding = self.job_config.report.count_padding
         for input_dict, labels in super().batch_generator(data_iterable):
-            n_tokens = input_dict.pop("n_tokens", None)
+            n_tokens = getattr(input_dict, "n_tokens", None)  # not of upstream's texts
             if n_tokens is not None and self.controller is not None:
                 self.controller.record_tokens(n_tokens)
-            rows = input_dict.pop(ROWS, None)
+            rows = getattr(input_dict, "rows", None)
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)
                 self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])

@@ -37,7 +37,6 @@ def run(scenario, folder):
 
     from timelyfreeze.control import EmulatedRecorder
     from timelyfreeze.control.build import highest_learning_rate
-    from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
     from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.partition.cut import count_model_layers
@@ -111,7 +110,7 @@ def run(scenario, folder):
     def batch_generator(self, loader):
         def noted():
             for inputs, labels in loader:
-                seen["rows"].append((self.step, inputs[ROWS].tolist()))
+                seen["rows"].append((self.step, inputs.rows.tolist()))
                 yield inputs, labels
 
         yield from real_batches(self, noted())

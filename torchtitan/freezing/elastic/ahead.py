@@ -14,11 +14,7 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.runtime import FrontRunAhead, split_batch, stages_of
 from timelyfreeze.runtime.entering.ahead import Microbatches
 from torchtitan.data.loader import Lookahead
-from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.elastic.part import TrainerPart
-
-# Of a batch, what the model does not get.
-_ABOUT_ROWS = ("n_tokens", ROWS)
 
 
 class RunningAhead(TrainerPart):
@@ -80,9 +76,7 @@ class RunningAhead(TrainerPart):
         """Return the outside inputs of this rank's stage, as handed over by upstream."""
         trainer = self.trainer
         on_device = {
-            name: value.to(trainer.device, non_blocking=True)
-            for name, value in input_dict.items()
-            if name not in _ABOUT_ROWS
+            name: value.to(trainer.device, non_blocking=True) for name, value in input_dict.items()
         }
         inputs, _, of_first, of_every = trainer.post_dataloading_process(on_device, labels)
         if not trainer.pp_has_first_stage:
