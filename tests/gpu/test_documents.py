@@ -42,7 +42,7 @@ def batch_of(groups: list[list[int]], seq_len: int) -> dict[str, Tensor]:
         examples = [EncodedExample(i, t, len(i), 0) for i, t in zip(ids, labels, strict=True)]
         rows.append(join_examples(examples, seq_len, 0))
     inputs, _ = as_batch(rows)
-    return {name: value.cuda() for name, value in inputs.items() if name != "n_tokens"}
+    return {name: value.cuda() for name, value in inputs.items()}
 
 
 def run(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:

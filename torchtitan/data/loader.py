@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.tools.logging import logger
@@ -14,7 +13,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.rows.errors import DataError
-from torchtitan.data.sequences import as_batch
+from torchtitan.data.sequences import Batch, as_batch
 from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.settings.job_config import Validation
 
@@ -168,14 +167,11 @@ def validation_loader(dataset: ResumableDataset, validation: Validation) -> Resi
     return built
 
 
-Batch = tuple[dict[str, Tensor], Tensor]
-
-
 class Lookahead:
     """The batches of a loader; its state counts batches handed out."""
 
     def __init__(self, loader: ResizableDataloader) -> None:
-        self._loader = loader
+        self._loader, self.dataset = loader, loader.dataset
         self._batches: Iterator[Batch] = iter(())
         # The loader's state before a batch that was looked at, None where there are no more.
         self._held: tuple[dict[str, Any], Batch | None] | None = None

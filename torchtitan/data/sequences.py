@@ -6,7 +6,7 @@ Examples are packed in windows of consecutive examples of a stream. A window's s
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +131,7 @@ def pad_id(tokenizer: BaseTokenizer) -> int:
 
 
 Sample = tuple[dict[str, Tensor], Tensor]
+Batch = tuple["Inputs", Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
 POSITIONS = "positions"
 # The same for how many tokens each example has; the padding counts as one more.
@@ -188,7 +189,19 @@ def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int)
     return inputs | {LENGTHS: torch.tensor(lengths, dtype=torch.int32)}, labels
 
 
-def as_batch(samples: Sequence[Sample]) -> Sample:
+class Inputs(dict[str, Tensor]):
+    """A batch's inputs of the model by name, and beside them counts and rows, on the host.
+
+    Upstream's loop hands it on as it is, and torch copies it whole into pinned memory.
+    """
+
+    def __init__(self, named: dict[str, Tensor]) -> None:
+        super().__init__(named)
+        self.n_tokens: Any = self.pop("n_tokens", None)  # [B], without padding; None for pictures
+        self.rows = self.pop(ROWS, None)  # [B]; None if packed
+
+
+def as_batch(samples: Sequence[Sample]) -> Batch:
     """Return samples as a batch; ``lengths``, [B, K], end in zeros, K is a power of 2.
 
     So there are few shapes, and a kernel's work, growing with K, stays little.
@@ -198,7 +211,7 @@ def as_batch(samples: Sequence[Sample]) -> Sample:
     for (inputs, _), count in zip(samples, counts, strict=False):
         inputs[LENGTHS] = F.pad(inputs[LENGTHS], (0, n_documents - count))
     inputs, labels = default_collate(list(samples))
-    return inputs, labels
+    return Inputs(inputs), labels
 
 
 def sequence_text(

@@ -17,8 +17,8 @@ from torchtitan.tools import utils as titan_tools
 
 from torchtitan.data.dataset import PackedOnce
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
-from torchtitan.data.loader import Batch, ResizableDataloader, read_dataset, validation_loader
-from torchtitan.data.sequences import IGNORE_INDEX, ROWS, Template
+from torchtitan.data.loader import ResizableDataloader, read_dataset, validation_loader
+from torchtitan.data.sequences import IGNORE_INDEX, Batch, Template
 from torchtitan.data.sources import ExampleSplit, validation_sources
 from torchtitan.settings import JobConfig
 
@@ -103,10 +103,9 @@ class InstructValidator(BatchValidator):
         parts: list[tuple[int, float]] = []
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
-                n_tokens = int(input_dict.pop("n_tokens").sum())
+                n_tokens = int(input_dict.n_tokens.sum())
                 counted = labels.numel() if self._counts_padding else n_tokens
                 processor.ntokens_since_last_log += counted
-                input_dict.pop(ROWS, None)
                 if getattr(self.loss_fn, "of_learned", False):
                     input_dict |= learned_tokens(labels)
                 targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())

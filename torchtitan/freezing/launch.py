@@ -115,7 +115,8 @@ def trainer_for(job_config: JobConfig) -> Any:
     """Return the builder of a configuration's trainer."""
     from torchtitan.freezing.elastic.adapters import AdaptersFirst
     from torchtitan.freezing.elastic.ahead import RunningAhead
-    from torchtitan.freezing.elastic.packing import RunPart
+    from torchtitan.freezing.elastic.packing import GivingBack
+    from torchtitan.freezing.elastic.part import SharedRun
     from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.spec import register_spec
     from torchtitan.freezing.trainer import FreezingTrainer
@@ -126,11 +127,11 @@ def trainer_for(job_config: JobConfig) -> Any:
     if not freezes_by_turns(freezing.method):
         return FreezingTrainer
     if freezing.packing.gives_back:
-        return type("PartTrainer", (RunPart, FreezingTrainer), {})
+        return partial(FreezingTrainer, run=SharedRun([GivingBack(job_config)]))
     if freezing.elastic.enable or freezing.packing.is_on:
         return partial(ElasticRun, FreezingTrainer)
     if freezing.run_ahead:
-        return type("AheadTrainer", (RunningAhead, FreezingTrainer), {})
+        return partial(FreezingTrainer, run=SharedRun([RunningAhead()]))
     return FreezingTrainer
 
 

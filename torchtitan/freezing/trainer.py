@@ -26,14 +26,14 @@ from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.every_stage import learned_tokens, to_every_stage
-from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly import Assembly
+from torchtitan.freezing.elastic.part import Leave, SharedRun, inside
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, LoneDims, as_one_process
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.progress import quiet_unless
-from torchtitan.freezing.report.recorder import FreezingMetricsProcessor, RunRecorder
+from torchtitan.freezing.report.recorder import FreezingMetricsProcessor
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.freezing.values.freezing import caches, freeze_settings
 from torchtitan.settings import JobConfig, has_pipeline, toml_key
@@ -51,15 +51,12 @@ _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 class FreezingTrainer(Trainer):
     """Upstream's trainer with the freeze controller around steps and pipeline batches.
 
-    ``output`` belongs to a run begun elsewhere, and is set before construction, as ``told`` is, the
-    run's configuration where this trainer has another; ``device_seconds`` are seconds of all steps
-    and moves, times the processes.
+    Parts of its run add to it, and one may have it end before a step: ``leave``. ``device_seconds``
+    are seconds of all steps and moves, times the processes.
     """
 
-    output: RunRecorder | None = None
-    told: JobConfig | None = None
+    leave: Leave | None = None
     device_seconds = 0.0
-    why_early = "no more examples"
     job_config: JobConfig
     checkpointer: SafeCheckpointManager
     metrics_processor: FreezingMetricsProcessor
@@ -70,8 +67,9 @@ class FreezingTrainer(Trainer):
     recorder: ActionRecorder | None = None
     emulation: EmulationRecord | None = None
 
-    def __init__(self, job_config: JobConfig) -> None:
+    def __init__(self, job_config: JobConfig, run: SharedRun | None = None) -> None:
         name_arguments(toml_key)
+        self._run = run or SharedRun()
         self._caches = caches(job_config)
         self._rows: list[list[Row]] = []
         super().__init__(job_config)
@@ -87,15 +85,21 @@ class FreezingTrainer(Trainer):
                 self.checkpointer.states[CHECKPOINT_KEY] = self.controller
         elif self.parallel_dims.pp_enabled:
             adopt_stages(stages_of(self.pp_schedule))  # split backwards of 16-bit layers
-        self.metrics_processor.job_config = self.told or job_config
+        self.metrics_processor.job_config = self._run.told or job_config
         self.checkpointer.settings = self.metrics_processor.job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
-        self._stop = StopRequest(timeout if job_config.comm.mode == "default" else None)
+        self.stop = StopRequest(timeout if job_config.comm.mode == "default" else None)
         self._steps_done: int | None = None
-        self.metrics_processor.begin_run(self.controller, self.emulation, self.output)
+        self.metrics_processor.begin_run(self.controller, self.emulation, self._run.output)
+        for part in self._run.parts:
+            part.attach(self)
 
     def init_distributed(self) -> ParallelDims:
-        """Set up the process groups, then let only the rank with the loss talk."""
+        """Set up the process groups, then let only the rank with the loss talk.
+
+        Meshes of the same ranks and names are equal, and torch's caches would go on with the first
+        meshes' process groups: a trainer takes the dimensions of a former one of its degrees.
+        """
         if not self.job_config.emulation.enable:
             parallel_dims = super().init_distributed()
             if parallel_dims.pp == 1 and has_pipeline(self.job_config):
@@ -104,13 +108,16 @@ class FreezingTrainer(Trainer):
             with as_one_process(self.job_config):
                 parallel_dims = EmulatedDims.of(super().init_distributed())
         shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, self.job_config)
+        if self._run.output is not None:
+            shown = self._run.output.run.is_shown
         quiet_unless(shown, dist.get_rank())
         if shown and (told := partition_line(self.job_config)) is not None:
             logger.info(told)
         dtype = TORCH_DTYPE_MAP[self.job_config.training.mixed_precision_param]
         if shown and (told := slow_precision(dtype, self.device)) is not None:
             logger.warning(told)
-        return parallel_dims
+        degrees = parallel_dims.pp, parallel_dims.dp_replicate, parallel_dims.dp_shard
+        return self._run.dims.setdefault(degrees, parallel_dims)
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None for a device per rank."""
@@ -121,10 +128,10 @@ class FreezingTrainer(Trainer):
         """Yield upstream's batches, with padding taken out of the token counts if so wanted."""
         counts_padding = self.job_config.report.count_padding
         for input_dict, labels in super().batch_generator(data_iterable):
-            n_tokens = input_dict.pop("n_tokens", None)
+            n_tokens = getattr(input_dict, "n_tokens", None)  # not of upstream's texts
             if n_tokens is not None and self.controller is not None:
                 self.controller.record_tokens(n_tokens)
-            rows = input_dict.pop(ROWS, None)
+            rows = getattr(input_dict, "rows", None)
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)
                 self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])
@@ -150,26 +157,27 @@ class FreezingTrainer(Trainer):
 
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
         """Run an optimizer step in its phase; the controller knows its rows if stored."""
-        started = time.perf_counter()
-        if self.emulation is not None:
-            self.emulation.begin_step()
-        tokens_before = self.ntokens_seen
-        if self.controller is not None:
-            self.controller.begin_step(self.step)
-        batches = self._batches_of_step(data_iterator)
-        if self.controller is not None and (cache := self.controller.cache) is not None:
-            self._rows = []
-            batches = iter(list(islice(batches, self.gradient_accumulation_steps)))
-            cache.name_batches(self._rows)
-            cache.read_ahead(self.dataloader.upcoming)
-        super().train_step(batches)
-        if self.controller is not None:
-            self.controller.end_step()
-        seconds = time.perf_counter() - started
-        self.device_seconds += seconds * self.parallel_dims.world_size
-        self.metrics_processor.recorder.end_step(
-            self.step, seconds, self.ntokens_seen - tokens_before
-        )
+        with inside(part.around_step() for part in self._run.parts):
+            started = time.perf_counter()
+            if self.emulation is not None:
+                self.emulation.begin_step()
+            tokens_before = self.ntokens_seen
+            if self.controller is not None:
+                self.controller.begin_step(self.step)
+            batches = self._batches_of_step(data_iterator)
+            if self.controller is not None and (cache := self.controller.cache) is not None:
+                self._rows = []
+                batches = iter(list(islice(batches, self.gradient_accumulation_steps)))
+                cache.name_batches(self._rows)
+                cache.read_ahead(self.dataloader.upcoming)
+            super().train_step(batches)
+            if self.controller is not None:
+                self.controller.end_step()
+            seconds = time.perf_counter() - started
+            self.device_seconds += seconds * self.parallel_dims.world_size
+            self.metrics_processor.recorder.end_step(
+                self.step, seconds, self.ntokens_seen - tokens_before
+            )
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step; examples end on all replicas at once."""
@@ -180,7 +188,7 @@ class FreezingTrainer(Trainer):
         with suppress(DataloaderExhaustedError):
             for _ in range(self.gradient_accumulation_steps):
                 batches.append(next(data_iterator))
-        if self._stop.is_so_anywhere(len(batches) < self.gradient_accumulation_steps):
+        if self.stop.is_so_anywhere(len(batches) < self.gradient_accumulation_steps):
             raise DataloaderExhaustedError
         return iter(batches)
 
@@ -193,6 +201,7 @@ class FreezingTrainer(Trainer):
         if not self.parallel_dims.pp_enabled:
             return run(global_valid_tokens=global_valid_tokens)
         with (
+            inside(part.around_batch(inputs["input_dict"], labels) for part in self._run.parts),
             self.loss_fn.divided_by(global_valid_tokens),
             one_cast_for_all(),
             keep_copies(self.model_parts),
@@ -207,20 +216,24 @@ class FreezingTrainer(Trainer):
 
     def train(self) -> None:
         """Train, then report; by a signal to stop, save a checkpoint first, and then exit."""
-        with self._stop.listening():
+        with self.stop.listening():
             try:
                 super().train()
             except Exception as error:
                 self._tell_where(error)
                 raise
+            if self.leave is not None and self.leave.config is not None:
+                return
             ended_early = self._end_early()
             self.metrics_processor.recorder.end(ended_early, self.device_seconds)
-            stopped_by = self._stop.settled()
+            stopped_by = self.stop.settled()
             if ended_early is not None and stopped_by is not None:
                 self.close()
                 dist.barrier()  # whoever ends first has torchrun end the others
                 dist.destroy_process_group()
                 raise SystemExit(128 + stopped_by)
+        for part in self._run.parts:
+            part.end()
 
     def _tell_where(self, error: Exception) -> None:
         """Log a failure's step and the kept checkpoint, above torch's stack trace."""
@@ -237,9 +250,15 @@ class FreezingTrainer(Trainer):
 
     def should_continue_training(self) -> bool:
         """Return whether there is another step: not after the last, nor once asked to stop."""
+        if self._steps_done is None:
+            for part in self._run.parts:
+                part.begin()
         self._steps_done = self.step
-        stopped_by = self._stop.agreed()
-        return super().should_continue_training() and stopped_by is None
+        stopped_by = self.stop.agreed()
+        if not super().should_continue_training() or stopped_by is not None:
+            return False
+        self.leave = next(filter(None, (part.before_step() for part in self._run.parts)), None)
+        return self.leave is None
 
     def _end_early(self) -> str | None:
         """Save a run ending before its last step; return the reason."""
@@ -250,8 +269,9 @@ class FreezingTrainer(Trainer):
         # A step without examples is not one: upstream counts it and then cancels it.
         ran_out = done > self.step
         saved = self.checkpointer.save_now(self.step, last_step=ran_out)
-        stopped_by = None if ran_out else self._stop.settled()
-        why = self.why_early if stopped_by is None else f"stopped by {stopped_by.name}"
+        stopped_by = None if ran_out else self.stop.settled()
+        why = "no more examples" if self.leave is None else self.leave.why
+        why = why if stopped_by is None else f"stopped by {stopped_by.name}"
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,4 +307,4 @@ class FreezingTrainer(Trainer):
         if isinstance(self.parallel_dims, EmulatedDims):
             self.parallel_dims.pipeline.clear()  # a run that goes on elsewhere keeps the dimensions
         super().close()
-        self._stop.close()
+        self.stop.close()

@@ -7,7 +7,7 @@ import torch
 
 from torchtitan.data.loader import ResizableDataloader, loader_of, validation_loader
 from torchtitan.data.resumable import ResumableDataset
-from torchtitan.data.sequences import ROWS
+from torchtitan.data.sequences import ROWS, Sample, as_batch
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.images.settings import (
     read_validation_images,
@@ -15,7 +15,7 @@ from torchtitan.images.settings import (
     transform_of,
 )
 from torchtitan.images.sources import ImageExamples, check_labels, read_images
-from torchtitan.images.transforms import SHARE, ImageTransform, Mixup, Sample
+from torchtitan.images.transforms import SHARE, ImageTransform, Mixup
 from torchtitan.settings import JobConfig
 
 # Not a setting: runs that differ in their seeds are compared on the same pictures.
@@ -38,7 +38,7 @@ def build_image_dataloader(*, job_config: JobConfig, **place: Any) -> ResizableD
         split=ExampleSplit(data.validation_fraction),
         **place,
     )
-    collate = None if mixup is None else mixup.collate
+    collate = as_batch if mixup is None else mixup.collate
     loading = {"collate_fn": collate, **vars(training.dataloader)}
     return loader_of(dataset, training.local_batch_size, **loading)
 

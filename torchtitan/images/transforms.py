@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import default_collate
+
+from torchtitan.data.sequences import Batch, Sample, as_batch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -73,7 +74,6 @@ class ImageTransform:
         return round(self.size / center)
 
 
-Sample = tuple[dict[str, Tensor], Tensor]
 SHARE = "share"
 # Behind the numbers of a picture's other draws, so that these are not the same.
 _DRAW = 1
@@ -91,9 +91,9 @@ class Mixup:
         drawn = np.random.default_rng([*key, _DRAW]).beta(self.alpha, self.alpha)
         return torch.tensor(drawn, dtype=torch.float32)
 
-    def collate(self, samples: Sequence[Sample]) -> Sample:
+    def collate(self, samples: Sequence[Sample]) -> Batch:
         """Return the mixed batch of samples with shares; labels are float32 [B, C]."""
-        inputs, labels = default_collate(list(samples))
+        inputs, labels = as_batch(samples)
         shares = inputs.pop(SHARE)
         pictures, targets = inputs["input"], functional.one_hot(labels, self.classes).float()
         inputs["input"] = _mixed(pictures, shares.view(-1, 1, 1, 1))

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.validation import BatchValidator, counted_apart
 from torchtitan.images.loader import build_validation_dataloader
@@ -36,7 +35,6 @@ class ImageValidator(BatchValidator):
         with counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
                 processor.ntokens_since_last_log += len(labels)
-                del input_dict[ROWS]
                 self._evaluate(model_parts, step, input_dict, labels)
                 logits = self._outputs.take()
                 if logits is not None:

@@ -37,7 +37,6 @@ def run(scenario, folder):
 
     from timelyfreeze.control import EmulatedRecorder
     from timelyfreeze.control.build import highest_learning_rate
-    from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic.pipeline import MicrobatchSearch, pipeline_for
     from torchtitan.freezing.elastic.run import ElasticRun
     from torchtitan.freezing.partition.cut import count_model_layers
@@ -55,9 +54,9 @@ def run(scenario, folder):
     late = list(scenario.get("late", {}).items())
 
     def built(original):
-        def build(self, config):
+        def build(self, config, *args, **kwargs):
             seen["n_left_over"] += sum(each() is not None for each in left)
-            original(self, config)
+            original(self, config, *args, **kwargs)
             if not trainers and not scenario.get("resumes"):
                 fix_weights(self.model_parts)
             trainers.append(weakref.ref(self))
@@ -111,7 +110,7 @@ def run(scenario, folder):
     def batch_generator(self, loader):
         def noted():
             for inputs, labels in loader:
-                seen["rows"].append((self.step, inputs[ROWS].tolist()))
+                seen["rows"].append((self.step, inputs.rows.tolist()))
                 yield inputs, labels
 
         yield from real_batches(self, noted())

@@ -221,6 +221,8 @@ def run(scenario, folder):
         train_spec._extra_train_specs.clear()
     else:
         Base = trainer_for(job_config)
+    settings = getattr(Base, "keywords", {})
+    Base = getattr(Base, "func", Base)
     import torchtitan.train as titan_train
 
     spare_last_pause(titan_train)
@@ -260,7 +262,7 @@ def run(scenario, folder):
                 if scenario.get("keep_weights") and trainer.step == job_config.training.steps:
                     seen.setdefault("weights_before", {})[names[parameter]] = whole(parameter)
 
-    trainer = Recording(job_config)
+    trainer = Recording(job_config, **settings)
     if scenario.get("fixed_weights", True):
         fix_weights(trainer.model_parts)
     if scenario.get("fake_clock"):

@@ -1,5 +1,6 @@
 """Loaders of instruction data: batches, workers, resuming, and where examples come from."""
 
+import copy
 import json
 import logging
 import pickle
@@ -38,10 +39,11 @@ def build(**kwargs: Any) -> Any:
 def test_batches_of_the_tiny_set() -> None:
     inputs, labels = next(iter(build()))
     assert inputs["input"].shape == labels.shape == (4, 128)
-    assert inputs["n_tokens"].shape == (4,)
-    assert inputs["rows"].tolist() == [0, 1, 2, 3]
-    assert inputs["rows"].dtype == torch.int64
-    assert bool((inputs["n_tokens"] > 20).all())
+    assert inputs.n_tokens.shape == (4,)
+    assert set(inputs) == {"input"}, "no more goes to a model"
+    assert inputs.rows.tolist() == copy.copy(inputs).rows.tolist() == [0, 1, 2, 3]  # torch pins one
+    assert inputs.rows.dtype == torch.int64
+    assert bool((inputs.n_tokens > 20).all())
     tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
     examples = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
     answers = [json.loads(example)["output"] for example in examples[:4]]
@@ -69,7 +71,7 @@ def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
     resumed.load_state_dict(state)
     for (inputs, labels), (again, labels_again) in zip(want, resumed, strict=False):
         assert torch.equal(inputs["input"], again["input"])
-        assert torch.equal(inputs["n_tokens"], again["n_tokens"])
+        assert torch.equal(inputs.n_tokens, again.n_tokens)
         assert torch.equal(labels, labels_again)
 
 
@@ -84,11 +86,11 @@ def test_the_loader_tells_the_rows_of_the_batches_that_come_next() -> None:
     state = loader.state_dict()
     told = loader.upcoming(6)
     assert loader.state_dict() == state
-    assert told == [next(stream)[0]["rows"].tolist() for _ in range(6)]
+    assert told == [next(stream)[0].rows.tolist() for _ in range(6)]
     resumed = build(**kwargs)
     resumed.load_state_dict(state)
     again = iter(resumed)
-    assert next(again)[0]["rows"].tolist() == told[0]
+    assert next(again)[0].rows.tolist() == told[0]
     assert resumed.upcoming(5) == told[1:]
 
 
@@ -221,7 +223,7 @@ def test_another_template_after_a_resume_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def rows(batch: Any) -> list[int]:
-    return batch[0]["rows"].tolist()
+    return batch[0].rows.tolist()
 
 
 def rest(state: dict[str, Any], **kwargs: Any) -> list[list[int]]:

@@ -21,7 +21,7 @@ from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset, PackedOnce
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE
+from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE, Inputs
 from torchtitan.data.sources import ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
@@ -138,7 +138,7 @@ def test_with_one_attention_over_all_the_loss_would_be_another() -> None:
     build(packing=True, loss_fn=packed).validate([model_of(Decoder)], 1)
     validator = build(packing=True, loss_fn=blind)
     batches = [
-        ({name: inputs[name] for name in ("input", "n_tokens")}, labels)
+        (Inputs({"input": inputs["input"], "n_tokens": inputs.n_tokens}), labels)
         for inputs, labels in validator._loader
     ]
     validator._loader = batches  # type: ignore[assignment]

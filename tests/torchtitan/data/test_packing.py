@@ -219,9 +219,9 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
     for _ in range(7):
         inputs, labels = next(stream)
     assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, 256)
-    assert inputs["n_tokens"].shape == (4,)
+    assert inputs.n_tokens.shape == (4,)
     assert inputs["lengths"].sum(dim=1).tolist() == [256] * 4
-    assert "rows" not in inputs  # another epoch packs other sequences
+    assert inputs.rows is None  # another epoch packs other sequences
     state = loader.state_dict()
     want = next(stream)
     resumed = build()
@@ -229,6 +229,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
     inputs, labels = next(iter(resumed))
     for name in inputs:
         assert torch.equal(inputs[name], want[0][name]), name
+    assert torch.equal(inputs.n_tokens, want[0].n_tokens)
     assert torch.equal(labels, want[1])
 
 
@@ -243,7 +244,7 @@ def test_little_stays_empty() -> None:
         packing=True,
     )
     stream = iter(loader_of(dataset, 4))
-    filled = sum(int(next(stream)[0]["n_tokens"].sum()) for _ in range(8))
+    filled = sum(int(next(stream)[0].n_tokens.sum()) for _ in range(8))
     assert filled > 0.9 * 8 * 4 * 1024
     assert instruct_data.WINDOW_EXAMPLES == 128
 

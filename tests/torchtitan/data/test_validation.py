@@ -219,7 +219,7 @@ def test_speed_of_training_and_of_validation_do_not_mix(
     assert processor.ntokens_since_last_log == 1234
     # Tokens of the six examples, without padding.
     samples = list(build(examples, local_batch_size=1)._loader)[:6]
-    assert n_tokens == sum(int(inputs["n_tokens"]) for inputs, _ in samples)
+    assert n_tokens == sum(int(inputs.n_tokens) for inputs, _ in samples)
     assert n_tokens < 6 * SEQ_LEN
 
 

@@ -54,7 +54,7 @@ def by_row(batches: Any) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """Pictures and labels of an epoch's batches."""
     found = {}
     for inputs, labels in batches:
-        for row, picture, label in zip(inputs["rows"], inputs["input"], labels, strict=True):
+        for row, picture, label in zip(inputs.rows, inputs["input"], labels, strict=True):
             assert int(row) not in found
             found[int(row)] = (picture, label)
     return found
@@ -63,7 +63,7 @@ def by_row(batches: Any) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
 def same(one: Any, other: Any) -> bool:
     return all(
         torch.equal(a[0]["input"], b[0]["input"])
-        and torch.equal(a[0]["rows"], b[0]["rows"])
+        and torch.equal(a[0].rows, b[0].rows)
         and torch.equal(a[1], b[1])
         for a, b in zip(one, other, strict=True)
     )
@@ -82,11 +82,11 @@ def test_an_epoch_has_each_picture_once_with_its_label(folder: Path) -> None:
 
 def test_the_order_is_the_permutation_of_seed_and_epoch(folder: Path) -> None:
     batches = list(itertools.islice(loader(config(folder, data__seed=9)), 2 * N // 3))
-    order = [int(row) for inputs, _ in batches for row in inputs["rows"]]
+    order = [int(row) for inputs, _ in batches for row in inputs.rows]
     expected = [np.random.default_rng([9, epoch]).permutation(N).tolist() for epoch in (0, 1)]
     assert order == expected[0] + expected[1]
     unshuffled = itertools.islice(loader(config(folder, data__shuffle=False)), N // 3)
-    assert [int(row) for inputs, _ in unshuffled for row in inputs["rows"]] == list(range(N))
+    assert [int(row) for inputs, _ in unshuffled for row in inputs.rows] == list(range(N))
 
 
 def test_a_picture_is_changed_by_seed_epoch_and_row_alone(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_other_readers_lose_no_picture_and_read_none_twice(
     readers = [loader(job_config, rank, before, workers_before) for rank in range(before)]
     seen: list[int] = []
     for reader in readers:
-        seen += [int(inputs["rows"]) for inputs, _ in itertools.islice(reader, 4)]
+        seen += [int(inputs.rows) for inputs, _ in itertools.islice(reader, 4)]
     states = {key: value for reader in readers for key, value in reader.state_dict().items()}
     left = N - len(seen)
     readers = [loader(job_config, rank, after, workers_after) for rank in range(after)]
@@ -154,7 +154,7 @@ def test_other_readers_lose_no_picture_and_read_none_twice(
         reader.load_state_dict(states)
     iterators = [iter(reader) for reader in readers]
     # In turns, as steps take them.
-    rest = [int(next(iterators[turn % after])[0]["rows"]) for turn in range(left)]
+    rest = [int(next(iterators[turn % after])[0].rows) for turn in range(left)]
     if left % (after * max(1, workers_after)) == 0:
         assert Counter(seen + rest) == Counter(range(N))
     else:
@@ -184,7 +184,7 @@ def test_validation_is_in_a_fixed_random_order_without_augmentation(folder: Path
         built = build_validation_dataloader(dp_world_size=1, dp_rank=0, job_config=job_config)
         runs = [list(itertools.islice(built, 3)) for _ in range(2)]
         assert same(*runs)
-        return [int(row) for inputs, _ in runs[0] for row in inputs["rows"]]
+        return [int(row) for inputs, _ in runs[0] for row in inputs.rows]
 
     first = orders()
     assert first == orders(data__seed=5)
@@ -240,7 +240,7 @@ def test_rows_that_come_next_can_be_looked_at(folder: Path) -> None:
     batches = iter(built)
     next(batches)
     upcoming = built.upcoming(2)
-    assert [next(batches)[0]["rows"].tolist() for _ in range(2)] == upcoming
+    assert [next(batches)[0].rows.tolist() for _ in range(2)] == upcoming
 
 
 @pytest.mark.slow

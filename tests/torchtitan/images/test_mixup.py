@@ -19,8 +19,8 @@ def sample(value: float, label: int, share: float, row: int) -> tuple:
 def test_pictures_and_labels_are_mixed_with_those_before_them() -> None:
     batch = [sample(1.0, 0, 0.75, 9), sample(2.0, 2, 0.5, 4), sample(4.0, 2, 1.0, 6)]
     inputs, labels = Mixup(0.2, 4).collate(batch)
-    assert set(inputs) == {"input", "rows"}
-    assert inputs["rows"].tolist() == [9, 4, 6]
+    assert set(inputs) == {"input"}
+    assert inputs.rows.tolist() == [9, 4, 6]
     # 1 and a quarter of the last one's 4; half of 2 and of 1; 4 alone.
     assert inputs["input"][:, 1, 1, 0].tolist() == [1.75, 1.5, 4.0]
     assert labels.dtype == torch.float32

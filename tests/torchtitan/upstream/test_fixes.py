@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
 import torchtitan.tools.utils as titan_tools
+import torchtitan.train as titan_train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -184,6 +185,21 @@ def test_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- gradient norm ---------------------------------------------------------------------------------
+
+
+def test_upstream_still_waits_at_the_end_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(titan_train.time, "sleep", waits.append)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    trainer: Any = SimpleNamespace(
+        job_config=JobConfig(), checkpointer=SimpleNamespace(load=lambda step: None), step=0,
+        dataloader=[], batch_generator=iter, should_continue_training=lambda: False,
+    )  # fmt: skip
+    with upstream_fixes.without_last_pause():
+        titan_train.Trainer.train(trainer)
+    assert not waits
+    titan_train.Trainer.train(trainer)
+    assert waits == [2]
 
 
 def test_the_norm_of_no_gradients_lies_where_the_parameters_are() -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torchtitan.tools.logging import logger
-from torchtitan.train import Trainer
 
 from timelyfreeze.cli.torchrun import Restart, present_restart
 from timelyfreeze.front.plan import BatchPacking, last_step, min_max_balance, performance_packing
+from torchtitan.freezing.elastic.part import Leave, TrainerPart
 from torchtitan.freezing.elastic.pipeline import (
     BatchScaling,
     Pipeline,
@@ -129,58 +129,48 @@ def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Spli
     return None if found is None else found[0]
 
 
-class RunPart(Trainer):
-    """The first base of such a trainer, before ``FreezingTrainer``.
-
-    Ends, with a checkpoint and a message, before a step with another number of ranks.
-    """
+class GivingBack(TrainerPart):
+    """The end of a run, with a checkpoint, before a step with another number of ranks."""
 
     def __init__(self, job_config: JobConfig) -> None:
         self._former = present_restart()
-        self._pipeline = self._next = first_pipeline(job_config)
-        self._first, self._start = self._pipeline, job_config
+        self._first, self._start = first_pipeline(job_config), job_config
+        self._n_ranks = self._first.n_ranks
         if self._former is not None:
             self._first = Pipeline(tuple(self._former.first_split))
             self._start = self._first.moved(job_config)
         self._n_frozen: int | None = None
-        self._left_at = 0.0
-        super().__init__(job_config)
+        self._next: Restart | None = None
 
-    def should_continue_training(self) -> bool:
-        """Return whether there is another step for as many ranks."""
-        goes_on = super().should_continue_training()
+    def begin(self) -> None:
+        """Count the time since the last step of the part before, for processes that stay."""
         if (former := self._former) is not None:
-            self._former = None
-            # From the last step of the part before; those of its processes are counted that stay.
-            self.device_seconds += former.n_former * (time.time() - former.left_at)
-        if not goes_on or self.controller is None:
-            return goes_on
-        n_frozen = self.controller.settled_front
+            self.trainer.device_seconds += former.n_former * (time.time() - former.left_at)
+
+    def before_step(self) -> Leave | None:
+        """Leave if the next step is for another number of ranks."""
+        n_frozen = self.trainer.controller.settled_front
         if n_frozen == self._n_frozen:
-            return True
+            return None
         self._n_frozen = n_frozen
         found = fewest_ranks(self._start, n_frozen)
-        if found.n_ranks == self._pipeline.n_ranks:
-            return True
-        self._next, self._left_at = found, time.time()
-        self.why_early = f"{n_frozen} layers are frozen, and the run goes on {found}"
-        return False
+        if found.n_ranks == self._n_ranks:
+            return None
+        self._next = Restart(found.split, self._first.split, self._n_ranks, time.time())
+        return Leave(why=f"{n_frozen} layers are frozen, and the run goes on {found}")
 
-    def train(self) -> None:
-        """Train to the end of the run, or until other processes take over."""
-        super().train()
-        if self._next is self._pipeline:
+    def end(self) -> None:
+        """Tell the launcher how other processes take over."""
+        if self._next is None:
             return
         if dist.get_rank() == 0:
-            Restart(
-                self._next.split, self._first.split, self._pipeline.n_ranks, self._left_at
-            ).leave()
+            self._next.leave()
         logger.info(
             "Frozen layers: %d; the run goes on %s instead of %d, from the checkpoint of step %d",
             self._n_frozen,
-            self._next,
-            self._pipeline.n_ranks,
-            self.step,
+            Pipeline(tuple(self._next.split)),
+            self._next.n_former,
+            self.trainer.step,
         )
 
 

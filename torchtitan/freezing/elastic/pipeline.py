@@ -188,7 +188,6 @@ class RunState:
     n_frozen: int  # layers in front that are frozen
     step: int  # that was finished last
     n_batches: int  # rows that were read until then, in steps of the start
-    seconds: float = 0.0  # what that step took on this rank; 0 if it was not in the present form
 
 
 # Steps of a new optimizer up to its full rate. Adam's first steps are as long as can be, whatever

@@ -12,13 +12,15 @@ def may_begin(step: int, *, validates: bool, saves: bool, decides: bool, left: i
         training=SimpleNamespace(steps=10), validation=SimpleNamespace(enable=True)
     )
     trainer: Any = SimpleNamespace(
-        step=step, job_config=config, _n_batches_left=left, _ahead=SimpleNamespace(n_front=1),
+        step=step, job_config=config,
         controller=SimpleNamespace(checks=SimpleNamespace(decides=decides)),
         checkpointer=SimpleNamespace(saves_after=lambda step: saves),
         validator=SimpleNamespace(should_validate=lambda step: validates),
     )  # fmt: skip
-    found: bool = RunningAhead._may_begin_next.fget(trainer)
-    return found
+    part = RunningAhead()
+    part.trainer, part._n_batches_left = trainer, left
+    vars(part)["_ahead"] = SimpleNamespace(n_front=1)
+    return part._may_begin_next
 
 
 def test_only_where_nothing_lies_between_two_steps() -> None:
