@@ -151,6 +151,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.elastic.enable": FLAG,
     "freezing.elastic.partition": _word("parameters", "time"),
     "freezing.elastic.frozen_cost": SHARE,
+    "freezing.elastic.sublayers": FLAG,
     "freezing.elastic.min_ranks": _whole(1),
     "freezing.elastic.global_batch": _word("constant", "paper"),
     "freezing.elastic.search_microbatches": FLAG,
