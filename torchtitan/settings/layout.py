@@ -159,9 +159,8 @@ def modules_of_split(split: Sequence[int], *, sublayers: bool = False) -> list[l
     With ``sublayers`` they have so many attentions and MLPs. The attention of a block that is cut
     is ``layers.3/attention``.
     """
-    stages = [[f"layers.{i}" for i in layers] for layers in layers_of_split(split)]
-    if sublayers:
-        stages = [_layers_of(units) for units in layers_of_split(split)]
+    parts = layers_of_split(split)
+    stages = [_layers_of(part) if sublayers else [f"layers.{i}" for i in part] for part in parts]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "output"]
     return stages
@@ -191,12 +190,12 @@ def cuts_blocks(config: JobConfig) -> bool:
 
 def _layers_of(units: range) -> list[str]:
     """Return the names of blocks and of their parts, of the numbers of attentions and MLPs."""
-    return list(
-        dict.fromkeys(
-            f"layers.{unit // 2}" + ("" if unit ^ 1 in units else f"/{SUBLAYERS[unit % 2]}")
-            for unit in units
-        )
-    )
+    names: dict[str, None] = {}
+    for unit in units:
+        block, half = divmod(unit, 2)
+        is_whole = 2 * block + 1 - half in units
+        names[f"layers.{block}" if is_whole else f"layers.{block}/{SUBLAYERS[half]}"] = None
+    return list(names)
 
 
 class ModelFamily(NamedTuple):

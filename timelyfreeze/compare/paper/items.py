@@ -28,8 +28,6 @@ METHODS = (
 TOLD: Mapping[str, Any] = tomllib.loads(
     resources.files(__package__).joinpath("items.toml").read_text()
 )
-
-
 Values = Mapping[str, float]
 
 
