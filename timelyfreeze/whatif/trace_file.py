@@ -224,8 +224,8 @@ def read_trace_files(paths: Sequence[Path], weight_share: float = WEIGHT_SHARE) 
     except ScheduleError as error:
         found = (f"{r.path.name} stages {sorted({a.stage for a in r.row})}" for r in ranks)
         raise ValueError(
-            f"{str(error).partition(' (a schedule')[0]}; plan takes a trace of each rank of one "
-            f"pipeline, with whole batches; these have: {listed(found)}"
+            f"{name}: {str(error).partition(' (a schedule')[0]}; plan takes a trace of each rank "
+            f"of one pipeline, with whole batches; these have: {listed(found)}"
         ) from None
     alike: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
     for rank in ranks:
