@@ -139,7 +139,7 @@ def test_a_resumed_run_freezes_and_learns_as_one_that_did_not_stop(
     assert "Freeze plan: batch" not in resumed.said
     for said in (whole, resumed):
         assert f"TimelyFreeze, step {STEPS}, phase stable" in said.said
-        for name in ("batch measured", "batch predicted"):
+        for name in ("batch measured", "batch predicted", "it missed by"):
             print(f"{train.__name__}: {name} {said.line(name)}")
     for name in ("planned ratios", "applied ratios"):
         assert resumed.line(name) == whole.line(name)

@@ -356,13 +356,14 @@ def test_a_report_tells_what_was_measured_and_planned() -> None:
     assert report.measured_frozen_ms is not None
     lines = str(report).splitlines()
     assert lines[0] == "TimelyFreeze, step 14, phase stable"
-    assert [line.split("  ")[0] for line in lines[1:5]] == [
+    assert [line.split("  ")[0] for line in lines[1:6]] == [
         "batch measured",
         "batch predicted",
+        "it missed by",
         "it holds for",
         "planned ratios",
     ]
-    assert lines[3].startswith(
+    assert lines[4].startswith(
         "it holds for     a device or core of its own for each rank; 9 of 10 batches within -"
     )
 

@@ -1,7 +1,7 @@
 """What all ranks measured between two logged steps, put together."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
@@ -11,6 +11,7 @@ from timelyfreeze.front.caching import CacheUse, use_of_all
 from timelyfreeze.records.convergence import PassedEnergy
 from timelyfreeze.runtime import ActionRecorder, Masks, ObservedBatch, StepPart
 from timelyfreeze.runtime.meters import RankUpdates, step_ratios
+from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase, Step
 from timelyfreeze.timing import (
     BatchRecord,
@@ -18,7 +19,7 @@ from timelyfreeze.timing import (
     batch_times,
     misreading,
     rank_batches,
-    slowest_durations,
+    slowest,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class BatchSummary:
     """What a rank has measured since it was last told."""
 
     batches: RankBatches  # warm batches, as the other ranks want them
-    phases: Set[Phase]  # which phases they belong to
+    # median time of each action over batches under a plan, milliseconds; empty without stable ones
+    under_plan_ms: Mapping[Action, float]
     # mean frozen fraction of each stage's backwards in the current step
     applied_stage_ratios: dict[int, float]
     mask_hashes: Mapping[int, int]  # of all masks since then, by stage; equal masks have equal ones
@@ -70,7 +72,7 @@ class CollectedMetrics:
     policy: Mapping[str, float] = field(default_factory=dict)
     # how many times as long as in the bounds forwards take under the plan, which does not shorten
     # them: above 1 the machine has become slower, or rows longer. None while there is no plan, and
-    # where not all batches are stable ones
+    # without a stable batch
     drift: float | None = None
     # frozen fraction of all elements of each step since the last collection, the current one
     # included, mean over its backwards
@@ -88,13 +90,10 @@ def collected(
     """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
-    # Forwards of control steps are as long.
-    phases = ranks[0].log.phases
-    are_stable = Phase.STABLE in phases and phases <= _UNDER_A_PLAN
-    is_stable = are_stable and all(b.batches for b in batches)
+    under_plan_ms = [rank.log.under_plan_ms for rank in ranks]
     dag, plan, bounds, drift = active_plan.dag, active_plan.plan, active_plan.bounds, None
-    if is_stable and plan is not None and bounds is not None:
-        drift = forward_drift(drifts(dag, bounds, plan.durations_ms, slowest_durations(batches)))
+    if all(under_plan_ms) and plan is not None and bounds is not None:
+        drift = forward_drift(drifts(dag, bounds, plan.durations_ms, slowest(under_plan_ms)))
     applied: dict[int, list[float]] = {}
     for rank in ranks:
         for stage, fraction in rank.log.applied_stage_ratios.items():
@@ -187,9 +186,13 @@ class BatchLog(StepPart):
         """Return what has been drained since the last call."""
         untold, self._untold = self._untold, []
         mask_hashes, self._mask_hashes = self._mask_hashes, {}
+        batches = [(phase, each.durations_ms, each.span_ms) for phase, each in untold]
+        is_stable = any(phase is Phase.STABLE for phase, _ in untold)
+        # Forwards of control steps are as long.
+        under_plan = [batch for batch in batches if is_stable and batch[0] in _UNDER_A_PLAN]
         summary = BatchSummary(
-            rank_batches([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
-            {phase for phase, _ in untold},
+            rank_batches(batches),
+            rank_batches(under_plan).durations_ms,
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             mask_hashes,
         )

@@ -32,6 +32,9 @@ class FreezeReport:
     applied_ratios: Mapping[int, float]
     average_freeze_ratio: float  # mean frozen fraction since the run began
     without: str | None  # why nothing is frozen by a plan, where that is so
+    # median time of the last batches of the stable phase at the speed that the machine had when the
+    # plan's actions were timed, by their forwards; None without such batches
+    stable_as_timed_ms: float | None = None
     # what the run had of the cache of a frozen front; None without one
     cache: CacheUse | None = None
     # 9 of 10 batches take between 1 / this and this times a prediction; None where too few batches
@@ -63,6 +66,7 @@ class FreezeReport:
                 f"{_ms(self.planned_batch_ms)} with; {_ms(self.frozen_batch_ms)} with everything "
                 "frozen"
             )
+            lines += self._error(self.planned_batch_ms)
             lines.append(f"it holds for     {self.predicts_for}; {within(self.interval_factor)}")
             lines.append(f"planned ratios   {_ratios(self.planned_ratios)}")
         if self.applied_ratios:
@@ -81,6 +85,16 @@ class FreezeReport:
             lines.append(f"nothing is frozen by a plan: {self.without}")
         return "\n".join(lines)
 
+    def _error(self, planned_ms: float) -> list[str]:
+        measured_ms, as_timed_ms = self.measured_frozen_ms, self.stable_as_timed_ms
+        if measured_ms is None or as_timed_ms is None:
+            return []
+        return [
+            f"it missed by     {measured_ms / planned_ms - 1.0:+.1%}; "
+            f"{as_timed_ms / planned_ms - 1.0:+.1%} "
+            "at the speed of the machine when actions were timed"
+        ]
+
     def _gain(self) -> str:
         before, after = self.measured_unfrozen_ms, self.measured_frozen_ms
         if before is None or after is None or after <= 0.0:
@@ -94,12 +108,16 @@ class Reporter:
     def __init__(self, controller: FreezeController) -> None:
         self._controller = controller
         self._batch_ms: dict[Phase, deque[float]] = {}
+        self._as_timed_ms: deque[float] = deque(maxlen=_KEPT)
 
     def collect(self) -> CollectedMetrics:
         """Exchange measurements since the last time; a collective call of all ranks."""
         metrics = self._controller.collect()
         for phase, times_ms in metrics.batch_ms.items():
             self._batch_ms.setdefault(phase, deque(maxlen=_KEPT)).extend(times_ms)
+        if metrics.drift:
+            stable_ms = metrics.batch_ms.get(Phase.STABLE, ())
+            self._as_timed_ms.extend(time_ms / metrics.drift for time_ms in stable_ms)
         return metrics
 
     def report(self, step: int) -> FreezeReport:
@@ -121,6 +139,7 @@ class Reporter:
             applied_ratios=metrics.applied_stage_ratios,
             average_freeze_ratio=metrics.average_freeze_ratio,
             without=controller.unplanned,
+            stable_as_timed_ms=statistics.median(self._as_timed_ms) if self._as_timed_ms else None,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,
             predicts_for=None if plan is None else controller.active_plan.predicts_for,

@@ -46,7 +46,7 @@ def test_what_is_read_is_told_once_and_without_cold_passes() -> None:
     told = log.log.collect(None)["log"]
     assert told.batches.batches == (("stable", 3.0), ("stable", 5.0), ("stable", 4.0))
     assert told.batches.durations_ms == {F0: 1.0, B0: 3.0}
-    assert told.phases == {Phase.STABLE}
+    assert told.under_plan_ms == {F0: 1.0, B0: 3.0}
     assert log.log.collect(None)["log"].batches.batches == ()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms
+from timelyfreeze.control.report import FreezeReport, Reporter
 from timelyfreeze.schedule.order import Action, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
@@ -117,13 +118,55 @@ def test_forwards_of_control_steps_tell_the_speed_of_the_machine_too() -> None:
     assert [found.drift for found in ranks.collect()] == pytest.approx([3.0, 3.0], rel=0.02)
 
 
-def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_metrics_alone() -> None:
+def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_batches_alone() -> None:
     drift = [1.0]
     ranks = Ranks(
         ORDER, duration_ms=lambda action, fraction: drift[0] * linear_ms(action, fraction)
     )
-    ranks.run(1, 10)
-    assert [metrics.drift for metrics in ranks.collect()] == [None, None], "ramp among them"
+    last = PHASES.last_ramp_step
+    ranks.run(1, last)
+    assert [metrics.drift for metrics in ranks.collect()] == [None, None]
     drift[0] = 1.5
-    ranks.run(11, 14)
+    ranks.run(last + 1, last + 4)
     assert [f.drift for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
+
+
+def test_batches_of_other_phases_in_one_collection_do_not_hide_the_speed_of_stable_ones() -> None:
+    drift = [1.0]
+    ranks = Ranks(
+        ORDER, duration_ms=lambda action, fraction: drift[0] * linear_ms(action, fraction)
+    )
+    last = PHASES.last_ramp_step
+    ranks.run(1, last)
+    drift[0] = 1.5
+    ranks.run(last + 1, last + 2)
+    assert [f.drift for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
+
+
+def test_a_report_tells_the_error_of_a_plan_without_what_the_machine_has_become() -> None:
+    drift = [1.0]
+    ranks = Ranks(
+        ORDER, duration_ms=lambda action, fraction: drift[0] * linear_ms(action, fraction)
+    )
+    reporters = [Reporter(controller) for controller in ranks.controllers]
+
+    def report_after(first: int, last: int) -> FreezeReport:
+        ranks.run(first, last)
+        return ranks.on_all(lambda rank: reporters[rank].report(last))[0]
+
+    stable = PHASES.last_ramp_step + 1
+    early = report_after(1, stable - 1)
+    assert early.stable_as_timed_ms is None
+    assert "it missed by" not in str(early)
+    drift[0] = 1.25
+    slow = report_after(stable, stable + 3)
+    assert slow.planned_batch_ms is not None
+    assert slow.measured_frozen_ms is not None
+    assert slow.stable_as_timed_ms == pytest.approx(slow.measured_frozen_ms / 1.25, rel=0.02)
+    over = slow.stable_as_timed_ms / slow.planned_batch_ms - 1.0
+    assert f"; {over:+.1%} at the speed of the machine when actions were timed" in str(slow)
+    drift[0] = 1.6
+    slower = report_after(stable + 4, stable + 9)
+    assert slower.measured_frozen_ms is not None
+    assert slower.measured_frozen_ms > 1.1 * slow.measured_frozen_ms
+    assert slower.stable_as_timed_ms == pytest.approx(slow.stable_as_timed_ms, rel=0.05)
