@@ -44,6 +44,9 @@ THAWING = {
 # The same, and frozen weights learn in subspaces, of the middle rank after so short a warm-up.
 LEARNING = {**PLANNED, "freezing__gradient_rank": [2, 4, 8]}
 
+# The shorter pipeline is cut within a block.
+HALVES = {"freezing__elastic.sublayers": None, "freezing__elastic.frozen_cost": 0.05}
+
 folder = rows_folder
 
 
@@ -60,14 +63,16 @@ def runs(request, folder):
 @pytest.fixture(scope="module")
 def planned(request, folder):
     emulated = {"emulation__enable": None, "metrics__enable_tensorboard": None}
+    halves = {**emulated, **HALVES}
+    there = {**halves, **THERE, "freezing__elastic.enable": None}
     scenarios = [
-        scenario(folder, "plans", is_elastic=True, save_at=SAVED, **emulated, **PLANNED),
-        scenario(folder, "plans there", is_elastic=False, front=7, **emulated, **THERE),
-        scenario(folder, "thaws", is_elastic=True, module="thawing_policy", **emulated, **THAWING),
+        scenario(folder, "plans", is_elastic=True, save_at=SAVED, **halves, **PLANNED),
+        scenario(folder, "plans there", is_elastic=False, front=7, **there),
+        scenario(folder, "thaws", is_elastic=True, module="thawing_policy", **halves, **THAWING),
     ]
     learns = {**emulated, **LEARNING, "checkpoint__no_last_save_model_only": None}
     scenarios.append(scenario(folder, "learns", is_elastic=True, save_at=SAVED, **learns))
-    settings = {"plans": {**emulated, **PLANNED}, "learns": learns}
+    settings = {"plans": {**halves, **PLANNED}, "learns": learns}
     for name, step in asked_for(request, "name", "step"):
         again, saved = f"{name} from {step}", f"planned/{name}/checkpoint/step-{step}"
         scenarios.append(scenario(folder, again, is_elastic=True, resumes=saved, **settings[name]))
@@ -145,6 +150,7 @@ def shapes(ranks):
 def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
     """Four layers are frozen from step 5 on, for which it would move if it had no plan."""
     assert shapes(planned["plans"]) == [[4, 1, 8], [2, 1, 4]]
+    assert planned["plans"][0]["halves"] == [False, True]
     phases = per_step(planned["plans"], "phases")
     assert [set(phases[step]) for step in sorted(phases)] == [{phase} for phase in PHASES]
     assert [len(phases[step]) for step in (9, 10)] == [1, 2]

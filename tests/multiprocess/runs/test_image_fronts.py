@@ -88,16 +88,19 @@ def test_what_is_learned_behind_a_cached_front_is_the_same_to_the_last_bit(
 
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_in_shorter_pipelines_the_same_is_learned(tmp_path, kind):
-    elastic = {"enable": None, "min_ranks": 1, "frozen_cost": 0.1}
+    """Of a ViT also where blocks are cut in half, and rows of the front are read."""
+    elastic = {"elastic.enable": None, "elastic.min_ranks": 1, "elastic.frozen_cost": 0.1}
     if kind == "vit":
-        elastic["sublayers"] = None
-    switch = {f"freezing__elastic.{key}": value for key, value in elastic.items()}
-    stays, own = two_runs(tmp_path, kind, GROWING, switch, module="tiny_images", moves=True)
+        elastic |= {"elastic.sublayers": None, "cache.enable": None}
+    switch = {f"freezing__{key}": value for key, value in elastic.items()}
+    settings = {**GROWING, "training__steps": N_STEPS}
+    stays, own = two_runs(tmp_path, kind, settings, switch, module="cached_pictures", moves=True)
     assert_learns_the_same(stays, own)
     n_ranks = [ranks for _, ranks, *_ in own[0]["pipelines"]]
     assert n_ranks[0] == 4
     assert n_ranks[-1] == 1
     assert any(own[0]["halves"]) == (kind == "vit")
+    assert (own[0]["cache_entered"] > 0) == (kind == "vit")
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)

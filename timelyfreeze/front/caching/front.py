@@ -60,7 +60,7 @@ def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str)
     numbers.
     """
     told = hashlib.blake2b(identity.encode(), digest_size=12)
-    for name in front.names:
+    for name in sorted(front.names):  # a cut within a block changes their order
         of_replicas = sorted({digests[name] for digests in ranks if name in digests})
         if not of_replicas:
             raise ValueError(f"no rank has {name!r} of the frozen front")

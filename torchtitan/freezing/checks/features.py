@@ -195,7 +195,7 @@ FEATURES = (
     _if_frozen(
         "freezing.elastic.sublayers",
         "attention and MLP of a block freeze together",
-        (needs.NO_PLAN, _BY_BLOCK, needs.HALVES, needs.EAGER, without(CACHE),
+        (_BY_BLOCK, needs.HALVES, needs.EAGER,
          one_of("freezing.elastic.partition", "parameters")),
         lambda run: run.freezing.elastic.cuts_blocks),
     Feature(

@@ -1,5 +1,7 @@
 """Which front is frozen whole, and what tells it from others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,8 @@ def test_a_fingerprint_is_that_of_the_front_however_its_ranks_are() -> None:
     whole = fingerprint(front, [digests(front.names, PARAMETERS)], "model")
     assert whole == fingerprint(front, told, "model")
     assert whole == fingerprint(front, [*told, *told], "model")
+    # Where a block is cut in half, its tensors come in another order.
+    assert whole == fingerprint(replace(front, names=front.names[::-1]), told, "model")
     changed = digests(front.names, {**held[1], "layers.2.a": torch.zeros(2)})
     assert whole != fingerprint(front, [*told, told[0], changed], "model")
     with pytest.raises(ValueError, match=r"no rank has 'layers\.2\.a' of the frozen front"):

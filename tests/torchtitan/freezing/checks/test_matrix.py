@@ -214,7 +214,7 @@ GRID: dict[str, str] = {
     "elastic": f"alone, ratios, stages, csv, {_LAYERS}, expert, no rows, unknown",
     "by time": "first, input, compile",
     "search": "emulated, planned",
-    "sublayers": "planned, compares, no halves, compile, cached, timed",
+    "sublayers": "compares, no halves, compile, timed",
     "half": "whole",
     "performance": f"planned, first, input, compile, stages, csv, moves, cached, emulated, "
                    f"{_ALONE}, replicas, unknown, selective, no rows",

@@ -3,11 +3,14 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.timelyfreeze.helpers.stages import LOOPED, N_MICROBATCHES, Pipeline, process_group
 from tests.torchtitan.helpers.job_configs import config
+from timelyfreeze.schedule import ActionKind
 from torchtitan.freezing.partition.sublayers import build_with_sublayers, sublayer_sizes
 from torchtitan.hf.decoder import Decoder, DecoderArgs
 from torchtitan.settings import count_layers, count_sublayers, cuts_blocks, modules_of_split
@@ -71,6 +74,39 @@ def test_stages_compute_what_the_whole_model_does_to_the_last_bit(kind: str) -> 
     assert sorted(name for name, _ in found) == sorted(expected)
     for name, gradient in found:
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=0, msg=name)
+
+
+def squares(output: Tensor, labels: Tensor) -> Tensor:
+    return output.square().sum()
+
+
+@pytest.mark.parametrize("kind", ["llama3", "vit"])
+def test_masks_of_halves_leave_gradients_of_the_whole_model(kind: str) -> None:
+    """As under a plan, which freezes tensors of an attention and not those of its MLP."""
+    model, two = model_of(kind)
+    inputs, stages = torch.cat([two, two.roll(1, -1)]), stages_of(kind, model)
+    random, names = np.random.default_rng(5), [list(dict(s.named_parameters())) for s in stages]
+    masks = {
+        stage: {m: random.random(len(own)) < 0.5 for m in range(N_MICROBATCHES)}
+        for stage, own in enumerate(names)
+    }
+    with process_group():
+        ran = Pipeline(stages, LOOPED, loss_fn=squares).run(masks, (inputs, inputs))
+    exact: list[dict[str, Any]] = []
+    for rows in inputs.chunk(N_MICROBATCHES):
+        model.zero_grad()
+        squares(model(rows), rows).backward()
+        exact.append({name: p.grad for name, p in model.named_parameters()})
+    order = [
+        a.microbatch for a in ran.executed if a.stage == 0 and a.kind is ActionKind.FULL_BACKWARD
+    ]
+    assert sorted(order) == list(range(N_MICROBATCHES))
+    for stage, (own, gradients) in enumerate(zip(names, ran.gradients, strict=True)):
+        for i, (name, gradient) in enumerate(zip(own, gradients, strict=True)):
+            live = [exact[m][name] for m in order if not masks[stage][m][i]]
+            assert (gradient is None) == (not live), name
+            if gradient is not None:
+                torch.testing.assert_close(gradient, sum(live), rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["llama3", "vit"])
