@@ -44,7 +44,7 @@ class MovingRun(TrainerPart):
         self._scaling, self.step_seconds, output = then.scaling, 0.0, self._run.output
         self.trainer = trainer = self._build(then.config, self._run)
         if trainer.controller is not None:
-            trainer.controller.moves = self._run.told is None
+            trainer.controller.state.moves = self._run.told is None
         # A pipeline is never longer than the first, whose last ranks are shown.
         has_loss = not trainer.parallel_dims.pp_enabled or trainer.pp_has_last_stage
         assert output is None or not output.run.is_shown or has_loss
@@ -76,7 +76,7 @@ class MovingRun(TrainerPart):
         if controller is not None and controller.cache is not None:
             controller.cache.store.hand_over()
         trainer.close()
-        phase, heard = None if controller is None else controller.entered_phase, trainer.stop.heard
+        step, heard = None if controller is None else controller.step, trainer.stop.heard
         del trainer, controller  # room for the next one
         gc.collect()
         if titan_tools.device_type != "cpu":
@@ -86,7 +86,7 @@ class MovingRun(TrainerPart):
             self.go_on(leave)
         self.trainer.checkpointer.take_over(memory)
         if self.trainer.controller is not None:
-            self.trainer.controller.entered_phase = phase
+            self.trainer.controller.step = step
         self.trainer.stop.heard = heard
         self._silenced.enter_context(silence(logging.INFO))
 
