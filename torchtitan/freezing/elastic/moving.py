@@ -5,7 +5,7 @@ import logging
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -122,19 +122,23 @@ class MovingRun(TrainerPart):
     def _rate_scaled(self) -> Iterator[None]:
         """Take the schedule's learning rate times a factor, until the schedule sets the next."""
         factor = self._scaling.rate_factor_of(self.trainer.step)
-        groups = [group for each in self.trainer.optimizers for group in each.param_groups]
-        before = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] *= factor
-        for scheduler in self.trainer.lr_schedulers:
-            # What torch tells of the last rate, which upstream logs, is in a private name.
-            scheduler._last_lr = [factor * rate for rate in scheduler.get_last_lr()]
+        before = [(each, each.get_last_lr()) for each in self.trainer.lr_schedulers]
+        for scheduler, rates in before:
+            set_rates(scheduler, [factor * rate for rate in rates])
         try:
             yield
         except BaseException:  # the schedule has set nothing
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
+            for scheduler, rates in before:
+                set_rates(scheduler, rates)
             raise
+
+
+def set_rates(scheduler: Any, rates: Sequence[float]) -> None:
+    """Set learning rates of groups until the schedule sets the next."""
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    # What torch tells of the last rate, which upstream logs, is in a private name.
+    scheduler._last_lr = list(rates)
 
 
 @contextmanager
