@@ -257,12 +257,12 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
     @property
     def bounds(self) -> DurationBounds | None:
         """The measured bounds of the plan."""
-        return self._controller.bounds
+        return self._controller.active_plan.bounds
 
     @property
     def phase(self) -> Phase:
         """The phase of the current step; the first phase before any step."""
-        return self._controller.phase if self._step else self._controller.phases.phase(1)
+        return self._controller.step.phase if self._step else self._controller.phases.phase(1)
 
     def report(self) -> FreezeReport:
         """Return measurements and plan; a collective call of all ranks.
@@ -303,7 +303,7 @@ class TimelyFreeze(AbstractContextManager["TimelyFreeze"]):
         """End background work, and restore the schedule."""
         if self._undo:  # the first time
             self._controller.close()
-            why = self._controller.unplanned if self._step else None
+            why = self._controller.planner.unplanned(self._controller.step) if self._step else None
             if why is not None and self._exchange.rank == 0:
                 logger.warning("Nothing was frozen by a plan: %s", why)
         while self._undo:

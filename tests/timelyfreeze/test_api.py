@@ -372,7 +372,7 @@ def test_what_was_measured_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(api, "_COLLECT_EVERY", 2)
     loop = Loop(method="apf", policy={"check_interval": 1}, last_warmup_step=4)
     loop.train(1, 9)
-    assert len(loop.freezer._controller._log._untold) <= 2
+    assert len(loop.freezer._controller.log._untold) <= 2
     assert loop.freezer.report().batch_ms.keys() == {Phase.WARMUP, Phase.STABLE}
 
 

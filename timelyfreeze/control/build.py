@@ -118,7 +118,6 @@ def build_controller(
         cache = FrontCache(store, *model, exchange, front_identity, lambda: checks.decision.frozen)
     controller = FreezeController(
         stages,
-        order,
         settings,
         recorder,
         exchange,

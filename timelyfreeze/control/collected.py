@@ -1,7 +1,11 @@
 """What all ranks measured between two logged steps, put together."""
 
 import logging
+<<<<<<< HEAD
 from collections.abc import Collection, Mapping, Sequence
+=======
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+>>>>>>> h-product
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
@@ -52,6 +56,7 @@ class RankMetrics:
     # time a step spent on a policy's scores, milliseconds, and their bytes; None without a policy
     score: tuple[float, int] | None = None
     cache: CacheUse | None = None  # what it had of the cache of a frozen front; None without one
+    policy: Mapping[str, float] = field(default_factory=dict)  # metrics of the last decision
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,7 @@ class CollectedMetrics:
     cache: CacheUse | None = None
 
 
-def collected(
-    ranks: Sequence[RankMetrics], active_plan: ActivePlan, policy: Mapping[str, float]
-) -> CollectedMetrics:
+def collected(ranks: Sequence[RankMetrics], active_plan: ActivePlan) -> CollectedMetrics:
     """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     _check_same_masks(ranks)
     batches = [rank.log.batches for rank in ranks]
@@ -109,7 +112,7 @@ def collected(
         average_freeze_ratio=frozen / elements if elements else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
-        policy=policy,
+        policy=ranks[0].policy,
         drift=drift,
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
@@ -139,10 +142,11 @@ class BatchLog(StepPart):
     """Keeps batches until their times are read, and their times until they are told."""
 
     name = "log"
+    on_batch: Callable[[ObservedBatch], None] | None = None  # told of each whose times are read
 
-    def __init__(self, recorder: ActionRecorder, rank: int) -> None:
-        self._recorder = recorder
-        self._rank = rank
+    def __init__(self, recorder: ActionRecorder, rank: int, discard_batches: int) -> None:
+        self._recorder, self._rank, self._discard_batches = recorder, rank, discard_batches
+        self._n_alike = 0  # batches since the phase or the plan has changed
         self._unread: list[tuple[ObservedBatch, Applied, Cut]] = []
         self._untold: list[tuple[Phase, BatchRecord]] = []
         self._step_applied: dict[int, list[float]] = {}
@@ -152,10 +156,18 @@ class BatchLog(StepPart):
     def begin_step(self, step: Step) -> None:
         """Enter an optimizer step."""
         self._step_applied = {}
+        if step.is_first_of_phase:
+            self._n_alike = 0
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the next batch is one of the first of its phase or plan."""
+        return self._n_alike < self._discard_batches
 
     def add(self, batch: ObservedBatch, applied: Applied, cut: Cut) -> None:
         """Take note of a batch that the recorder has just finished."""
         self._unread.append((batch, applied, cut))
+        self._n_alike += 1
         for stage, fractions in applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
@@ -166,6 +178,11 @@ class BatchLog(StepPart):
             for microbatch, mask in sorted(of_stage.items()):
                 mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
             self._mask_hashes[stage] = mask_hash
+
+    def read(self, observed: ObservedBatch) -> None:
+        """Tell a batch."""
+        if self.on_batch is not None:
+            self.on_batch(observed)
 
     def drain(self) -> list[ObservedBatch]:
         """Wait for the device and return the batches since the last call, oldest first."""
@@ -198,8 +215,9 @@ class BatchLog(StepPart):
         )
         return {"log": summary}
 
-    def forget_stable(self) -> None:
-        """Leave out what ran under a plan that another one follows."""
+    def begin_plan(self) -> None:
+        """Leave out what ran under another plan, and the first batches under this one."""
+        self._n_alike = 0
         self._untold = [entry for entry in self._untold if entry[0] not in _UNDER_A_PLAN]
 
     def _tell_misreading(self, batch: ObservedBatch) -> None:

@@ -4,7 +4,8 @@ How much follows from the phase and the plan, which tensors from the policy or a
 resumed runs come to the same masks without talking.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +23,8 @@ from timelyfreeze.policies import (
     fit_whole_stage,
     mask_rng,
 )
-from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
-from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.runtime import NOTHING_FROZEN, BatchEntry, FreezingStage, Masks
+from timelyfreeze.schedule import Action
 from timelyfreeze.settings import IDLE_PHASES, FreezeSettings, Step
 from timelyfreeze.timing import Pattern, pattern_of
 
@@ -35,9 +36,9 @@ class BatchMasks:
     settings: FreezeSettings  # the user's choices
     # parameters of this rank's stages, and which of them are frozen together
     units: Mapping[int, FreezeUnits]
-    n_microbatches: int  # of a pipeline batch
-    plan: ActivePlan | None  # says how much to freeze; None for a policy alone
-    # say which tensors; None to draw at random. One of the two is there
+    active: ActivePlan  # has the pipeline's actions
+    plan: ActivePlan | None  # the same where it says how much to freeze; None for a policy alone
+    # says which tensors; None to draw at random. One of the two is there
     checks: PolicyRunner | None
     step: Step  # the optimizer step
     batch_index: int  # number of the batch in its step, from 0
@@ -45,17 +46,30 @@ class BatchMasks:
     @cached_property
     def pattern(self) -> Pattern | None:
         """What the batch freezes, if it is one of monitoring."""
-        return pattern_of(self.step, self.batch_index, self.n_microbatches)
+        return pattern_of(self.step, self.batch_index, self._n_microbatches)
+
+    @cached_property
+    def frozen(self) -> Masks:
+        """The masks by stage and microbatch; those that freeze nothing are left out."""
+        return {stage: self._of_stage(stage) for stage in self.units}
+
+    @cached_property
+    def cut(self) -> Mapping[int, Collection[int]]:
+        """Microbatches whose input gradient nobody needs, by stage."""
+        return {stage: self._without_input_grads(stage) for stage in self.units}
+
+    @property
+    def _n_microbatches(self) -> int:
+        return self.active.order.n_microbatches
 
     @property
     def _is_idle(self) -> bool:
         return self.step.phase in IDLE_PHASES
 
-    def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
-        """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
+    def _of_stage(self, stage: int) -> Mapping[int, NDArray[np.bool_]]:
         if self._is_idle:
             return NOTHING_FROZEN
-        backwards = (a for a in dag.actions if a.kind.freezable and a.stage == stage)
+        backwards = (a for a in self.active.dag.actions if a.kind.freezable and a.stage == stage)
         masks = {action.microbatch: self._mask(action) for action in backwards}
         return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
 
@@ -81,7 +95,7 @@ class BatchMasks:
             return units.spread(fit_whole_stage(units.table, front, ratio, rng))
         return units.spread(fit_to_ratio(units.table, chosen, ratio, rng))
 
-    def without_input_grads(self, stage: int) -> Collection[int]:
+    def _without_input_grads(self, stage: int) -> Collection[int]:
         """Return the microbatches for which no stage in front needs ``stage``'s input gradient.
 
         A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
@@ -95,7 +109,7 @@ class BatchMasks:
             depths = self.plan.skip_depths(self.step)
             return {m for m, depth in depths.items() if stage < depth and self._is_skipped(m)}
         assert self.checks is not None  # without a plan there is a policy
-        return () if self.checks.first_live_stage < stage else range(self.n_microbatches)
+        return () if self.checks.first_live_stage < stage else range(self._n_microbatches)
 
     def _is_skipped(self, microbatch: int) -> bool:
         """Return whether the current batch freezes the skipped stages of ``microbatch``.
@@ -108,6 +122,39 @@ class BatchMasks:
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
         return mask_rng(self.settings.seed, self.step.number, self.batch_index, microbatch, stage)
+
+
+class MaskedStages:
+    """The stages of a rank, each of which a batch passes under its masks."""
+
+    def __init__(self, stages: Sequence[FreezingStage], settings: FreezeSettings) -> None:
+        self.stages, self.settings, self.units = tuple(stages), settings, units_of(stages)
+
+    def masks(
+        self, active: ActivePlan, checks: PolicyRunner | None, step: Step, batch_index: int
+    ) -> BatchMasks:
+        """Return the masks of a batch."""
+        plan = active if self.settings.phases.measures else None
+        return BatchMasks(self.settings, self.units, active, plan, checks, step, batch_index)
+
+    @contextmanager
+    def under(self, masks: BatchMasks, entry: BatchEntry | None) -> Iterator[None]:
+        """Run a batch that begins at ``entry``, None for the model's front."""
+        for stage in self.stages:
+            index = stage.stage_index
+            stage.freeze(masks.frozen[index], without_input_grads=masks.cut[index])
+            if entry is not None:
+                stage.enter(entry)
+        try:
+            yield
+        finally:
+            for stage in self.stages:
+                stage.freeze_nothing()
+
+    @property
+    def applied(self) -> Mapping[int, Mapping[int, float]]:
+        """What the last batch froze of each backward's elements, by stage and microbatch."""
+        return {stage.stage_index: stage.applied_ratios for stage in self.stages}
 
 
 def units_of(stages: Sequence[FreezingStage]) -> dict[int, FreezeUnits]:

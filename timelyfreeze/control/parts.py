@@ -1,14 +1,16 @@
 """Parts of a step that put clocks, subspaces and a front to work by the phases of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from timelyfreeze.control.collected import BatchLog, RankMetrics
 from timelyfreeze.control.dimensions import choose_dimension
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_runner import PolicyRunner
+from timelyfreeze.front.caching import FrontCache
 from timelyfreeze.records.convergence import UNFROZEN_PHASES
 from timelyfreeze.runtime import (
     BatchEntry,
@@ -17,9 +19,11 @@ from timelyfreeze.runtime import (
     FrontRunAhead,
     Masks,
     ObservedBatch,
+    OutsideClock,
     StepPart,
 )
 from timelyfreeze.runtime.low_rank import Subspaces
+from timelyfreeze.runtime.meters import UpdateMeter
 from timelyfreeze.settings import IDLE_PHASES, Phase, Step
 
 
@@ -112,6 +116,80 @@ class FrontAhead(StepPart):
     def entry(self, number: int) -> BatchEntry | None:
         """Return where a batch enters."""
         return self.ahead.entry(number)
+
+
+class PartList(list[StepPart]):
+    """All parts of a rank's step, in the order that ``StepPart`` makes a rule of.
+
+    A policy and its cache, or a planner and its clocks, may be missing. ``turns`` and ``outside``
+    measure for a plan.
+    """
+
+    ahead: FrontRunAhead | None = None  # which begins batches for a policy that decides alone
+
+    def __init__(
+        self,
+        planner: Planner,
+        checks: PolicyRunner | None,
+        cache: FrontCache | None,
+        turns: LowRank,
+        outside: OutsideClock,
+        log: BatchLog,
+        updates: UpdateMeter,
+    ) -> None:
+        of_plans: list[StepPart] = [planner, ControlSteps(planner), turns, outside]
+        parts = [*(of_plans if planner.phases.measures else []), checks, cache, log, updates]
+        super().__init__(part for part in parts if part is not None)
+        self._checks, self._exchange = checks, planner.exchange
+        if checks is not None:
+            checks.frequency = lambda: updates.step_frequency
+
+    def run_ahead(self, front: FrontRunAhead) -> None:
+        """Begin batches behind a front that works ahead, for a policy that decides alone."""
+        assert self._checks is not None  # a plan has no front
+        self.ahead = front
+        self.insert(-1, FrontAhead(front, self._checks))
+        check_same_parts(self, self._exchange)
+
+    def begin_step(self, step: Step) -> None:
+        """Enter a step."""
+        for part in self:
+            part.begin_step(step)
+
+    def entry(self, number: int) -> BatchEntry | None:
+        """Return where a batch enters by the first part that says so, once all are asked."""
+        entries = [part.entry(number) for part in self]
+        return next((entry for entry in entries if entry is not None), None)
+
+    def end_batch(self, number: int, masks: Masks) -> None:
+        """Leave a batch of the step."""
+        for part in self:
+            part.end_batch(number, masks)
+
+    def read(self, batches: Sequence[ObservedBatch]) -> None:
+        """Take note of batches whose times are there, one after the other."""
+        for batch in batches:
+            for part in self:
+                part.read(batch)
+
+    def end_step(self, step: Step, read: Callable[[], None]) -> None:
+        """Leave the step in the opposite order, and ``read`` batches for parts that need them."""
+        for part in reversed(self):
+            if part.needs_times(step):
+                read()
+            part.end_step(step)
+
+    def collect(self, gradient_scale: float | None) -> RankMetrics:
+        """Return the rank's measurements since the last call."""
+        found: dict[str, Any] = {}
+        for part in self:
+            found |= part.collect(gradient_scale)
+        return RankMetrics(**found)
+
+    def close(self) -> None:
+        """End what still runs in the background."""
+        for part in self:
+            part.close()
 
 
 def check_same_parts(parts: Sequence[StepPart], exchange: Exchange) -> None:

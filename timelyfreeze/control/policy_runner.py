@@ -50,6 +50,9 @@ class PolicyRunner(StepPart):
     watch: OutputComparator | None = None  # for a policy that compares outputs
     # fraction of the step's backwards that updated each of the rank's tensors
     frequency: Callable[[], NDArray[np.float64]] = lambda: np.ones(0)
+    # Frozen layers in front that the pipeline should be made for: the policy's choice, none in
+    # warm-up. It stays while times are measured and the plan takes effect: a plan is used first.
+    settled_front = 0
     name, prefix = "policy", "score."
 
     def __post_init__(self) -> None:
@@ -84,10 +87,19 @@ class PolicyRunner(StepPart):
             self._timed(self.meter.begin)
         self._has_begun = True
 
+    def record_tokens(self, n_tokens: Tensor) -> None:
+        """As :meth:`OutputComparator.record_tokens`, of the step's next batch."""
+        if self.watch is not None:
+            self.watch.record_tokens(n_tokens)
+
     def end_step(self, step: Step) -> None:
         """Take note of a step's updates; check where that is due."""
-        if not self._counts or step.phase is Phase.OFF:
-            return
+        if self._counts and step.phase is not Phase.OFF:
+            self._end_learning()
+        if step.precedes_stable and step.phase is not Phase.RAMP:
+            self.settled_front = self.frozen_layers
+
+    def _end_learning(self) -> None:
         if self.meter is not None:
             self._timed(self.meter.add_step, self.frequency())
         if self.watch is not None:
@@ -161,6 +173,12 @@ class PolicyRunner(StepPart):
         sizes = self.layout.sizes[self.layout.of_stage(stage)]
         return float(sizes[self.frozen(stage)].sum() / sizes.sum())
 
+    def stage_ratios(self, step: Step) -> dict[int, float]:
+        """Return the frozen fraction of each stage's elements in ``step``; warm-up freezes none."""
+        stages = sorted(set(self.layout.stages.tolist()))
+        is_applied = step.phase is not Phase.WARMUP
+        return {stage: is_applied * self.frozen_ratio(stage) for stage in stages}
+
     @property
     def first_live_stage(self) -> int:
         """The first stage that has a live tensor; the number of stages if everything is frozen."""
@@ -180,9 +198,10 @@ class PolicyRunner(StepPart):
         """Memory that scoring takes on this rank."""
         return 0 if self.meter is None else self.meter.n_bytes
 
-    def collect(self, gradient_scale: float | None) -> dict[str, tuple[float, int]]:
-        """Return time and memory of scores."""
-        return {"score": (self.take_ms_per_step(), self.n_bytes)}
+    def collect(self, gradient_scale: float | None) -> dict[str, Any]:
+        """Return time and memory of scores, and metrics of the last decision."""
+        score = self.take_ms_per_step(), self.n_bytes
+        return {"score": score, "policy": dict(self.decision.metrics)}
 
     def close(self) -> None:
         """End the process that compares outputs."""
@@ -219,7 +238,7 @@ class PolicyRunner(StepPart):
             },
         }
         losses = {} if self.watch is None else {"losses": self.watch.plain_losses()}
-        return {"policy": decision, **losses}
+        return {"policy": decision, "front": self.settled_front, **losses}
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned."""
@@ -236,6 +255,7 @@ class PolicyRunner(StepPart):
         self._measured = {
             Metric(name): np.array(row, dtype=np.float64) for name, row in plain["measured"].items()
         }
+        self.settled_front = state.get("front", self.frozen_layers)
         if self.watch is not None:
             self.watch.resume(self._compared, state.get("losses"))
 

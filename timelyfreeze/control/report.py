@@ -123,10 +123,10 @@ class Reporter:
     def report(self, step: int) -> FreezeReport:
         """Return the report after the last begun step; a collective call of all ranks."""
         controller, metrics = self._controller, self.collect()
-        plan, bounds = controller.plan, controller.bounds
+        plan, bounds = controller.plan, controller.active_plan.bounds
         return FreezeReport(
             step=step,
-            phase=controller.phase,
+            phase=controller.step.phase,
             batch_ms={
                 phase: statistics.median(times_ms)
                 for phase, times_ms in self._batch_ms.items()
@@ -138,7 +138,7 @@ class Reporter:
             planned_ratios={} if plan is None else plan.stage_mean_ratios(),
             applied_ratios=metrics.applied_stage_ratios,
             average_freeze_ratio=metrics.average_freeze_ratio,
-            without=controller.unplanned,
+            without=controller.planner.unplanned(controller.step),
             stable_as_timed_ms=statistics.median(self._as_timed_ms) if self._as_timed_ms else None,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,

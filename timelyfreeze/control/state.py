@@ -225,18 +225,20 @@ class FreezingState:
     stages: tuple[int, ...]  # indexes of the stages that this process holds
     exchange: Exchange  # says which process this is
     parts: Sequence[StepPart]  # of a step
+    # Whether the run may come from another pipeline, and plan again; set it before state is loaded.
+    moves: bool = False
 
     def _part(self, kind: type[_Part]) -> _Part | None:
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
-    def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+    def save(self) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
 
         The text is JSON with the plain data of all parts: under a key of this rank's own, since
         samples differ from rank to rank. Besides, the parts' tensors, each under its prefix and
-        name. ``kept`` is what the controller itself keeps.
+        name.
         """
-        state = dict(kept)
+        state: dict[str, Any] = {}
         tensors: dict[str, Any] = {}
         for part in self.parts:
             state |= part.plain_state()
@@ -253,24 +255,23 @@ class FreezingState:
             room |= _named(part.prefix, part.tensors_to_load(saved))
         return room
 
-    def load(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
-        """Go on from what :meth:`save` returned on all processes; return this one's part of it."""
-        state = self._read(state_dict, moves=moves)
+    def load(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`save` returned on all processes."""
+        state = self._read(state_dict)
         for part in self.parts:
             part.load_plain_state(state)
             mine = {k: v for k, v in state_dict.items() if k.startswith(part.prefix)}
             part.load_tensor_state({k.removeprefix(part.prefix): v for k, v in mine.items()})
-        return state
 
-    def _read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
+    def _read(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
 
-        With ``moves`` a plan of another pipeline may be left behind; a policy without a plan goes
-        on with any pipeline anyway.
+        Where it ``moves`` a plan of another pipeline may be left behind; a policy without a plan
+        goes on with any pipeline anyway.
         """
         states = saved_states(state_dict)
         found = {"policy"} & set(states[0])
-        if "planner" in states[0] or (moves and "elsewhere" in states[0]):
+        if "planner" in states[0] or (self.moves and "elsewhere" in states[0]):
             found.add("planner")
         checks, plans = self._part(PolicyRunner), self._part(Planner) is not None
         if found != {name for name, has in (("planner", plans), ("policy", checks)) if has}:
@@ -278,7 +279,7 @@ class FreezingState:
                 f"the checkpoint was saved under another {key('method')} (it has the state of: "
                 f"{', '.join(sorted(found))}); resume with the same one, or, {begin_anew()}"
             )
-        if checks is None or (plans and not moves):
+        if checks is None or (plans and not self.moves):
             check_same_pipeline(states, self.declared)
             return self.own(states)
         if self._is_of_here(states, checks):

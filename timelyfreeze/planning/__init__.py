@@ -11,7 +11,7 @@ from timelyfreeze.planning.background import (
     start_python,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.measured import RankTimes, bounds_from_times
+from timelyfreeze.planning.measured import RankTimes
 from timelyfreeze.planning.plan import (
     FreezePlan,
     gain_of,
@@ -20,7 +20,6 @@ from timelyfreeze.planning.plan import (
     plan_to_json,
     skip_depths,
 )
-from timelyfreeze.planning.program import FreezeLp, build_lp
 from timelyfreeze.planning.solution import (
     Solution,
     SolverChoices,

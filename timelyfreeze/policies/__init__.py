@@ -14,13 +14,7 @@ from timelyfreeze.policies import (
     smartpipe,
 )
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.methods import (
-    Method,
-    chosen_policy,
-    freezes_by_turns,
-    makes_plan,
-    parse_method,
-)
+from timelyfreeze.policies.methods import chosen_policy, freezes_by_turns, makes_plan, parse_method
 from timelyfreeze.policies.policy import (
     LORA,
     NONE,

@@ -6,7 +6,6 @@ from timelyfreeze.runtime.adoption import adopt_stages
 from timelyfreeze.runtime.entering.ahead import FrontRunAhead
 from timelyfreeze.runtime.entering.stage import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, exchange_of, measure_transfers, together
-from timelyfreeze.runtime.masked_backward import CompiledBlocks, masked_full_backward
 from timelyfreeze.runtime.parts import Masks, ObservedBatch, StepPart
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, OutsideClock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage

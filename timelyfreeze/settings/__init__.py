@@ -31,12 +31,4 @@ from timelyfreeze.settings.names import (
     name_arguments,
     rule_errors,
 )
-from timelyfreeze.settings.phases import (
-    FREEZING_PHASES,
-    IDLE_PHASES,
-    MIXED,
-    PASSES_FOR_BOTH,
-    Phase,
-    PhaseSchedule,
-    Step,
-)
+from timelyfreeze.settings.phases import FREEZING_PHASES, IDLE_PHASES, Phase, PhaseSchedule, Step

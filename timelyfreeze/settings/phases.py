@@ -61,6 +61,7 @@ class Step:
     changes_weights: bool = True  # not where everything is frozen to be timed
     after_warmup: int = 0  # how many steps after the last of the warm-up; below 0 before it
     ramp: float = 0.0  # fraction of the plan that applies
+    precedes_stable: bool = False  # whether the next step is one of the stable phase, no control
 
     @property
     def lasting_phase(self) -> Phase:
@@ -192,8 +193,8 @@ class PhaseSchedule:
         stable = Phase.CONTROL if is_control else Phase.STABLE
         return next((phase for phase, last in ending if step <= last), stable)
 
-    def at(self, step: int, entered: Phase | None = None, *, is_off: bool = False) -> Step:
-        """Return optimizer step ``step`` after one of the lasting phase ``entered``.
+    def at(self, step: int, former: Step = Step(), *, is_off: bool = False) -> Step:
+        """Return optimizer step ``step``, which comes after ``former``.
 
         Freezing may be switched off in it.
         """
@@ -204,8 +205,10 @@ class PhaseSchedule:
             changes_weights=self.phase(step) is not Phase.LOWER_BOUND,
             after_warmup=step - self.last_warmup_step,
             ramp=0.0 if is_off else self.ramp(step),
+            precedes_stable=self.phase(step + 1) is Phase.STABLE,
         )
-        return replace(found, is_first_of_phase=found.lasting_phase is not entered)
+        is_first = former.number == 0 or found.lasting_phase is not former.lasting_phase
+        return replace(found, is_first_of_phase=is_first)
 
     def ramp(self, step: int) -> float:
         """Applied fraction of the plan at ``step``: Eq. 9 without the factor r_i.

@@ -26,7 +26,6 @@ from timelyfreeze.timing.bounds import (
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 from timelyfreeze.timing.energies import Energies
 from timelyfreeze.timing.monitoring import (
-    FROZEN,
     UNFROZEN,
     BatchRecord,
     Monitoring,

@@ -129,8 +129,9 @@ class FreezingTrainer(Trainer):
         counts_padding = self.job_config.report.count_padding
         for input_dict, labels in super().batch_generator(data_iterable):
             n_tokens = getattr(input_dict, "n_tokens", None)  # not of upstream's texts
-            if n_tokens is not None and self.controller is not None:
-                self.controller.record_tokens(n_tokens)
+            checks = None if self.controller is None else self.controller.checks
+            if n_tokens is not None and checks is not None:
+                checks.record_tokens(n_tokens)
             rows = getattr(input_dict, "rows", None)
             if rows is not None and self._caches:
                 pairs = zip(rows.tolist(), input_dict["input"], strict=True)
@@ -237,7 +238,7 @@ class FreezingTrainer(Trainer):
 
     def _tell_where(self, error: Exception) -> None:
         """Log a failure's step and the kept checkpoint, above torch's stack trace."""
-        phase = "" if self.controller is None else f" ({self.controller.phase.value})"
+        phase = "" if self.controller is None else f" ({self.controller.step.phase.value})"
         kept = "no checkpoint is kept, since checkpoint.enable is false"
         if self.checkpointer.enable:
             kept = self.checkpointer.last_finished()

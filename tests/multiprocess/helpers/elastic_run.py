@@ -85,7 +85,7 @@ def run(scenario, folder):
         return build
 
     def note_masks(trainer):
-        for stage in trainer.controller._stages:
+        for stage in trainer.controller.masked.stages:
 
             def noted(masks, stage=stage, freeze=stage.freeze, **kwargs):
                 of_stage = {m: mask.tolist() for m, mask in masks.items()}
@@ -125,7 +125,7 @@ def run(scenario, folder):
         if self.controller is not None:
             if (checks := self.controller.checks) is not None:
                 seen["frozen"].append((self.step, checks.frozen_layers))
-            seen["phases"].append((self.step, self.controller.phase.value))
+            seen["phases"].append((self.step, self.controller.step.phase.value))
         return loss
 
     def should_continue_training(self):

@@ -80,7 +80,7 @@ def use_fake_clock(controller, machine):
     "slow_from": step, "factor": 2.0, "saves_until": step, "spans": True}; or clocks misread in a
     step: {"misreads": {step: {action: time in ms, or None for none}}}.
     """
-    recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
+    recorder, stages = controller._recorder, {s.stage_index: s for s in controller.masked.stages}
     real_drain, real_batch = recorder.drain, controller.one_batch
     fractions = []  # of each pass that has not been drained
 
@@ -176,7 +176,7 @@ def note_starts(cache, seen):
 
 def note_ahead(trainer, seen):
     """Note of each batch its step, how many stages are in front, and whether these go on."""
-    ahead, found = trainer.controller.ahead, seen.setdefault("ahead", [])
+    ahead, found = trainer.controller.parts.ahead, seen.setdefault("ahead", [])
     real_end = ahead.end_batch
 
     def end_batch(microbatches=None):
@@ -273,9 +273,9 @@ def run(scenario, folder):
     if controller is not None:
         if controller.cache is not None:
             note_starts(controller.cache, seen)
-        if controller.ahead is not None:
+        if controller.parts.ahead is not None:
             note_ahead(trainer, seen)
-        for stage in controller._stages:
+        for stage in controller.masked.stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)
             freeze = stage.freeze
@@ -327,9 +327,9 @@ def run(scenario, folder):
     if controller is not None and controller.plan is not None:
         plan = controller.plan
         seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))
-        links = controller.bounds.p2p_latency_ms
+        links = controller.active_plan.bounds.p2p_latency_ms
         seen["p2p_latency_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
-        seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller._stages}
+        seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller.masked.stages}
     if controller is not None:
         folder_of_run = trainer.metrics_processor.recorder.run.folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))

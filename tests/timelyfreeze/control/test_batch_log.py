@@ -18,7 +18,7 @@ class Log:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.recorder = ActionRecorder(self.clock)
-        self.log = BatchLog(self.recorder, rank=3)
+        self.log = BatchLog(self.recorder, rank=3, discard_batches=0)
 
     def run(
         self,
@@ -64,7 +64,7 @@ def test_under_another_plan_stable_passes_are_forgotten() -> None:
     log.run(2.0, phase=Phase.RAMP)
     log.run(3.0)
     log.log.drain()
-    log.log.forget_stable()
+    log.log.begin_plan()
     assert log.log.collect(None)["log"].batches.batches == (("ramp", 3.0),)
 
 

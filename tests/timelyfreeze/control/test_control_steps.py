@@ -25,8 +25,8 @@ def test_a_control_step_freezes_nothing_and_those_around_it_do(name: str) -> Non
         ranks.run(step, step)
         is_control = step in (FIRST, FIRST + EVERY)
         for rank, controller in enumerate(ranks.controllers):
-            assert (controller.phase is Phase.CONTROL) is is_control
-            assert controller.entered_phase is Phase.STABLE, "the stable phase goes on"
+            assert (controller.step.phase is Phase.CONTROL) is is_control
+            assert controller.step.lasting_phase is Phase.STABLE, "the stable phase goes on"
             stages = [s for s, r in enumerate(order.stage_to_rank) if r == rank]
             frozen = [any(list(ranks.masks(rank, stage))[-1]) for stage in stages]
             assert not (is_control and any(frozen))

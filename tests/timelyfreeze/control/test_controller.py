@@ -60,9 +60,9 @@ def test_the_plan_applies_by_eq_9() -> None:
     fractions = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
     for step, fraction in fractions.items():
         controller.begin_step(step)
-        assert controller.phase is (Phase.RAMP if step <= 10 else Phase.STABLE)
+        assert controller.step.phase is (Phase.RAMP if step <= 10 else Phase.STABLE)
         for action in freezable:
-            assert controller.planned_ratio(action) == pytest.approx(
+            assert controller.active_plan.ratio(action, controller.step) == pytest.approx(
                 fraction * plan.ratio_of(action)
             )
         means = {stage: fraction * r for stage, r in plan.stage_mean_ratios().items()}
@@ -264,7 +264,7 @@ def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
     ranks = Ranks(ORDER, first_stage="per_tensor")
     seen: list[list[ObservedBatch]] = [[], []]
     for controller, batches in zip(ranks.controllers, seen, strict=True):
-        controller.on_batch = batches.append
+        controller.log.on_batch = batches.append
     ranks.run(1, 12)
     ranks.collect()
     for rank, batches in enumerate(seen):
@@ -283,7 +283,7 @@ def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
 def test_replicas_that_freeze_different_tensors_are_found_out(is_tampered: bool) -> None:
     ranks = Ranks(ORDER, n_replicas=2, first_stage="per_tensor")
     if is_tampered:  # rank 3 holds stage 1 of the second replica
-        ranks.controllers[3].settings = replace(ranks.settings, seed=1)
+        ranks.controllers[3].masked.settings = replace(ranks.settings, seed=1)
     ranks.run(1, 12)
     if not is_tampered:
         assert len(ranks.collect()) == 4
@@ -323,8 +323,8 @@ def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() 
     resumed.run(last + 1, whole.settings.phases.last_monitor_step)
     for ranks in (whole, resumed):
         for controller in ranks.controllers:
-            assert controller.bounds is not None
-            assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
+            assert controller.active_plan.bounds is not None
+            assert controller.active_plan.bounds.outside_ms == 45.0 / ranks.batches_per_step
 
 
 def test_the_reduction_of_gradients_is_beside_the_actions_of_a_batch() -> None:
@@ -356,7 +356,7 @@ def test_what_subspaces_take_is_told_of_steps_that_freeze_nothing() -> None:
     for step in range(1, 13):
         ranks.run(step, step)
         controller = ranks.controllers[0]
-        told.setdefault(controller.phase, set()).add(controller.turns.turning_ms())
+        told.setdefault(controller.step.phase, set()).add(controller.turns.turning_ms())
     assert told[Phase.WARMUP] == told[Phase.UPPER_BOUND] == {7.0}
     assert told[Phase.LOWER_BOUND] == told[Phase.STABLE] == {0.0}
 

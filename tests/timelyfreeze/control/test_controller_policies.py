@@ -105,15 +105,15 @@ def test_nothing_is_measured_planned_or_warned_about(caplog: pytest.LogCaptureFi
     assert ranks.solved == [[], []]
     assert [exchange.n_gathers for exchange in ranks.exchanges] == [0, 0]
     for controller in ranks.controllers:
-        assert not controller.plans
-        assert (controller.plan, controller.bounds, controller.planner.failure) == (
+        assert not controller.phases.measures
+        assert (controller.plan, controller.active_plan.bounds, controller.planner.failure) == (
             None,
             None,
             None,
         )
         assert not controller.planner.lacks_plan(controller.step)
         assert controller.expected_batch_ms() is None
-        assert controller.order == ORDER
+        assert controller.active_plan.order == ORDER
         assert list(controller.active_plan.dag.actions) == [a for row in ORDER.ranks for a in row]
     assert "planner" not in json.loads(ranks.saved()["rank_0"])
 
@@ -129,14 +129,11 @@ def test_without_warm_up_the_first_step_freezes() -> None:
 def test_expected_ratios_are_the_shares_of_what_was_chosen() -> None:
     ranks = alone()
     controller = ranks.controllers[1]
-    backwards = [a for a in controller.active_plan.dag.actions if a.kind.freezable]
     for step in range(1, 11):
         controller.begin_step(step)
         n_frozen = n_frozen_at(step)
         wanted = {0: min(n_frozen, 12) / 12, 1: min(max(n_frozen - 12, 0), 12) / 12}
         assert controller.expected_stage_ratios() == pytest.approx(wanted)
-        for action in backwards:
-            assert controller.planned_ratio(action) == pytest.approx(wanted[action.stage])
         ranks.run(step, step)
 
 
@@ -171,7 +168,7 @@ def test_a_batch_tells_where_it_began_and_what_the_policy_had_decided() -> None:
         for stage in stages.values():
             stage.enter = entered.append  # type: ignore[attr-defined]
     seen: list[ObservedBatch] = []
-    ranks.controllers[1].on_batch = seen.append
+    ranks.controllers[1].log.on_batch = seen.append
     ranks.run(1, 7)
     ranks.collect()
     assert [observed.entry_stage for observed in seen] == 7 * [None, 1, None]
@@ -191,12 +188,12 @@ def test_a_front_that_works_ahead_is_told_how_many_stages_are_frozen_whole() -> 
         for stage in stages.values():
             stage.enter = lambda entry: None  # type: ignore[attr-defined]
     seen: list[ObservedBatch] = []
-    ranks.controllers[1].on_batch = seen.append
+    ranks.controllers[1].log.on_batch = seen.append
     expected = []
     for step in range(1, 8):
         first_live = ranks.checks[0].first_live_stage
         ranks.run(step, step)
-        expected.append(0 if ranks.controllers[0].phase is Phase.WARMUP else first_live)
+        expected.append(0 if ranks.controllers[0].step.phase is Phase.WARMUP else first_live)
     assert told[::2] == told[1::2] == expected
     assert set(expected) == {0, 1}
     ranks.collect()
@@ -215,13 +212,13 @@ def test_a_pipeline_is_made_for_what_is_applied(phases: PhaseSchedule, applied: 
     settled = []
     for step in range(1, len(applied) + 1):
         ranks.run(step, step)
-        (front,) = {controller.settled_front for controller in ranks.controllers}
+        (front,) = {controller.checks.settled_front for controller in ranks.controllers}
         settled.append(front)
     assert settled == applied
     stopped, resumed = (Ranks(ORDER, policy=policy, phases=phases) for _ in range(2))
     stopped.run(1, 1)
     resumed.load(stopped.saved())
-    assert {controller.settled_front for controller in resumed.controllers} == {0}
+    assert {controller.checks.settled_front for controller in resumed.controllers} == {0}
 
 
 def test_the_slowest_scoring_counts() -> None:
@@ -252,10 +249,10 @@ def test_monitoring_is_that_of_a_plan_alone() -> None:
         everything = dict.fromkeys(range(4), [True] * N_TENSORS)
         assert given[3 * 4 :] == [everything] * 6
         controller = ranks.controllers[rank]
-        assert controller.plans
+        assert controller.phases.measures
         for i, action in enumerate(controller.active_plan.dag.actions):
-            assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
-            assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
+            assert controller.active_plan.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
+            assert controller.active_plan.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2, 0.5, 0.8, 1.0])

@@ -128,7 +128,7 @@ def moving(n_microbatches: int) -> Ranks:
         one_f_one_b_order(2, n_microbatches), policy=StubPolicy(lambda check: FROZEN), phases=PHASES
     )
     for controller in ranks.controllers:
-        controller.moves = True
+        controller.state.moves = True
     return ranks
 
 
@@ -185,7 +185,7 @@ def test_a_run_that_does_not_move_refuses_a_plan_of_another_pipeline() -> None:
     before, after = moving(4), moving(8)
     before.run(1, 8)
     for controller in after.controllers:
-        controller.moves = False
+        controller.state.moves = False
     with pytest.raises(ValueError, match=r"are those of 4 microbatches in a batch, this run has 8"):
         after.load(before.saved())
 

@@ -85,7 +85,6 @@ class EmulatedRanks:
             )
         self.controller = FreezeController(
             list(self.stages.values()),  # type: ignore[arg-type]
-            order,
             self.settings,
             self.recorder,
             exchange,  # type: ignore[arg-type]
@@ -167,9 +166,10 @@ def test_it_plans_and_freezes_as_ranks_with_a_process_each(name: str) -> None:
     assert controller.plan is not None
     assert sum(controller.plan.ratios) > 0
     assert ratios(controller) == ratios(alone.controllers[0])
-    assert controller.order == order
-    assert np.array_equal(controller.bounds.max_ms, alone.controllers[0].bounds.max_ms)
-    assert np.array_equal(controller.bounds.min_ms, alone.controllers[0].bounds.min_ms)
+    assert controller.active_plan.order == order
+    bounds, wanted = (c.active_plan.bounds for c in (controller, alone.controllers[0]))
+    assert np.array_equal(bounds.max_ms, wanted.max_ms)
+    assert np.array_equal(bounds.min_ms, wanted.min_ms)
     for stage in range(order.n_stages):
         assert masks_of(emulated, stage) == masks_of(alone, stage)
 

@@ -48,7 +48,7 @@ class OlderRanks(Ranks):
         order = one_f_one_b_order(2, n_microbatches)
         super().__init__(order, policy=policy, phases=phases, batches_per_step=2)
         for controller in self.controllers:
-            controller.moves = True
+            controller.state.moves = True
 
     def more_parts(self, rank: int) -> dict[str, Any]:
         torch.manual_seed(rank)

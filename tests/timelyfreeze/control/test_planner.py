@@ -56,7 +56,7 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
     plans = [controller.plan for controller in ranks.controllers]
     assert len({plan_to_json(plan) for plan in plans if plan is not None}) == 1
     for controller, calls in zip(ranks.controllers, ranks.solved, strict=True):
-        assert calls == [(controller.plan, controller.bounds)]
+        assert calls == [(controller.plan, controller.active_plan.bounds)]
         assert not controller.planner.lacks_plan(controller.step)
 
 
@@ -65,8 +65,8 @@ def test_bounds_are_what_the_actions_took_in_the_two_halves() -> None:
     ranks.run(1, LAST_MONITOR_STEP)
     for controller in ranks.controllers:
         for i, action in enumerate(controller.active_plan.dag.actions):
-            assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
-            assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
+            assert controller.active_plan.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
+            assert controller.active_plan.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 
 
 def test_the_plan_keeps_to_the_cap_and_is_as_fast_as_it_says() -> None:
@@ -94,7 +94,7 @@ def test_the_first_passes_after_each_change_of_phase_do_not_count() -> None:
     for step in range(1, LAST_MONITOR_STEP + 1):
         slow["now"] = step in (3, 5)  # the first of each half
         ranks.run(step, step)
-    assert max(ranks.controllers[0].bounds.max_ms) < 10.0
+    assert max(ranks.controllers[0].active_plan.bounds.max_ms) < 10.0
 
 
 def test_predictions_belong_to_the_current_step() -> None:
@@ -181,7 +181,7 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
     assert "ran in another order than it declares; the plan is for what ran" in message
     assert message.endswith("1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
     for controller in ranks.controllers:
-        assert controller.order == executed
+        assert controller.active_plan.order == executed
         assert list(controller.active_plan.dag.actions) == [
             a for row in executed.ranks for a in row
         ]

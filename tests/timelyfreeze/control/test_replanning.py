@@ -30,7 +30,7 @@ from timelyfreeze.timing.bounds import DurationBounds
 
 
 def bounds_of(ranks: Ranks) -> DurationBounds:
-    bounds = ranks.controllers[0].bounds
+    bounds = ranks.controllers[0].active_plan.bounds
     assert bounds is not None
     return bounds
 
@@ -95,7 +95,7 @@ def test_times_that_moved_bring_a_plan_for_the_times_there_are(
     ranks.run(17, 24)
     assert not messages(caplog, "Times have moved"), "what has moved once is known"
     for rank in range(4):
-        assert ranks.controllers[rank].phase is Phase.STABLE
+        assert ranks.controllers[rank].step.phase is Phase.STABLE
 
 
 def test_a_move_within_the_fraction_is_left_alone() -> None:

@@ -156,7 +156,7 @@ def test_waiting_for_the_plan_is_told(
     patient = Ranks(ORDER, solver_delay_steps=2)
     patient.run(1, LAST + 2)
     assert patient.controllers[1].plan is not None
-    assert patient.controllers[1].phase is Phase.RAMP
+    assert patient.controllers[1].step.phase is Phase.RAMP
     assert not warnings(caplog)
 
 

@@ -31,7 +31,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     ranks.run(21, 24)
     caplog.clear()
     ranks.run(25, 28)
-    assert [c.phase for c in ranks.controllers] == [Phase.STABLE] * 2, "step 28 was frozen"
+    assert [c.step.phase for c in ranks.controllers] == [Phase.STABLE] * 2, "step 28 was frozen"
     ranks.run(29, 40)
     (first, second) = messages(caplog, "switched off")
     assert first == second, "one line of each rank, of which one is shown"
@@ -42,7 +42,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
         given = list(ranks.masks(rank, 0))
         assert any(given[3 * 27 : 3 * 28])
         assert given[3 * 28 :] == [{}] * (3 * 12)
-        assert controller.phase is Phase.OFF
+        assert controller.step.phase is Phase.OFF
         assert set(controller.expected_stage_ratios().values()) == {0.0}
         assert controller.expected_batch_ms() == controller.plan.unfrozen_batch_ms
         assert not controller.planner.lacks_plan(controller.step)
@@ -87,7 +87,7 @@ def test_minus_one_never_switches_off() -> None:
     machine.freezing_saves = 0.0
     ranks.run(10, 28)
     assert ranks.controllers[0].active_plan.switched_off is None
-    assert ranks.controllers[0].phase is Phase.STABLE
+    assert ranks.controllers[0].step.phase is Phase.STABLE
 
 
 def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +100,7 @@ def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptu
     for rank, controller in enumerate(ranks.controllers):
         assert controller.plan is not None, "for the report"
         assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)
-        assert controller.phase is Phase.OFF
+        assert controller.step.phase is Phase.OFF
 
 
 def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:

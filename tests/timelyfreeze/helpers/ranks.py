@@ -199,7 +199,6 @@ class Ranks:
                 checks = self._checks(policy, layout, list(stages.values()), exchange, clock)
             controller = FreezeController(
                 list(stages.values()),  # type: ignore[arg-type]
-                declared,
                 self.settings,
                 recorder,
                 exchange,  # type: ignore[arg-type]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.settings.freezing import FreezeSettings
-from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.settings.phases import Phase, PhaseSchedule, Step
 
 # The boundaries of the paper's Table 3.
 TABLE_3 = [(60, 100, 200), (160, 200, 250), (150, 200, 250)]
@@ -193,10 +193,10 @@ def test_most_steps_have_to_freeze(every: int, is_refused: bool) -> None:
 
 def test_a_step_says_what_follows_from_its_phase() -> None:
     phases = PhaseSchedule(2, 6, 10, control_every=6)
-    entered, found = None, []
+    former, found = Step(), []
     for number in range(1, 15):
-        step = phases.at(number, entered, is_off=number == 14)
-        entered = step.lasting_phase
+        step = phases.at(number, former, is_off=number == 14)
+        former = step
         found.append((step.is_first_of_phase, step.changes_weights, step.after_warmup, step.ramp))
     firsts = {1, 3, 5, 7, 11, 14}  # a control step, 13, is none; freezing is off in 14
     still = {5, 6}  # all frozen

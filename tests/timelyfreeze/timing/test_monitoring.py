@@ -157,9 +157,10 @@ def test_both_ways_find_what_the_clock_says(order: ScheduleOrder, batches_per_st
     for ranks in (mixed, paper):
         ranks.run(1, 8)
         for controller in ranks.controllers:
+            bounds = controller.active_plan.bounds
             for i, action in enumerate(controller.active_plan.dag.actions):
-                assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
-                assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
+                assert bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
+                assert bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
     ratios = [ranks.controllers[0].plan.ratios for ranks in (mixed, paper)]
     assert ratios[0] == pytest.approx(ratios[1])
 

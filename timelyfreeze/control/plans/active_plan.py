@@ -51,11 +51,6 @@ class ActivePlan:
         self.on_solved(self.plan, self.bounds)
         return self.plan
 
-    def adopt_saved(self, solution: Solution) -> None:
-        """Follow a plan that was made elsewhere; every rank must be given the same."""
-        check_same_pipeline(solution.order, self.order)
-        self.adopt(solution)
-
     def switch_off(self, step: int, reason: str) -> None:
         """Follow nothing after ``step``, and tell ``reason``."""
         self._last_followed_step = step
@@ -88,6 +83,14 @@ class ActivePlan:
         if step.phase.monitors:
             return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(step.phase, 0.0)
         return 0.0 if self.plan is None else self.plan.ratio_of(action) * step.ramp
+
+    def stage_ratios(self, step: Step) -> dict[int, float]:
+        """Return the mean ratio of each stage's backwards at ``step``."""
+        ratios: dict[int, list[float]] = {}
+        for action in self.dag.actions:
+            if action.kind.freezable:
+                ratios.setdefault(action.stage, []).append(self.ratio(action, step))
+        return {stage: sum(of_stage) / len(of_stage) for stage, of_stage in sorted(ratios.items())}
 
     def skip_depths(self, step: Step) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
@@ -142,4 +145,6 @@ class ActivePlan:
         self.switched_off = state["switched_off"]
         self._last_followed_step = state["last_followed_step"]
         if "solved" in state:
-            self.adopt_saved(solution_from_plain(state["solved"]))
+            solution = solution_from_plain(state["solved"])
+            check_same_pipeline(solution.order, self.order)
+            self.adopt(solution)

@@ -270,11 +270,6 @@ class Planner(StepPart):
                 'Freezing does not pay: %s; set %s to "%s"', text, key("max_freeze_ratio"), AUTO
             )
 
-    def follow(self, solution: Solution) -> None:
-        """Put a plan in force that was made elsewhere; every rank must be given the same."""
-        self.active_plan.adopt_saved(solution)
-        self.replanning.recent = Samples()  # another plan is in force
-
     # -- the stable phase --------------------------------------------------------------------------
 
     def _checks_drift(self, step: int) -> bool:

@@ -27,9 +27,8 @@ from torchtitan.freezing.checks.requirements import feature_errors
 from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.report.losses import reference_errors
 from torchtitan.freezing.values.command_line import ConfigError
-from torchtitan.freezing.values.errors import check_values, value_errors
+from torchtitan.freezing.values.errors import check_values, place_errors, value_errors
 from torchtitan.freezing.values.pipeline import data_parallel_degree
-from torchtitan.freezing.values.places import place_errors
 from torchtitan.images.loader import build_validation_dataloader
 from torchtitan.images.settings import color_errors, training_place, validation_place
 from torchtitan.images.sources import ImagePlace

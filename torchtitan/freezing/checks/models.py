@@ -14,8 +14,8 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import is_image_dataset
+from torchtitan.freezing.values.errors import FAMILIES, name_errors
 from torchtitan.freezing.values.pipeline import pipeline_errors
-from torchtitan.freezing.values.places import FAMILIES, name_errors
 from torchtitan.hf.adapter import tensor_errors
 from torchtitan.hf.decoder import DecoderArgs, as_decoder
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder

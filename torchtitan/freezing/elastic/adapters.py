@@ -6,7 +6,7 @@ from typing import Any
 from torchtitan.tools.logging import logger
 
 from torchtitan.freezing.checks.checkpoints import begins_with_adapters
-from torchtitan.freezing.elastic.moving import MovingRun
+from torchtitan.freezing.elastic.moving import MovingRun, set_rates
 from torchtitan.freezing.elastic.part import Leave, SharedRun
 from torchtitan.freezing.elastic.pipeline import BatchScaling
 from torchtitan.settings import JobConfig, adapters_half, weights_half
@@ -51,11 +51,10 @@ class AdaptersFirst(MovingRun):
     def arrive(self, step: int, seconds: float) -> None:
         """Take the rates of weights where the schedule is; log and write the finished move."""
         for scheduler in self.trainer.lr_schedulers.schedulers:
-            groups = scheduler.optimizer.param_groups
-            scheduler.base_lrs = [group["initial_lr"] for group in groups]
-            for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
-                group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
-            scheduler._last_lr = [group["lr"] for group in groups]
+            bases = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+            scheduler.base_lrs = bases
+            set_rates(scheduler, [base * f for base, f in zip(bases, factors, strict=True)])
         self.trainer.stop.heard = self.trainer.stop.heard or self._stop.heard
         self.trainer.metrics_processor.record_move(step, 0, (), seconds)
         logger.info(

@@ -32,9 +32,9 @@ class RunningAhead(TrainerPart):
         # Nothing is sent in the first step, which may take longer.
         timeout = timedelta(seconds=trainer.job_config.comm.train_timeout_seconds)
         group = dist.new_group(ranks, timeout=timeout)
-        n_microbatches = trainer.controller.order.n_microbatches
+        n_microbatches = trainer.controller.active_plan.order.n_microbatches
         self._ahead = FrontRunAhead(stage, n_microbatches, group)
-        trainer.controller.run_ahead(self._ahead)
+        trainer.controller.parts.run_ahead(self._ahead)
         trainer.dataloader = self._lookahead = Lookahead(trainer.dataloader)
         trainer.checkpointer.states[DATALOADER] = self._lookahead
         self._n_batches_left = self._n_told = 0

@@ -5,7 +5,7 @@ import logging
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ class MovingRun(TrainerPart):
         self._scaling, self.step_seconds, output = then.scaling, 0.0, self._run.output
         self.trainer = trainer = self._build(then.config, self._run)
         if trainer.controller is not None:
-            trainer.controller.moves = self._run.told is None
+            trainer.controller.state.moves = self._run.told is None
         # A pipeline is never longer than the first, whose last ranks are shown.
         has_loss = not trainer.parallel_dims.pp_enabled or trainer.pp_has_last_stage
         assert output is None or not output.run.is_shown or has_loss
@@ -76,7 +76,7 @@ class MovingRun(TrainerPart):
         if controller is not None and controller.cache is not None:
             controller.cache.store.hand_over()
         trainer.close()
-        phase, heard = None if controller is None else controller.entered_phase, trainer.stop.heard
+        step, heard = None if controller is None else controller.step, trainer.stop.heard
         del trainer, controller  # room for the next one
         gc.collect()
         if titan_tools.device_type != "cpu":
@@ -86,7 +86,7 @@ class MovingRun(TrainerPart):
             self.go_on(leave)
         self.trainer.checkpointer.take_over(memory)
         if self.trainer.controller is not None:
-            self.trainer.controller.entered_phase = phase
+            self.trainer.controller.step = step
         self.trainer.stop.heard = heard
         self._silenced.enter_context(silence(logging.INFO))
 
@@ -122,19 +122,23 @@ class MovingRun(TrainerPart):
     def _rate_scaled(self) -> Iterator[None]:
         """Take the schedule's learning rate times a factor, until the schedule sets the next."""
         factor = self._scaling.rate_factor_of(self.trainer.step)
-        groups = [group for each in self.trainer.optimizers for group in each.param_groups]
-        before = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] *= factor
-        for scheduler in self.trainer.lr_schedulers:
-            # What torch tells of the last rate, which upstream logs, is in a private name.
-            scheduler._last_lr = [factor * rate for rate in scheduler.get_last_lr()]
+        before = [(each, each.get_last_lr()) for each in self.trainer.lr_schedulers]
+        for scheduler, rates in before:
+            set_rates(scheduler, [factor * rate for rate in rates])
         try:
             yield
         except BaseException:  # the schedule has set nothing
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
+            for scheduler, rates in before:
+                set_rates(scheduler, rates)
             raise
+
+
+def set_rates(scheduler: Any, rates: Sequence[float]) -> None:
+    """Set learning rates of groups until the schedule sets the next."""
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    # What torch tells of the last rate, which upstream logs, is in a private name.
+    scheduler._last_lr = list(rates)
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class GivingBack(TrainerPart):
 
     def before_step(self) -> Leave | None:
         """Leave if the next step is for another number of ranks."""
-        n_frozen = self.trainer.controller.settled_front
+        n_frozen = self.trainer.controller.checks.settled_front
         if n_frozen == self._n_frozen:
             return None
         self._n_frozen = n_frozen

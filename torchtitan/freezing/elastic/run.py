@@ -57,7 +57,7 @@ class ElasticRun(MovingRun):
             return None  # torch would hand over an optimizer that has made a step
         # Larger steps take the schedule further, which checkpoints hold.
         n_batches = self.trainer.lr_schedulers.schedulers[0].last_epoch
-        n_frozen = self.trainer.controller.settled_front
+        n_frozen = self.trainer.controller.checks.settled_front
         moment, wanted = RunState(n_frozen, step, n_batches), self._form
         if n_frozen != self._n_frozen:
             self._n_frozen = n_frozen

@@ -80,7 +80,7 @@ class Timelines(RunPart):
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
         run, controller = self.run, self.run.controller
         assert controller is not None  # it has told of the batches
-        order, bounds = controller.order, controller.bounds
+        order, bounds = controller.active_plan.order, controller.active_plan.bounds
         # Those that began where most did; of several such places the latest counts.
         entries = Counter(observed.entry_stage for observed in reversed(batches))
         ((entry_stage, _),) = entries.most_common(1)

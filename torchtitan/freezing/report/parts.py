@@ -59,7 +59,7 @@ class Run:
     @property
     def phase(self) -> Phase | None:
         """Phase of the present step; None for a run without freezing."""
-        return None if self.controller is None else self.controller.phase
+        return None if self.controller is None else self.controller.step.phase
 
     def phase_of(self, step: int) -> Phase | None:
         """Return the phase of the present step, of the number ``step``."""

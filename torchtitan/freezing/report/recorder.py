@@ -62,7 +62,7 @@ class PipelineFiles(RunPart):
             for names in _OF_A_PIPELINE:
                 number_former(run.folder, names)
         if run.controller is not None:
-            run.write("schedule.csv", order_to_csv(run.controller.order))
+            run.write("schedule.csv", order_to_csv(run.controller.active_plan.order))
 
     def begin_plan(self, plan: FreezePlan, bounds: DurationBounds, **about: Any) -> None:
         """Write a plan and its sources; files of an earlier plan get a number."""
@@ -70,7 +70,7 @@ class PipelineFiles(RunPart):
         if not run.is_shown or controller is None:
             return
         n_processors, sizes = about["n_processors"], about["sizes"]()  # counted here alone
-        order = controller.order
+        order = controller.active_plan.order
         notes = pipeline_metadata(run.config, order, run.n_layers, n_processors, sizes)
         notes = replace(notes, gradient_rank=controller.subspaces.dimension)
         number_former(run.folder, ("bounds.json", "plan.json"))
@@ -104,7 +104,7 @@ class RunRecorder:
         run.controller, run.emulation = controller, emulation
         run.ranks_per_replica = ranks_per_replica or run.ranks_per_replica
         if controller is not None:
-            controller.on_batch = partial(self.tell, RunPart.batch)
+            controller.log.on_batch = partial(self.tell, RunPart.batch)
         self.tell(RunPart.begin_pipeline)
 
     def tell(self, hook: Callable[..., object], *told: Any, **about: Any) -> None:

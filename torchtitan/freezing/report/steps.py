@@ -71,7 +71,8 @@ class Steps(RunPart):
                 not controller.phases.control_every or counted.paired_kappas()
             ):
                 self.run.kappa = kappa or self.run.kappa
-            captured = 0.0 if controller.bounds is None else controller.bounds.captured
+            bounds = controller.active_plan.bounds
+            captured = 0.0 if bounds is None else bounds.captured
             energy = None if metrics.energy is None else metrics.energy.keeping(captured)
             known["p_eff"] = p_eff = None if energy is None else energy.p_eff
             if phase is Phase.STABLE and energy is not None and p_eff is not None:
@@ -197,7 +198,7 @@ class Moves(RunPart):
         if controller is None or not self.run.config.freezing.elastic.enable:
             return {}
         return {
-            "freezing/elastic/ranks": controller.order.n_ranks,
+            "freezing/elastic/ranks": controller.active_plan.order.n_ranks,
             "freezing/elastic/replicas": self.run.n_replicas,
         }
 

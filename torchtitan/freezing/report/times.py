@@ -166,14 +166,14 @@ class BatchTimes(RunPart):
             found |= {f"cache_{name}": getattr(use, name) for name in names}
             found["cache_mib"] = (use.memory_bytes + use.disk_bytes) / _MIB
         controller = self.run.controller
-        if controller is not None and controller.plans:
+        if controller is not None and controller.phases.measures:
             found["switched_off"] = controller.active_plan.switched_off
             found |= _planned(controller, summary.batches_per_step)
         return found
 
 
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
-    plan, bounds = controller.plan, controller.bounds
+    plan, bounds = controller.plan, controller.active_plan.bounds
     if plan is None:
         return {"failure": controller.planner.failure or "not enough steps to measure"}
     return {

@@ -16,7 +16,7 @@ from timelyfreeze.records.tables import ResponseRow
 from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.runtime import ObservedBatch
 from timelyfreeze.schedule.order import parse_action, parse_order
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings.phases import Phase, Step
 from timelyfreeze.timing.monitoring import BatchRecord
 from torchtitan.freezing.report.batches import Padding, Responses, Timelines, typical
 
@@ -57,7 +57,9 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         hub = Hub(2)
-        controller: Any = SimpleNamespace(order=ORDER, bounds=None, phase=None)
+        controller: Any = SimpleNamespace(
+            active_plan=SimpleNamespace(order=ORDER, bounds=None), step=Step()
+        )
         self.parts = [
             Timelines(
                 run_in(

@@ -37,7 +37,7 @@ from timelyfreeze.records.tables import (
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
-from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.settings.phases import Phase, PhaseSchedule, Step
 from timelyfreeze.timing.bounds import uniform_bounds
 from torchtitan.freezing.report.parts import RunPart
 from torchtitan.freezing.report.recorder import RunRecorder, record
@@ -54,11 +54,13 @@ class Controller(SimpleNamespace):
 
     def __init__(self, order: ScheduleOrder, average_ratio: float) -> None:
         super().__init__(
-            phase=Phase.STABLE, order=order, settings=None, cache=None, checks=None, plans=False,
+            step=Step(7, Phase.STABLE), cache=None, checks=None,
             collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
             frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
-            expected_batch_ms=lambda: None, expected_stage_ratios=dict, bounds=None,
-            turns=SimpleNamespace(turning_ms=lambda: 0.0), phases=PhaseSchedule(1, 3, 4),
+            expected_batch_ms=lambda: None, expected_stage_ratios=dict,
+            active_plan=SimpleNamespace(order=order, bounds=None, switched_off=None),
+            log=SimpleNamespace(on_batch=None),
+            turns=SimpleNamespace(turning_ms=lambda: 0.0), phases=PhaseSchedule.unplanned(4),
         )  # fmt: skip
 
 
@@ -102,7 +104,7 @@ def _steps(run: RunRecorder, steps: range, seconds: float, n_tokens: int) -> Non
         if step % 2 == 0:
             tags = run.log_step(step, 1.0 / step, grad_norm=1.0)
             n_replicas = 400 / n_tokens
-            assert tags["freezing/elastic/ranks"] == run.run.controller.order.n_ranks  # type: ignore[union-attr]
+            assert tags["freezing/elastic/ranks"] == run.run.controller.active_plan.order.n_ranks  # type: ignore[union-attr]
             assert tags["freezing/elastic/replicas"] == n_replicas
         run.end_step(step, seconds, n_tokens)
 
@@ -199,10 +201,7 @@ def test_a_folder_that_fails_ends_no_training(
     run = run_in(own, START, config=config, n_layers=None, device=torch.device("cpu"))
     recorder = record(run, None, BaseLogger())
     controller = Controller(SHORT, 0.25)
-    controller.subspaces, controller.active_plan = (
-        SimpleNamespace(dimension=0),
-        SimpleNamespace(dag=DAG),
-    )
+    controller.subspaces, controller.active_plan.dag = SimpleNamespace(dimension=0), DAG
     recorder.begin_pipeline(_any(controller))
     for name in ("bounds.json", "plan.json"):
         (own / name).write_text("of the former plan")

@@ -22,7 +22,7 @@ from timelyfreeze.records.tables import (
     PlasticityRow,
     StepRow,
 )
-from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.settings.phases import Phase, PhaseSchedule, Step
 from timelyfreeze.timing.monitoring import BatchRecord
 from torchtitan.freezing.report.steps import Front, Moves, Steps, TimedMove, timed_moves
 
@@ -35,7 +35,11 @@ def steps_in(
     control_every: int = 0,
 ) -> Steps:
     phases = PhaseSchedule(1, 3, 4, control_every=control_every)
-    controller = SimpleNamespace(expected_batch_ms=lambda: predicted_ms, bounds=None, phases=phases)
+    controller = SimpleNamespace(
+        expected_batch_ms=lambda: predicted_ms,
+        active_plan=SimpleNamespace(bounds=None),
+        phases=phases,
+    )
     start = make_summary(n_devices=4, ranks_per_replica=4)
     run = run_in(folder, start, controller=controller)
     if emulates:
@@ -80,7 +84,7 @@ def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> No
 
 def test_what_subspaces_keep_counts_as_updated(tmp_path: Path) -> None:
     steps = steps_in(tmp_path)
-    steps.run.controller.bounds = SimpleNamespace(captured=0.5)
+    steps.run.controller.active_plan.bounds = SimpleNamespace(captured=0.5)
     log_step(steps, 2, 5.5, Phase.STABLE, metrics({}, PassedEnergy(3.0, 4.0)))
     end(steps, 2, Phase.STABLE, 100.0)
     assert [row.p_eff for row in STEPS.read(tmp_path)] == [0.875]
@@ -184,7 +188,7 @@ def batch(
 
 def front_of(folder: Path, *, caches: bool) -> Front:
     checks = SimpleNamespace(decision=None)
-    controller = SimpleNamespace(cache=object() if caches else None, checks=checks, phase=None)
+    controller = SimpleNamespace(cache=object() if caches else None, checks=checks, step=Step())
     return Front(run_in(folder, controller=controller))
 
 

@@ -53,13 +53,15 @@ def controller(
     return SimpleNamespace(
         plan=plan,
         planner=SimpleNamespace(failure=failure),
-        plans=plans,
+        phases=SimpleNamespace(measures=plans),
         subspaces=SimpleNamespace(dimension=64),
         turns=SimpleNamespace(turning_ms=lambda: 0.0),
         active_plan=SimpleNamespace(
-            switched_off=switched_off, predicts_for="4 ranks that share 2 cores", dag=None
+            switched_off=switched_off,
+            predicts_for="4 ranks that share 2 cores",
+            dag=None,
+            bounds=plan and SimpleNamespace(interval_factor=1.25, captured_mean_error=None),
         ),
-        bounds=plan and SimpleNamespace(interval_factor=1.25, captured_mean_error=None),
     )
 
 
