@@ -1,11 +1,7 @@
 """What all ranks measured between two logged steps, put together."""
 
 import logging
-<<<<<<< HEAD
-from collections.abc import Collection, Mapping, Sequence
-=======
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
->>>>>>> h-product
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 

@@ -76,7 +76,7 @@ def test_a_resumed_run_freezes_as_one_that_never_stopped(
     whole, after = resumed(planned, order, monitoring, stopped_at=stopped_at, last_step=13)
     for mine, theirs in zip(whole.controllers, after.controllers, strict=True):
         assert plan_to_json(mine.plan) == plan_to_json(theirs.plan)
-        assert mine.order == theirs.order
+        assert mine.active_plan.order == theirs.active_plan.order
     assert any(any(m) for given in whole.masks(1, order.n_stages // 2) for m in given.values())
 
 
