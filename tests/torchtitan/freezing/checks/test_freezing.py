@@ -193,8 +193,6 @@ def test_a_run_that_freezes_nothing_does_not_look_at_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"memory_gib": -1.0}, "freezing.cache.memory_gib is -1.0; it must be 0 or more"),
-        ({"disk_gib": float("inf")}, "freezing.cache.disk_gib is inf; it must be 0 or more"),
         ({"memory_gib": 0.0}, "freezing.cache.memory_gib is 0.0, and freezing.cache.disk_gib too"),
         ({"disk_gib": 1.0, "folder": ""}, "freezing.cache.folder is empty"),
     ],
