@@ -41,6 +41,7 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
         },
         {"compile__enable": True, "compile__components": ["loss"]},
         {"compile__enable": True},
+        {"compile__enable": True, "freezing__method": "fixed"},
         {"compile__enable": True, "freezing__method": "timelyfreeze+autofreeze"},
         {"training__local_batch_size": 12, "parallelism__pipeline_parallel_microbatch_size": 3},
         # Without freezing its keys do not matter, and a single rank is fine.
