@@ -1,33 +1,34 @@
 """Every key of the sections that are ours, and ours of other sections, given wrongly.
 
-``RULES`` is the table of docs/configuration.md once more: for each key what it may be,
-and what not, in a configuration that is right but for that key.
+``RULES`` has for each key what it may be, and what not, in a configuration that is right but for
+that key: by the rule of its type, or by hand where other keys bound it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torchtitan.config import JobConfig as TitanJobConfig
 
 from tests.fuzz.mangling import VALUES, fuzzed, message_of
+from tests.timelyfreeze.helpers.rules import Rule, both_sides, rule_of
 from tests.torchtitan.helpers.job_configs import config, put
+from timelyfreeze.files import OneOf
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.values.command_line import form_errors
 from torchtitan.freezing.values.freezing import freeze_settings
+from torchtitan.freezing.values.rules import _RULES
 from torchtitan.settings import with_values
 from torchtitan.settings.job_config import JobConfig, job_config_class
 
-ROOT = Path(__file__).resolve().parents[2]
 CLASS = job_config_class()
 NAN, INF = math.nan, math.inf
-HUGE = 2**64
 
 
 def _whole(least: int, most: int | None = None) -> tuple[Any, Any]:
@@ -53,6 +54,31 @@ def _word(*known: str) -> Any:
     return st.sampled_from(known), st.text(max_size=9).filter(lambda word: word not in known)
 
 
+def _of_type(rule: Rule, hint: Any) -> Any:
+    if isinstance(rule, OneOf):
+        return _word(*rule._words)
+    (least, *most), wrong = both_sides(rule)
+    if "float" not in str(hint):
+        return _whole(math.ceil(least), *most)
+    right = st.floats(least, most[0] if most else 1e6)
+    return _number(right, *wrong, below=least, above=most[0] if most else None)
+
+
+def _keys(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of each key."""
+    found = {}
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        is_section = is_dataclass(hint)
+        found |= _keys(hint, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": hint}
+    return found
+
+
+def _own_keys() -> dict[str, Any]:
+    """The type of each key of our sections, and of ours in upstream's."""
+    found, others = _keys(CLASS), (*_keys(TitanJobConfig), "plots.", "report.")
+    return {key: hint for key, hint in found.items() if not key.startswith(others)}
+
+
 FLAG = (st.booleans(), st.nothing())
 PATH = (st.text(max_size=9), st.nothing())  # read only if another key asks for it
 SHARE = _number(st.floats(0, 1), below=0.0, above=1.0)
@@ -60,14 +86,13 @@ COLORS = st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
 WRONG_COLORS = st.lists(st.floats(0.01, 1), max_size=2) | st.just([0.5, INF, 0.5])
 METHODS = ("apf", "autofreeze", "egeria", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
 # Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
-RULES: dict[str, tuple[Any, Any]] = {
+BY_HAND: dict[str, tuple[Any, Any]] = {
     "freezing.method": _word(
         "none", "timelyfreeze", "lora", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
     ),
     "freezing.preset": _word("", "paper"),
     "freezing.last_warmup_step": _whole(0, 94),  # 3 batches in each half of monitoring
     "freezing.last_monitor_step": _whole(66, 199),
-    "freezing.monitoring": _word("halves", "mixed"),
     "freezing.last_ramp_step": _whole(101),
     "freezing.max_freeze_ratio": (
         st.floats(0, 1) | st.lists(st.floats(0, 1), min_size=4, max_size=4),
@@ -76,41 +101,14 @@ RULES: dict[str, tuple[Any, Any]] = {
         | st.lists(SHARE[1], min_size=4, max_size=4),
     ),
     "freezing.gradient_rank": _whole(0),
-    # Alone, without directions, none has a rate.
-    "freezing.seed": _whole(0, HUGE - 1),
-    "freezing.first_stage": _word("all_or_nothing", "per_tensor"),
-    "freezing.skip_input_grads": _word("off", "use"),
     "freezing.discard_batches": _whole(0, 19),
     "freezing.solver_time_limit_s": _number(
         st.floats(1e-3, 99.9), 0.0, 100.0, INF, -INF, below=0.0, above=100.0
     ),
     "freezing.solver_delay_steps": _whole(0, 99),
-    "freezing.replan_every": _whole(0),
     "freezing.control_every": (
         st.just(0) | st.integers(3, 10**6),
         st.integers(1, 2) | st.integers(-(10**6), -1),
-    ),
-    "freezing.replan_threshold": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
-    "freezing.min_gain": _number(st.floats(-1, 1e6), INF, -INF, below=-1.0),
-    "freezing.score_memory": _word("device", "host"),
-    "freezing.score_dtype": _word("float32", "bfloat16"),
-    "freezing.apf.check_interval": _whole(1),
-    "freezing.apf.threshold": SHARE,
-    "freezing.apf.alpha": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
-    "freezing.apf.reduction": _word("elements", "share", "sums"),
-    "freezing.apf.freezing_period": _word("until_unstable", "grow_and_halve"),
-    "freezing.autofreeze.check_interval": _whole(1),
-    "freezing.autofreeze.checks_per_epoch": _whole(0),
-    "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
-    "freezing.autofreeze.delta": _word("gradients", "updates"),
-    "freezing.autofreeze.change": _word("absolute", "signed"),
-    "freezing.egeria.check_interval": _whole(1),
-    "freezing.egeria.window": _whole(2),
-    "freezing.egeria.stale": _whole(1),
-    "freezing.egeria.tolerance": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
-    "freezing.egeria.bootstrap_change": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
-    "freezing.egeria.unfreeze_at": _number(
-        st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
     ),
     "freezing.egeria.unfreeze_steps": (
         st.lists(st.integers(1), max_size=3),
@@ -120,70 +118,34 @@ RULES: dict[str, tuple[Any, Any]] = {
         st.lists(st.sampled_from(["layers", r"\.[01]\."])),
         st.sampled_from([["("], ["layers", "[a"]]),
     ),
-    "freezing.egeria.rows": _word("norm", "square"),
-    "freezing.egeria.max_tokens": _whole(0),
-    "freezing.egeria.reference": _word("background", "inline"),
-    "freezing.egeria.precision": _word("int8", "float32"),
-    "freezing.egeria.queue_length": _whole(1),
     "freezing.egeria.max_cpu_load": _number(st.floats(1e-6, 1e6), 0.0, below=0.0),
     "freezing.fixed.layers": _whole(0, 6),
     "freezing.fixed.names": (
         st.lists(st.sampled_from(["embed", "layers.0-1", "*.norm"])),
         st.lists(st.sampled_from(["layers.9", "1-0", ""]), min_size=1),
     ),
-    "freezing.linear.check_interval": _whole(1),
-    "freezing.linear.layers_per_check": _whole(1),
     "freezing.linear.max_layers": _whole(0, 6),
-    "freezing.lisa.check_interval": _whole(1),
     "freezing.lisa.active_layers": _whole(0, 6),
-    "freezing.pipetransformer.check_interval": _whole(1),
-    "freezing.pipetransformer.alpha": _number(
-        st.floats(1e-6, 1, exclude_max=True), 0.0, 1.0, below=0.0, above=1.0
-    ),
-    "freezing.smartpipe.check_interval": _whole(1),
-    "freezing.smartpipe.tau": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
-    "freezing.smartpipe.rate": _number(st.floats(1e-6, 1), 0.0, below=0.0, above=1.0),
-    "freezing.run_ahead": FLAG,
-    "freezing.cache.enable": FLAG,
+    # Of both rooms one has to be there.
     "freezing.cache.memory_gib": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
-    "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
     "freezing.cache.folder": PATH,
-    "freezing.elastic.enable": FLAG,
-    "freezing.elastic.partition": _word("parameters", "time"),
-    "freezing.elastic.frozen_cost": SHARE,
-    "freezing.elastic.sublayers": FLAG,
-    "freezing.elastic.min_ranks": _whole(1),
-    "freezing.elastic.global_batch": _word("constant", "paper"),
-    "freezing.elastic.search_microbatches": FLAG,
     "freezing.elastic.join_limit_s": _number(
         st.floats(1e-6, 299.9), 0.0, 300.0, INF, below=0.0, above=300.0
     ),
-    "freezing.packing.mode": _word("none", "performance", "efficiency"),
     # A step has 8 rows.
     "freezing.packing.max_global_batch": (
         st.just(0) | st.integers(8),
         st.integers(max_value=-1) | st.integers(1, 7),
     ),
-    "freezing.packing.learning_rate": _word("none", "linear", "sqrt"),
-    "lora.rank": _whole(1),
-    "lora.alpha": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "lora.targets": (
         st.lists(st.sampled_from(["wq", "attention.wo", "w2"]), max_size=3),
         st.sampled_from([["query"], ["wq", "w"]]),
     ),
-    "lora.learning_rate": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     # Of 1,000 steps 100 have to follow, up to the end of monitoring.
     "lora.until": (st.integers(0, 899), st.integers(max_value=-1) | st.integers(900)),
-    "data.shuffle": FLAG,
-    "data.seed": _whole(0),
-    "data.validation_fraction": _number(
-        st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
-    ),
     "data.chat_template": _word(
         "auto", "plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"
     ),
-    "data.packing": FLAG,
-    "data.all_logits": FLAG,
     # Training reads one place by default.
     "data.paths": (
         st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True),
@@ -201,35 +163,26 @@ RULES: dict[str, tuple[Any, Any]] = {
             st.lists(st.text(max_size=9), min_size=2, max_size=3),
         ),
     ),
+    **{key: PATH for key in _keys(CLASS) if key.startswith("data.columns.")},
     **{
-        f"data.columns.{name}": PATH
-        for name in (
-            *("messages", "conversations", "tools", "prompt", "completion"),
-            *("instruction", "input", "output"),
-        )
+        f"vision.{name}": PATH
+        for name in ("image_column", "label_column", "subset", "split", "validation_split")
     },
-    "vision.image_size": _whole(1),
-    "vision.image_column": PATH,
-    "vision.label_column": PATH,
-    "vision.subset": PATH,
-    "vision.split": PATH,
-    "vision.validation_split": PATH,
-    "vision.classes": _whole(0),
-    "vision.augmentation": _word("resized_crop", "padded_crop", "none"),
     "vision.mean": (COLORS, WRONG_COLORS),
     "vision.std": (COLORS, WRONG_COLORS | st.just([0.5, 0.0, 0.5])),
-    "vision.mixup": _number(st.floats(0, 1e6), INF, below=0.0),
-    "vision.label_smoothing": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
-    "emulation.enable": FLAG,
     "parallelism.partition": _word("", "time", "parameters", "memory"),
     "parallelism.partition_profile": PATH,
-    "model.vocab_size": _whole(1),
-    "model.rope_scaling_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
-    "model.rope_low_freq_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
-    "model.rope_high_freq_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
-    "model.rope_original_max_position_embeddings": _whole(1),
 }
+OWN = _own_keys()
+BY_TYPE = {key: _of_type(rule, hint) for key, hint in OWN.items() if (rule := rule_of(hint))}
+BY_KEY = {key: _of_type(rule, OWN[key]) for key, rule in _RULES if key in OWN}
+FLAGS = {key: FLAG for key, hint in OWN.items() if hint is bool}
+RULES: dict[str, tuple[Any, Any]] = {**BY_TYPE, **BY_KEY, **FLAGS, **BY_HAND}
 KEYS = sorted(RULES)
+
+
+def test_every_key_has_a_rule() -> None:
+    assert set(OWN) == set(RULES)
 
 
 def _told(key: str, value: Any) -> str:
@@ -264,33 +217,6 @@ def _told(key: str, value: Any) -> str:
 def _use(job_config: JobConfig) -> None:
     check(job_config)
     freeze_settings(job_config.freezing)
-
-
-def _keys(section: type, prefix: str) -> set[str]:
-    return {
-        name
-        for field in fields(section)
-        for name in (
-            _keys(field.type, f"{prefix}{field.name}.")
-            if is_dataclass(field.type)
-            else {f"{prefix}{field.name}"}
-        )
-    }
-
-
-def test_every_key_has_a_rule() -> None:
-    sections = {field.name: field.type for field in fields(CLASS)}
-    keys = {
-        key
-        for name in ("freezing", "lora", "data", "vision", "emulation")
-        for key in _keys(sections[name], f"{name}.")
-    }
-    for name in ("model", "parallelism"):
-        upstream = {field.name for field in fields(sections[name].__mro__[1])}
-        keys |= {
-            f"{name}.{field.name}" for field in fields(sections[name]) if field.name not in upstream
-        }
-    assert keys == set(RULES)
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if RULES[key] not in (FLAG, PATH)])

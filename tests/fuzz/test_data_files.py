@@ -189,14 +189,8 @@ def test_a_parquet_column_of_another_type_is_named(
         ("examples.json", DEEP, "is not valid JSON"),
         ("examples.jsonl", f'{{"a": {DEEP}', "line 1: is not valid JSON"),
         ("examples.json", "[]", "which holds no examples; at least one is needed"),
-        ("examples.jsonl", "\n\n", "which holds no examples; at least one is needed"),
         ("examples.json", "[{}]", "example 0: field 'instruction' is missing"),
         ("examples.json", "[[]]", "example 0: is a list; expected an object"),
-        (
-            "examples.csv",
-            "a,b",
-            "a data file must end in one of .jsonl.gz, .jsonl, .json, .parquet",
-        ),
     ],
 )
 def test_what_holds_no_examples_is_named(

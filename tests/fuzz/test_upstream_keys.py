@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -113,28 +112,6 @@ def test_all_are_told_at_once_and_nothing_twice(
         if key != "freezing.seed":  # nothing is frozen by default
             assert sum(line.startswith(f"  - {key} is ") for line in lines) == 1, key
     assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"training__global_batch_size": 12}, "it must be a multiple of training.local_batch_size"),
-        ({"training__seq_len": 33}, "training.seq_len is 33; it must be a multiple of 2: "),
-        ({"parallelism__tensor_parallel_degree": 3}, "it must be a multiple of 6: "),
-        ({"training__dataset": "nonsense"}, "training.dataset is 'nonsense'; known: auto, "),
-        ({"optimizer__name": "Lion"}, "optimizer.name is 'Lion'; known: Adam, AdamW, SGD"),
-        ({"model__converters": ["x"]}, "model.converters has 'x'; known: quantize.linear"),
-        ({"checkpoint__exclude_from_loading": ["x"]}, "checkpoint.exclude_from_loading has 'x'"),
-        ({"lr_scheduler__total_steps": 7}, "so it must be training.steps (1000) or more"),
-        ({"parallelism__pipeline_parallel_degree": 4, "training__local_batch_size": 2}, "at least"),
-        ({"training__local_batch_size": 2**20}, "(1048576, from training.local_batch_size)"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_what_upstream_refuses_later_is_told(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check(config(**changes))
-    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -65,30 +65,6 @@ def test_a_row_for_each_schedule_and_number_of_layers(
     assert float(row[4]) * float(row[5]) == pytest.approx(resplit_ms, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--frozen-layers", "0"], "--frozen-layers: '0' is given; it must be a whole number, 1"),
-        (["--frozen-layers", "2", "--r-max", "0.5"], "--r-max: it is of plans, and --frozen-lay"),
-        (["--frozen-layers", "2", "--outside-ms", "3"], "--outside-ms: it is of plans"),
-        (["--shrink-by", "time"], "--shrink-by: it needs --frozen-layers"),
-        (["--link-gb-per-s", "10"], "--link-gb-per-s: it needs --frozen-layers"),
-        (["--frozen-layers", "2", "--shrink-by", "memory"], "invalid choice: 'memory'"),
-        (["--frozen-layers", "8"], "8 layers of 8 would be frozen; it must be 1 or more"),
-        (["--frozen-layers", "2", "--layers", "3,3"], "--layers has 2 stages (3,3)"),
-    ],
-)
-def test_errors_are_told_with_their_option(
-    bounds: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status: object = main([str(bounds), "--schedules", "1F1B", *arguments])
-    except SystemExit as error:  # argparse
-        status = error.code
-    assert status == 2
-    assert expected in capsys.readouterr().err
-
-
 def test_the_profile_in_the_repository_has_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "profiles" / "tiny_8m_1F1B" / "bounds.json"
     arguments = ["--frozen-layers", "8", "--schedules", "1F1B", "--processors", "4"]

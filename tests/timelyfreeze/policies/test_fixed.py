@@ -1,8 +1,6 @@
-import math
-
 import pytest
 
-from tests.timelyfreeze.helpers.toy_model import only_error, prefix_length, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import prefix_length, run, toy_layout
 from timelyfreeze.policies.fixed import Fixed
 from timelyfreeze.policies.policy import Check
 
@@ -26,16 +24,6 @@ def test_a_resumed_run_keeps_what_was_frozen() -> None:
 def test_more_layers_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match=r"fixed\.layers is 6; the model has 5"):
         Fixed(6).start(Check(0, toy_layout(5), {}, 0))
-
-
-@pytest.mark.parametrize("layers", [-1, math.nan])
-def test_errors_are_named(layers: float) -> None:
-    message = f"fixed.layers is {layers}; it must be 0 or more"
-    assert only_error(Fixed(layers)) == message  # type: ignore[arg-type]
-
-
-def test_sound_settings_have_no_errors() -> None:
-    assert list(Fixed(0).errors()) == []
 
 
 LAYOUT = toy_layout(12)

@@ -1,10 +1,7 @@
-import math
-
 import pytest
 
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
-    only_error,
     prefix_length,
     run,
     toy_layout,
@@ -40,20 +37,3 @@ def test_more_layers_than_there_are_is_refused() -> None:
 
 def test_it_measures_nothing() -> None:
     assert Linear().measurement is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"check_interval": 0}, "check_interval is 0; it must be 1 or more"),
-        ({"layers_per_check": 0}, "layers_per_check is 0; it must be 1 or more"),
-        ({"layers_per_check": math.nan}, "layers_per_check is nan; it must be 1 or more"),
-        ({"max_layers": -1}, "max_layers is -1; it must be 0 or more"),
-    ],
-)
-def test_errors_are_named(settings: dict, rule: str) -> None:
-    assert only_error(Linear(**settings)) == f"linear.{rule}"
-
-
-def test_sound_settings_have_no_errors() -> None:
-    assert [list(policy.errors()) for policy in (Linear(), Linear(1, 3, 0))] == [[], []]

@@ -6,7 +6,6 @@ import pytest
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_blocks,
-    only_error,
     run,
     toy_layout,
 )
@@ -71,19 +70,3 @@ def test_a_model_with_too_few_blocks_is_refused() -> None:
 
 def test_it_measures_nothing() -> None:
     assert Lisa().measurement is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"check_interval": 0}, "check_interval is 0; it must be 1 or more"),
-        ({"active_layers": -1}, "active_layers is -1; it must be 0 or more"),
-        ({"active_layers": math.nan}, "active_layers is nan; it must be 0 or more"),
-    ],
-)
-def test_errors_are_named(settings: dict, rule: str) -> None:
-    assert only_error(Lisa(**settings)) == f"lisa.{rule}"
-
-
-def test_sound_settings_have_no_errors() -> None:
-    assert [list(policy.errors()) for policy in (Lisa(), Lisa(1, 0))] == [[], []]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_tensors,
-    only_error,
     prefix_length,
     run,
     toy_layout,
@@ -108,21 +107,3 @@ def test_it_measures_the_gradient_of_one_step() -> None:
     measurement = PipeTransformer().measurement
     assert measurement.source is Source.LAST_GRADIENT
     assert measurement.metrics == (Metric.SQUARE_SUM,)
-
-
-@pytest.mark.parametrize(
-    ("keys", "rule"),
-    [
-        ({"check_interval": 0}, "check_interval is 0; it must be 1 or more"),
-        ({"alpha": 0.0}, "alpha is 0.0; it must be above 0 and below 1"),
-        ({"alpha": 1.0}, "alpha is 1.0; it must be above 0 and below 1"),
-        ({"alpha": math.nan}, "alpha is nan; it must be above 0 and below 1"),
-    ],
-)
-def test_errors_are_named(keys: dict, rule: str) -> None:
-    assert only_error(PipeTransformer(**keys)) == f"pipetransformer.{rule}"
-
-
-def test_sound_settings_have_no_errors() -> None:
-    sound = [PipeTransformer(), PipeTransformer(1, 0.01), PipeTransformer(1, 0.99)]
-    assert [list(policy.errors()) for policy in sound] == [[], [], []]

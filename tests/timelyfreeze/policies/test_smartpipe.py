@@ -1,7 +1,6 @@
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,6 @@ from tests.timelyfreeze.helpers.toy_model import (
     SHARES,
     assert_resumes,
     of_tensors,
-    only_error,
     prefix_length,
     run,
     toy_layout,
@@ -163,24 +161,3 @@ def test_it_measures_sums_of_gradients_and_their_difference() -> None:
     measurement = SmartPipe().measurement
     assert measurement.source is Source.GRADIENTS
     assert set(measurement.metrics) == {Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM}
-
-
-@pytest.mark.parametrize(
-    ("keys", "rule"),
-    [
-        ({"check_interval": 0}, "check_interval is 0; it must be 1 or more"),
-        ({"tau": 0.0}, "tau is 0.0; it must be above 0 and finite"),
-        ({"tau": math.inf}, "tau is inf; it must be above 0 and finite"),
-        ({"tau": math.nan}, "tau is nan; it must be above 0 and finite"),
-        ({"rate": 0.0}, "rate is 0.0; it must be above 0 and at most 1"),
-        ({"rate": 1.1}, "rate is 1.1; it must be above 0 and at most 1"),
-        ({"rate": math.nan}, "rate is nan; it must be above 0 and at most 1"),
-    ],
-)
-def test_errors_are_named(keys: dict, rule: str) -> None:
-    assert only_error(SmartPipe(**keys)) == f"smartpipe.{rule}"
-
-
-def test_sound_settings_have_no_errors() -> None:
-    sound = [SmartPipe(), SmartPipe(1, 0.01, 0.01), SmartPipe(1, 100.0, 0.99)]
-    assert [list(policy.errors()) for policy in sound] == [[], [], []]

@@ -53,6 +53,13 @@ def test_a_block_that_is_frozen_in_part_is_named(units: FreezeUnits) -> None:
         units.gather(mask)
 
 
+def test_tensors_that_are_never_frozen_do_not_count() -> None:
+    exact = np.arange(9) == 0
+    units = build_units(build_parameter_table(STAGE), BLOCKS, exact)
+    some = np.array([True, False, True, False, True])
+    assert units.gather(units.spread(some) | exact).tolist() == some.tolist()
+
+
 def test_a_tensor_of_two_blocks_is_refused() -> None:
     table = build_parameter_table(STAGE)
     with pytest.raises(ValueError, match=r"layers\.4\.norm belongs to two compiled blocks"):

@@ -119,3 +119,28 @@ def test_both_variants_are_compiled_by_the_first_forward() -> None:
     assert before > 0
     pipeline.run(covered(make_modules(), uniform_masks(modules, True)))
     assert len(n_compiled) == before
+
+
+def test_copies_for_compiled_blocks_are_made_once_a_batch_and_outside_of_it_anew() -> None:
+    plain = make_modules()[1]
+    block = compiled(copy.deepcopy(plain))
+    linears, x = lean_linears(block, torch.bfloat16), torch.randn(3, WIDTH)
+    lean_linears(plain, torch.bfloat16)
+    layer = linears._compiled[0]
+
+    def output() -> Tensor:
+        with torch.no_grad(), linears.forwarding():
+            found: Tensor = block(x)
+        return found
+
+    output()
+    with torch.no_grad():
+        for parameter in (*plain.parameters(), *block.parameters()):
+            parameter.mul_(2.0)
+    close(output(), plain(x).detach())
+    with keep_copies([block]):
+        output()
+        kept = layer.copy
+        output()
+        assert layer.copy is kept is not None
+    assert layer.copy is None

@@ -108,3 +108,13 @@ def test_a_block_with_a_live_tensor_ends_the_front() -> None:
     assert first("tok_embeddings") == []
     biases = [name for name in names if name.startswith("layers.1") and name.endswith("bias")]
     assert first(biases[-1]) == [embedding, one]
+
+
+def test_a_block_gets_the_forward_back_that_it_had() -> None:
+    """A trainer may have set one of its own; the other is its class's."""
+    module = Part(0)
+    names = [name for name, _ in module.named_parameters()]
+    own = module.layers["0"].forward = module.layers["0"].forward
+    with FrozenBlocks(module, names).without_graph(np.ones(len(names), dtype=np.bool_)):
+        assert not module(make_batch()[0][:2]).requires_grad
+    assert [vars(block).get("forward") for block in module.layers.values()] == [own, None]

@@ -1,84 +1,159 @@
-"""Errors in values of the configuration: a table, and what a row of it cannot show."""
+"""Errors in values of the configuration, as tests/assets/golden has them, and all at once."""
 
 from typing import Any
 
 import pytest
 
+from tests.tools.golden import assert_golden, assert_only
 from tests.torchtitan.helpers.job_configs import config, errors
+from torchtitan.freezing.checks import requirements
+from torchtitan.settings import with_values
 
-ZERO_BUBBLE = {"parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble"}
-
-# Key, value, and words of the rule.
-ERRORS: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("parallelism.pipeline_parallel_schedule", "2F2B", ("known: GPipe, 1F1B, Interleaved1F1B",)),
-    ("parallelism.pipeline_parallel_microbatch_size", 0, ("it must be 1 or more",)),
-    ("freezing.method", "afp", ("known: none, timelyfreeze, apf", "timelyfreeze+apf")),
-    ("freezing.last_warmup_step", -1, ("must be 0 or more",)),
-    ("freezing.last_monitor_step", 61, ("at least 2 above freezing.last_warmup_step (60)",)),
-    ("freezing.last_ramp_step", 100, ("above freezing.last_monitor_step (100)",)),
-    ("freezing.discard_batches", 20,
-     ("it must be below the 20 batches of each half",
-      "freezing.last_warmup_step 60 to freezing.last_monitor_step 100")),
-    ("freezing.discard_batches", -1, ("0 or more",)),
-    ("freezing.monitoring", "half", ("known: halves, mixed",)),
-    ("freezing.solver_delay_steps", 100, ("below the 100 steps of the ramp",)),
-    ("freezing.replan_every", -1, ("0 or more",)),
-    ("freezing.replan_threshold", 0.0, ("above 0",)),
-    ("freezing.min_gain", -2.0, ("-1 or more and finite",)),
-    ("freezing.max_freeze_ratio", 1.5, ("must lie in [0, 1]",)),
-    ("freezing.max_freeze_ratio", float("nan"), ("must lie in [0, 1]",)),
-    ("freezing.max_freeze_ratio", [0.5, 0.5], ("one for each of the 4 stages",)),
-    ("freezing.max_freeze_ratio", "most", ('it must lie in [0, 1] or be "auto"',)),
-    ("freezing.gradient_rank", -1, ("a whole number, 0 or more",)),
-    ("freezing.skip_input_grads", "all", ("known: off, use",)),
-    ("freezing.first_stage", "half", ("known: all_or_nothing, per_tensor",)),
-    ("report.device_hour_price", -0.5, ("it must be 0 or more",)),
-    ("data.validation_fraction", 1.0, ("it must be 0 or more and below 1",)),
-    ("data.validation_fraction", -0.5, ("0 or more",)),
-    ("freezing.seed", -1, ("must be 0 or more",)),
-    ("freezing.solver_time_limit_s", 0.0, ("must be above 0",)),
-    ("freezing.solver_time_limit_s", 100.0, ("below comm.train_timeout_seconds (100)",)),
+FILE = "configuration_errors.txt"
+PP = "parallelism.pipeline_parallel_"
+DEGREES = "parallelism.data_parallel_"
+ZERO_BUBBLE = {f"{PP}schedule": "InterleavedZeroBubble"}
+ALPACA = {"training.dataset": "alpaca", "freezing.method": "none"}
+EXAMPLES = {"training.dataset": "alpaca", "freezing.method": "fixed"}
+# Training and validation on the same examples, a tenth held out.
+HELD_OUT = {
+    **ALPACA,
+    "training.dataset_path": "some/examples",
+    "training.seq_len": 128,
+    "training.local_batch_size": 16,
+    f"{PP}degree": 2,
+    f"{PP}microbatch_size": 2,
+    "validation.enable": True,
+    "validation.dataset": "alpaca",
+    "validation.dataset_path": "some/examples",
+    "validation.seq_len": 128,
+    "validation.local_batch_size": 8,
+    "data.validation_fraction": 0.1,
+}
+LORA = {"freezing.method": "lora", "model.flavor": "debugmodel"}
+ADAPTERS_FIRST = {**LORA, "lora.until": 48}
+# What all of a group have in common, and what one has besides; no rule of a type alone.
+CHANGES: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+    ({}, [
+        {f"{PP}schedule": "2F2B"},
+        {f"{PP}microbatch_size": 0},
+        {f"{PP}microbatch_size": 3},
+        {"freezing.method": "afp"},
+        {"freezing.last_monitor_step": 61},
+        {"training.steps": 100},
+        {"freezing.last_ramp_step": 100},
+        {"freezing.discard_batches": 20},
+        {"freezing.monitoring": "mixed", "freezing.discard_batches": 38},
+        {"freezing.solver_delay_steps": 100},
+        {"freezing.solver_delay_steps": 10, "training.steps": 110},
+        {"freezing.solver_time_limit_s": 100.0},
+        {"comm.init_timeout_seconds": 60},
+        {"freezing.max_freeze_ratio": 1.5},
+        {"freezing.max_freeze_ratio": [0.5, 0.5]},
+        {"freezing.max_freeze_ratio": [0.5] * 4, **ZERO_BUBBLE},
+        {"freezing.max_freeze_ratio": [0.5] * 4, f"{PP}degree": 3,
+         "parallelism.module_fqns_per_model_part": [["a"], ["b"], ["c"]]},
+        {"freezing.method": "timelyfreeze+apf", "freezing.last_monitor_step": 60},
+        {"freezing.method": "timelyfreeze+apf", "freezing.last_monitor_step": 60,
+         "freezing.last_ramp_step": 60},
+        {"freezing.method": "fixed", "freezing.last_warmup_step": 1000},
+        {"freezing.method": "fixed", "freezing.last_warmup_step": -1},
+        {"freezing.method": "fixed", "freezing.fixed.names": ["embed", "embeddings"]},
+        {"freezing.method": "timelyfreeze+fixed", "freezing.fixed.names": ["embeddings"]},
+        {"freezing.method": "fixed", "freezing.fixed.names": ["*_norm"], "compile.enable": True},
+        {"training.global_batch_size": 12},
+        {"training.seq_len": 33},
+        {"parallelism.tensor_parallel_degree": 3},
+        {"training.dataset": "nonsense"},
+        {"training.dataset": "auto"},
+        {"optimizer.name": "Lion"},
+        {"model.name": "llama3", "model.flavor": "Llama-9"},
+        {"model.name": "qwen3", "model.flavor": "0.6B"},
+        {"model.converters": ["x"]},
+        {"checkpoint.exclude_from_loading": ["x"]},
+        {"lr_scheduler.total_steps": 7},
+        {"training.local_batch_size": 2},
+        {"training.local_batch_size": 2**20},
+    ]),
+    ({"model.flavor": "8M"}, [
+        {f"{PP}degree": 16},
+        {f"{PP}layers_per_stage": 2},
+        {f"{PP}layers_per_stage": 1},
+        {f"{PP}schedule": "ZBVZeroBubble", f"{PP}layers_per_stage": 1},
+        {f"{PP}schedule": "Interleaved1F1B", f"{PP}layers_per_stage": 3},
+    ]),
+    ({"freezing.method": "none"}, [
+        {"WORLD_SIZE": 4, f"{PP}degree": 3},
+        {"WORLD_SIZE": 2},
+        {"WORLD_SIZE": 4, f"{PP}degree": 2, f"{DEGREES}shard_degree": 4},
+        {"WORLD_SIZE": 4, f"{PP}degree": 2, f"{DEGREES}replicate_degree": 2},
+        {f"{PP}degree": 2, f"{DEGREES}replicate_degree": 2, f"{DEGREES}shard_degree": 1},
+    ]),
+    ({"freezing.seed": -1, "freezing.score_memory": "disk"}, [
+        {"freezing.method": name, "freezing.apf.threshold": 2.0, "freezing.apf.check_interval": 0}
+        for name in ("apf", "timelyfreeze+apf")
+    ]),
+    (EXAMPLES, [
+        {"freezing.elastic.enable": True, "freezing.elastic.partition": "time"},
+        {"freezing.elastic.enable": True, "freezing.elastic.join_limit_s": 60.0,
+         "freezing.solver_time_limit_s": 30.0, "comm.init_timeout_seconds": 60},
+        {"freezing.packing.mode": "performance", "freezing.packing.max_global_batch": 7},
+        {"freezing.cache.enable": True, "freezing.cache.memory_gib": 0.0},
+        {"freezing.cache.enable": True, "freezing.cache.disk_gib": 1.0,
+         "freezing.cache.folder": ""},
+    ]),
+    ({}, [
+        {"parallelism.partition": "time"},
+        {"parallelism.partition": "memory", f"{PP}degree": 1},
+    ]),
+    (ALPACA, [
+        {"data.paths": ["a", "b"], "training.dataset_path": "c"},
+        {"training.dataset_path": ""},
+    ]),
+    (HELD_OUT, [
+        {"validation.dataset_path": "other/examples"},
+        {"validation.dataset": "c4_test", "validation.dataset_path": None},
+        {"validation.seq_len": 2048},
+        {"validation.local_batch_size": 12},
+        {"validation.local_batch_size": 12, "validation.seq_len": 999},
+    ]),
+    (LORA, [
+        {"lora.until": 48},
+        {"lora.targets": ["wq", "query"]},
+        {"lora.targets": ["layers.0.attention.wq"]},
+        {"lora.targets": ["layers.1.attention.wq", "output"]},
+        {"freezing.seed": -1},
+    ]),
+    (ADAPTERS_FIRST, [
+        {"lora.until": 900, "freezing.method": "timelyfreeze"},
+        {"lora.targets": ["query"], "freezing.method": "none"},
+    ]),
 ]  # fmt: skip
-# Where another key is changed too, or told.
-CLASHES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"parallelism__pipeline_parallel_microbatch_size": 3},
-     ("training.local_batch_size is 8",
-      "parallelism.pipeline_parallel_microbatch_size (3) must divide")),
-    ({"training__steps": 100},
-     ("freezing.last_monitor_step is 100", "before training.steps (100)")),
-    ({"freezing__monitoring": "mixed", "freezing__discard_batches": 38},
-     ("freezing.discard_batches is 38", "leave 3 of the 40 batches of mixed monitoring",
-      "freezing.last_warmup_step 60 to freezing.last_monitor_step 100")),
-    ({"freezing__solver_delay_steps": 10, "training__steps": 110},
-     ("freezing.solver_delay_steps is 10", "at step 110, which must lie before training.steps")),
-    ({"freezing__max_freeze_ratio": [0.5] * 4, **ZERO_BUBBLE},
-     ("freezing.max_freeze_ratio has 4 values", "one for each of the 8 stages")),
-    ({"freezing__max_freeze_ratio": [0.5] * 4,
-      "parallelism__module_fqns_per_model_part": [["a"], ["b"], ["c"]],
-      "parallelism__pipeline_parallel_degree": 3},
-     ("freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages")),
-    ({"comm__init_timeout_seconds": 60},
-     ("freezing.solver_time_limit_s is 60.0", "below comm.init_timeout_seconds (60)")),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value", "rule"), ERRORS)
+CASES = {
+    ", ".join(f"{key} = {value!r}" for key, value in changes.items()): {**common, **changes}
+    for common, group in CHANGES
+    for changes in group
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_an_error_is_told_with_its_key_its_value_and_the_rule(
-    key: str, value: Any, rule: tuple[str, ...]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (error,) = errors(config(**{key.replace(".", "__"): value}))
-    shown = f"has {len(value)} values" if isinstance(value, list) else f"is {value!r}"
-    for text in (f"{key} {shown}", *rule):
-        assert text in error
+    monkeypatch.setattr(requirements, "find_spec", lambda package: object())
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    changes = {**CASES[name]}
+    if n_processes := changes.pop("WORLD_SIZE", None):
+        monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    assert_golden(
+        FILE, name, "".join(f"{error}\n" for error in errors(with_values(config(), changes)))
+    )
 
 
-@pytest.mark.parametrize(("changes", "texts"), CLASHES)
-def test_an_error_names_each_key_that_it_is_about(
-    changes: dict[str, Any], texts: tuple[str, ...]
-) -> None:
-    (error,) = errors(config(**changes))
-    for text in texts:
-        assert text in error
+def test_every_error_that_is_expected_is_made() -> None:
+    assert_only(FILE, CASES)
 
 
 def test_all_errors_are_told_at_once() -> None:

@@ -44,28 +44,6 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
     assert list(data_errors(config(**changes))) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        (
-            {"data__paths": ["a", "b"], "training__dataset_path": "c"},
-            ["data.paths is ['a', 'b']", "training.dataset_path is 'c'", "set one of them"],
-        ),
-        ({"training__dataset_path": ""}, ["training.dataset_path is ''; it must be a file, a fo"]),
-        (
-            {"training__dataset": "auto"},
-            ["training.dataset is 'auto', which has no data of its ow"],
-        ),
-    ],
-)
-def test_an_error_is_told_with_its_key_its_value_and_the_rule(
-    changes: dict[str, Any], parts: list[str]
-) -> None:
-    (error,) = data_errors(config(**changes))
-    for part in parts:
-        assert part in error
-
-
 def test_a_template_may_be_for_validation_alone() -> None:
     texts = {"training__dataset": "c4_test", "data__chat_template": "chatml"}
     validated = {"validation__enable": True, "validation__dataset": "sharegpt"}
@@ -187,47 +165,6 @@ def test_a_sound_validation_has_no_errors(changes: dict[str, Any]) -> None:
 
 def test_upstreams_defaults_have_no_errors() -> None:
     assert list(validation_errors(JobConfig())) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        (
-            {"validation__dataset_path": "other/examples"},
-            [
-                "data.validation_fraction is 0.1",
-                "'other/examples'",
-                "'some/examples'",
-                "set it to 0, or name",
-            ],
-        ),
-        (
-            {"validation__dataset": "c4_test", "validation__dataset_path": None},
-            ["data.validation_fraction is 0.1", "'c4_test'", "no one reads what is held out"],
-        ),
-        (
-            {"validation__seq_len": 2048},
-            ["validation.seq_len is 2048", "training.seq_len (128)"],
-        ),
-        (
-            {"validation__local_batch_size": 12},
-            ["validation.local_batch_size is 12", "so 8 (training.local_batch_size /"],
-        ),
-    ],
-)
-def test_an_error_of_validation_is_told_with_key_value_and_rule(
-    changes: dict[str, Any], parts: list[str]
-) -> None:
-    (error,) = validation_errors(held_out_config(**changes))
-    for part in parts:
-        assert part in error
-
-
-def test_all_errors_are_told_at_once() -> None:
-    found = list(
-        validation_errors(held_out_config(validation__local_batch_size=12, validation__seq_len=999))
-    )
-    assert len(found) == 2
 
 
 def test_microbatches_that_do_not_fit_are_told_elsewhere() -> None:

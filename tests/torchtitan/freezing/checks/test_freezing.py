@@ -51,13 +51,6 @@ def test_a_method_with_a_plan_needs_its_phases(method: str) -> None:
     check(config(freezing__method=method))
     [line] = errors(config(freezing__method=method, freezing__last_monitor_step=60))
     assert line.startswith("freezing.last_monitor_step is 60; it must be at least 2 above")
-    equal = {"last_warmup_step": 60, "last_monitor_step": 60, "last_ramp_step": 60}
-    equal = {f"freezing__{key}": value for key, value in equal.items()}
-    [line] = errors(config(freezing__method=method, **equal))
-    assert line == (
-        "freezing.last_monitor_step is 60, as freezing.last_warmup_step; a plan needs steps in "
-        "between to measure in"
-    )
 
 
 @pytest.mark.parametrize("method", ["egeria", "timelyfreeze+egeria"])
@@ -68,33 +61,10 @@ def test_blocks_whose_masks_come_from_the_data_are_not_compared(method: str) -> 
     assert any(line.startswith(rule) for line in found), found
 
 
-@pytest.mark.parametrize("method", ["apf", "timelyfreeze+apf"])
-def test_errors_of_a_policy_are_told_with_all_others(method: str) -> None:
-    job_config = config(freezing__method=method, freezing__seed=-1, freezing__score_memory="disk")
-    apf = registered_policies()["apf"]
-    put(job_config, "freezing", apf=apf(threshold=2.0, check_interval=0))
-    assert sorted(errors(job_config)) == [
-        "freezing.apf.check_interval is 0; it must be 1 or more",
-        "freezing.apf.threshold is 2.0; it must lie in [0, 1]",
-        "freezing.score_memory is 'disk'; known: device, host",
-        "freezing.seed is -1; it must be 0 or more and below 2**64",
-    ]
-
-
 def test_settings_of_a_policy_that_is_not_used_do_not_matter() -> None:
     job_config = config(freezing__method="fixed")
     put(job_config, "freezing", apf=registered_policies()["apf"](threshold=2.0))
     check(job_config)
-
-
-def test_warm_up_must_end_within_the_run() -> None:
-    assert errors(config(freezing__method="fixed", freezing__last_warmup_step=1000)) == [
-        "freezing.last_warmup_step is 1000; it must lie before training.steps (1000), or nothing "
-        "is ever frozen"
-    ]
-    assert errors(config(freezing__method="fixed", freezing__last_warmup_step=-1)) == [
-        "freezing.last_warmup_step is -1; it must be 0 or more"
-    ]
 
 
 def test_settings_of_a_policy_come_from_its_section_and_the_command_line(tmp_path: Path) -> None:
@@ -188,21 +158,7 @@ def test_a_run_that_freezes_nothing_does_not_look_at_it() -> None:
     job_config = cached(CacheSettings(enable=True, memory_gib=-1.0), freezing__method="none")
     check(job_config)
     assert not caches(job_config)
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"memory_gib": -1.0}, "freezing.cache.memory_gib is -1.0; it must be 0 or more"),
-        ({"disk_gib": float("inf")}, "freezing.cache.disk_gib is inf; it must be 0 or more"),
-        ({"memory_gib": 0.0}, "freezing.cache.memory_gib is 0.0, and freezing.cache.disk_gib too"),
-        ({"disk_gib": 1.0, "folder": ""}, "freezing.cache.folder is empty"),
-    ],
-)
-def test_rooms_that_make_no_sense(settings: dict[str, Any], rule: str) -> None:
-    [line] = errors(cached(CacheSettings(enable=True, **settings)))
-    assert line.startswith(rule)
-    check(cached(CacheSettings(enable=False, **settings)))
+    check(cached(CacheSettings(memory_gib=0.0)))
 
 
 @pytest.mark.parametrize("replicate", [1, 2])
@@ -274,12 +230,8 @@ def test_policies_may_be_elastic_with_a_plan_and_without(method: str, schedule: 
     check(elastic(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
 
 
-def test_an_elastic_run_by_time_needs_a_profile() -> None:
+def test_a_run_that_is_not_elastic_by_time_needs_no_profile() -> None:
     by_time = ElasticSettings(enable=True, partition="time")
-    assert errors(elastic(by_time)) == [
-        "freezing.elastic.partition is 'time', which needs parallelism.partition_profile: a "
-        "bounds.json that `timelyfreeze profile` or a training run has written"
-    ]
     check(elastic(by_time, freezing__method="none"))
     check(elastic(ElasticSettings(partition="time")))
 
@@ -294,28 +246,10 @@ def test_an_elastic_run_goes_together_with_the_cache() -> None:
     check(job_config)
 
 
-def test_a_move_is_given_up_before_ranks_fail_that_wait() -> None:
-    job_config = elastic(ElasticSettings(enable=True, join_limit_s=60.0))
-    check(job_config)
-    job_config.comm.init_timeout_seconds = 60
-    (line,) = errors(job_config)
-    assert line.startswith(
-        "freezing.elastic.join_limit_s is 60.0; it must be above 0 and below "
-        "comm.init_timeout_seconds (60)"
-    )
-
-
 @pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_policies_without_a_plan_may_grow_batches(method: str, schedule: str) -> None:
     check(packing(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
-
-
-def test_the_largest_batch_is_not_below_that_of_the_start() -> None:
-    assert errors(packing(PackingSettings("performance", max_global_batch=63))) == [
-        "freezing.packing.max_global_batch is 63; it must be 0, or at least "
-        "training.global_batch_size (64)"
-    ]
 
 
 def efficiency(**changes: Any) -> JobConfig:
@@ -328,22 +262,8 @@ def test_what_goes_on_with_fewer_ranks(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fixed", "timelyfreeze+fixed"])
-def test_names_that_the_model_lacks_are_told_before_anything_starts(method: str) -> None:
+def test_names_that_the_model_has_are_taken(method: str) -> None:
     job_config = config(freezing__method=method)
     fixed = registered_policies()["fixed"]
     put(job_config, "freezing", fixed=fixed(names=["embed", "layers.0-1", "*.norm", "*_norm"]))
     check(job_config)
-    put(job_config, "freezing", fixed=fixed(names=["embed", "embeddings"]))
-    [line] = errors(job_config)
-    assert line.startswith(
-        "freezing.fixed.names has 'embeddings'; it must match a tensor or module of the model; the "
-        "nearest names are tok_embeddings"
-    )
-
-
-def test_compiled_blocks_are_not_frozen_by_name() -> None:
-    job_config = config(freezing__method="fixed", compile__enable=True)
-    check(job_config)
-    put(job_config, "freezing", fixed=registered_policies()["fixed"](names=["*_norm"]))
-    [line] = errors(job_config)
-    assert "a compiled block has one backward" in line

@@ -11,7 +11,7 @@ from torchtitan.models.llama3 import llama3_args
 from torchtitan.protocols.train_spec import get_train_spec
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from tests.torchtitan.helpers.job_configs import config, errors
+from tests.torchtitan.helpers.job_configs import config
 from torchtitan.freezing.checks import ConfigError, check, models
 from torchtitan.freezing.checks.features import DEVICE
 from torchtitan.freezing.checks.models import model_errors
@@ -154,14 +154,6 @@ def test_norms_of_heads_are_not_split_over_ranks(tmp_path: Path) -> None:
     assert list(model_errors(hf_config(other, parallelism__tensor_parallel_degree=2))) == []
 
 
-def test_qwen3_in_a_pipeline_is_told_the_way_by_its_folder() -> None:
-    changes = {"model__name": "qwen3", "model__flavor": "0.6B", "model__hf_assets_path": ""}
-    job_config = config(**changes)
-    error = the_error(job_config)
-    assert error.startswith("model.name is 'qwen3' and parallelism.pipeline_parallel_degree is 4")
-    assert 'model.name = "llama3", model.flavor = "hf"' in error
-
-
 def test_an_unfinished_checkpoint_does_not_pass_for_weights(tmp_path: Path) -> None:
     """The run begins with the folder's weights then, so these have to be there."""
     step = tmp_path / "outputs" / "checkpoint" / "step-10"
@@ -207,11 +199,6 @@ def test_an_unknown_flavor_is_refused_with_those_there_are() -> None:
         chosen_args(job_config, llama3_args)
     assert "Llama-3.2-1B" in str(error.value)
     assert str(error.value).endswith(", hf")
-
-
-def test_what_several_checks_meet_is_told_once() -> None:
-    (error,) = errors(config(model__name="llama3", model__flavor="Llama-9"))
-    assert error.startswith("model.flavor is 'Llama-9', which llama3 does not have")
 
 
 def test_a_caller_gets_a_description_of_its_own() -> None:
@@ -301,26 +288,6 @@ def test_an_unknown_model_and_one_that_cannot_be_imported_are_named() -> None:
     assert 'is model.name = "llama3", model.flavor = "hf" and model.hf_assets_path its' in error
     (error,) = model_errors(config(model__name="autoparallel.llama3"))
     assert "model.name is 'autoparallel.llama3', which cannot be imported" in error
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"degree": 16}, "a model of 10 layers cannot be cut into 16 stages"),
-        ({"layers_per_stage": 2}, "the model is cut into 6 stages, which"),
-        ({"layers_per_stage": 1}, "12 stages and the schedule (1F1B) has 4"),
-        ({"schedule": "ZBVZeroBubble", "layers_per_stage": 1}, "exactly 2 stages per rank"),
-        ({"schedule": "Interleaved1F1B", "layers_per_stage": 3}, "num_stages_per_rank >= 2"),
-    ],
-)
-def test_layers_that_do_not_make_the_schedules_stages_are_told(
-    changes: dict[str, Any], part: str
-) -> None:
-    values = {f"parallelism__pipeline_parallel_{key}": value for key, value in changes.items()}
-    (error,) = model_errors(config(model__flavor="8M", **values))
-    assert part in error
-    name = changes.get("schedule", "1F1B")
-    assert f"parallelism.pipeline_parallel_schedule is {name!r}, and the 10 layers of" in error
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,26 @@
 """Which batch suits what is frozen, and the configuration that a run goes on with."""
 
 from itertools import combinations, pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.torchtitan.helpers.job_configs import config, put
+from timelyfreeze.cli.torchrun import NEXT, PRESENT
 from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.elastic.packing import PackedBatch, fewest_ranks, first_batch, packed_batch
+from torchtitan.freezing.elastic.packing import (
+    GivingBack,
+    PackedBatch,
+    fewest_ranks,
+    first_batch,
+    packed_batch,
+    present_config,
+)
 from torchtitan.freezing.elastic.pipeline import BatchScaling, RunState
 from torchtitan.freezing.memory.estimate import CutMemory, estimate_memory
 from torchtitan.settings import JobConfig, stage_modules
@@ -147,3 +158,36 @@ def test_a_batch_in_words() -> None:
         "with microbatches 16 times as large as at the start, 1 batches and 128 rows in a step, "
         "6,2,1,1 layers on the ranks, up to step 550"
     )
+
+
+def test_a_part_leaves_for_fewer_ranks_and_the_next_counts_the_time_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks leave at 100 s; the part that goes on begins at 107.5 s."""
+    clock = iter([100.0, 107.5])
+    monkeypatch.setattr("torchtitan.freezing.elastic.packing.time.time", lambda: next(clock))
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setenv(NEXT, str(tmp_path / "next.json"))
+    monkeypatch.delenv(PRESENT, raising=False)
+    start = packing(PackingSettings("efficiency"), training__seq_len=128)
+    trainer: Any = SimpleNamespace(controller=SimpleNamespace(settled_front=0), device_seconds=1.0)
+    trainer.step = 9
+    before, shorter = GivingBack(start), fewest_ranks(start, 9)
+    assert shorter.n_ranks < 4
+    before.attach(trainer)
+    before.begin()
+    assert before.before_step() is None
+    trainer.controller.settled_front = 9
+    leave = before.before_step()
+    assert leave is not None
+    assert leave.why == f"9 layers are frozen, and the run goes on {shorter}"
+    assert trainer.device_seconds == 1.0
+    before.end()
+    monkeypatch.setenv(PRESENT, (tmp_path / "next.json").read_text())
+    moved = present_config(start)
+    assert moved.parallelism.pipeline_parallel_degree == shorter.n_ranks
+    after = GivingBack(moved)
+    after.attach(trainer)
+    after.begin()
+    assert trainer.device_seconds == 1.0 + 4 * 7.5
+    assert after.before_step() is None

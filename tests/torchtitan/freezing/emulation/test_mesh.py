@@ -10,7 +10,12 @@ from torch import nn
 from torchtitan.distributed import ParallelDims
 
 from tests.timelyfreeze.helpers.stages import process_group
-from torchtitan.freezing.emulation.pipeline import EmulatedDims, EmulatedMesh, parts_of_ranks
+from torchtitan.freezing.emulation.pipeline import (
+    EmulatedDims,
+    EmulatedMesh,
+    LoneDims,
+    parts_of_ranks,
+)
 from torchtitan.upstream import fixes as upstream_fixes
 
 
@@ -48,6 +53,13 @@ def test_the_world_is_one_process_and_the_pipeline_is_on() -> None:
     assert dims.pp_enabled
     assert (dims.pp, dims.world_size, dims.non_data_parallel_size) == (1, 1, 1)
     assert not any((dims.dp_enabled, dims.tp_enabled, dims.cp_enabled, dims.fsdp_enabled))
+
+
+def test_a_pipeline_of_one_rank_has_a_mesh_and_other_dimensions_of_one_have_none() -> None:
+    dims = LoneDims.of(world())
+    assert dims.pp_enabled
+    assert dims.get_mesh("pp").size() == 1
+    assert dims.get_optional_mesh("tp") is None
 
 
 def test_the_pipelines_mesh_is_asked_for_in_every_way_upstream_does() -> None:
