@@ -1,6 +1,6 @@
 """The recipes for other trainers, each in an environment of its own: scripts/test_hosts.sh.
 
-Each trains a tiny random model on two CPU ranks, in one go and stopped and resumed.
+Each trains a small random model on two CPU ranks, in one go and stopped and resumed.
 """
 
 import json
@@ -40,15 +40,15 @@ AUTOMODEL = {
     "model": {
         "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
         "config": {
-            "_target_": "transformers.LlamaConfig", "vocab_size": 256, "hidden_size": 128,
-            "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "_target_": "transformers.LlamaConfig", "vocab_size": 4096, "hidden_size": 512,
+            "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
         },
         "force_hf": True, "torch_dtype": "float32",
     },
     "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
     "dataset": {
         "_target_": "nemo_automodel.components.datasets.llm.mock_packed.MockPackedDatasetConfig",
-        "num_blocks": 8 * STEPS, "block_size": 64, "vocab_size": 256,
+        "num_blocks": 8 * STEPS, "block_size": 256, "vocab_size": 4096,
     },
     "dataloader": {"_target_": "torchdata.stateful_dataloader.StatefulDataLoader"},
     "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-3},

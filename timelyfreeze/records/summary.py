@@ -111,14 +111,14 @@ class RunSummary:
     average_freeze_ratio: float | None = metric("{:.3f}", ends=True)
 
     steps_factor: float | None = metric("{:.2f}")  # estimated steps to a loss, over those without
-    steps_factor_error: float | None = metric("{:.2f}")  # its standard error, of what frozen keep
+    steps_factor_error: float | None = metric("{:.1g}")  # its standard error, of what frozen keep
     # the same for time: ``steps_factor`` times ``kappa``, or times the predicted ratio of batches
     # where ``kappa`` is not known
     time_to_loss: float | None = metric("{:.2f}", ends=True)
     # median step of the stable phase over the median unfrozen one (Eq. 12 of the paper); of an
     # emulation by the virtual clock
     kappa: float | None = metric("{:.3f}", ends=True)
-    kappa_error: float | None = metric("{:.2f}")  # its standard error, from how steps scatter
+    kappa_error: float | None = metric("{:.1g}")  # its standard error, from how steps scatter
     # fraction of the gradient energy that the stable phase updated, mean by energy (Eq. 28)
     p_eff: float | None = metric("{:.3f}", ends=True)
     kappa_over_p_eff: float | None = metric("{:.2f}", ends=True)  # below 1: a loss sooner (Eq. 13)
