@@ -4,25 +4,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from timelyfreeze.runtime import low_rank
+from timelyfreeze.runtime.low_rank import subspace
 from timelyfreeze.runtime.linear import LinearGroup
 
 D_OUT, D_IN, RANK, SEED = 30, 12, 4, 42
 
 
 def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
-    return low_rank.first_basis(LinearGroup([nn.Linear(*weight.shape[::-1])], [name]), rank, seed)
+    return subspace.first_basis(LinearGroup([nn.Linear(*weight.shape[::-1])], [name]), rank, seed)
 
 
 def next_basis(
     basis: Tensor, gradient: Tensor, seed: int, step: int, name: str, place: int = 0
 ) -> Tensor:
     of_inputs = gradient.shape[1] <= gradient.shape[0]
-    return low_rank.next_basis(basis, [gradient], seed, step, name, place, of_inputs=of_inputs)
+    return subspace.next_basis(basis, [gradient], seed, step, name, place, of_inputs=of_inputs)
 
 
 def energies(basis: Tensor, gradient: Tensor) -> Tensor:
-    return low_rank.energies(basis, [gradient], of_inputs=gradient.shape[1] <= gradient.shape[0])
+    return subspace.energies(basis, [gradient], of_inputs=gradient.shape[1] <= gradient.shape[0])
 
 
 def gradient_of_rank(rank: int, *, noise: float = 0.0, transposed: bool = False) -> Tensor:
@@ -112,7 +112,7 @@ def test_gradients_of_one_input_turn_as_the_one_that_has_them_below_each_other()
     whole = gradient_of_rank(6, noise=0.1)
     parts = list(whole.split([5, 18, 7]))
     basis = first_basis(whole, RANK, SEED, "w")
-    turned = low_rank.next_basis(basis, parts, SEED, 1, "w", of_inputs=True)
+    turned = subspace.next_basis(basis, parts, SEED, 1, "w", of_inputs=True)
     torch.testing.assert_close(turned, next_basis(basis, whole, SEED, 1, "w"))
-    found = low_rank.energies(basis, parts, of_inputs=True)
+    found = subspace.energies(basis, parts, of_inputs=True)
     torch.testing.assert_close(found, energies(basis, whole))

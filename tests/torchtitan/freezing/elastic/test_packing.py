@@ -170,14 +170,15 @@ def test_a_part_leaves_for_fewer_ranks_and_the_next_counts_the_time_between(
     monkeypatch.setenv(NEXT, str(tmp_path / "next.json"))
     monkeypatch.delenv(PRESENT, raising=False)
     start = packing(PackingSettings("efficiency"), training__seq_len=128)
-    trainer: Any = SimpleNamespace(controller=SimpleNamespace(settled_front=0), device_seconds=1.0)
+    checks = SimpleNamespace(settled_front=0)
+    trainer: Any = SimpleNamespace(controller=SimpleNamespace(checks=checks), device_seconds=1.0)
     trainer.step = 9
     before, shorter = GivingBack(start), fewest_ranks(start, 9)
     assert shorter.n_ranks < 4
     before.attach(trainer)
     before.begin()
     assert before.before_step() is None
-    trainer.controller.settled_front = 9
+    checks.settled_front = 9
     leave = before.before_step()
     assert leave is not None
     assert leave.why == f"9 layers are frozen, and the run goes on {shorter}"
