@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from timelyfreeze.runtime.low_rank import subspace
 from timelyfreeze.runtime.linear import LinearGroup
+from timelyfreeze.runtime.low_rank import subspace
 
 D_OUT, D_IN, RANK, SEED = 30, 12, 4, 42
 
