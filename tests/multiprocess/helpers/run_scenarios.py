@@ -250,7 +250,8 @@ def run(scenario, folder):
             if checks is not None:
                 names = [checks.layout.names[i] for i in np.flatnonzero(checks.decision.frozen)]
                 seen["decided"].append((self.step, names))
-            for stage in getattr(getattr(self, "controller", None), "_stages", ()):
+            controller = getattr(self, "controller", None)
+            for stage in () if controller is None else controller.masked.stages:
                 seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_ratios)))
             return loss
 

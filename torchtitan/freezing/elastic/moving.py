@@ -85,7 +85,7 @@ class MovingRun(TrainerPart):
             warnings.simplefilter("ignore")
             self.go_on(leave)
         self.trainer.checkpointer.take_over(memory)
-        if self.trainer.controller is not None:
+        if self.trainer.controller is not None and step is not None:
             self.trainer.controller.step = step
         self.trainer.stop.heard = heard
         self._silenced.enter_context(silence(logging.INFO))
