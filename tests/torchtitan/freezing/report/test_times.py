@@ -376,7 +376,9 @@ def test_what_a_pipeline_run_knows_of_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert start.dataset == "alpaca: ./rows"
     several = job_config()
     several.data.paths = ["a.jsonl", "owner/b"]
-    assert summary_at_start(several, dims(2), "", "cpu").dataset == "alpaca: a.jsonl, owner/b"
+    several.parallelism.pipeline_parallel_schedule_csv = "my/eager.csv"
+    other = summary_at_start(several, dims(2), "", "cpu")
+    assert (other.dataset, other.schedule) == ("alpaca: a.jsonl, owner/b", "eager.csv")
     assert start.config_file == "train_configs/tiny_8m.toml"
     assert start.torch_version == torch.__version__
     assert start.steps_done == 0
@@ -394,9 +396,3 @@ def test_what_does_not_apply_is_none() -> None:
     config.training.dataset, config.training.dataset_path = "c4_test", None
     start = summary_at_start(config, dims(1), "NVIDIA H100", "cuda")
     assert (start.dataset, start.data_seed) == ("c4_test", None)
-
-
-def test_a_schedule_of_ones_own_goes_by_its_file() -> None:
-    config = job_config()
-    config.parallelism.pipeline_parallel_schedule_csv = "my/eager.csv"
-    assert summary_at_start(config, dims(2), "x", "cuda").schedule == "eager.csv"
