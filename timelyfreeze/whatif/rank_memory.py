@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 from timelyfreeze.files import Count
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
 
-# Adam and AdamW, the optimizers that upstream has, keep two running means.
-_N_OPTIMIZER_STATES = 2
 # The context of the device, communication buffers, and what the allocator cannot use.
 RESERVE_BYTES = 2 * 1024**3
 
@@ -42,7 +40,7 @@ class PartBytes:
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Bytes of a model in training with Adam, in microbatches of the same size."""
+    """Bytes of a model in training, in microbatches of the same size."""
 
     embedding: PartBytes
     layer: PartBytes
@@ -58,6 +56,7 @@ class ModelBytes:
     blocks: tuple[PartBytes, ...] = ()
     # What the embedding then puts out, and each layer; ``message`` is the first.
     outputs: tuple[Count, ...] = ()
+    optimizer_states: int = 2  # tensors for a weight; Adam and AdamW have two running means
 
     @property
     def are_alike(self) -> bool:
@@ -100,7 +99,7 @@ class RankMemory:
 
     parameters: int  # the weights
     gradients: int  # one for each weight that is trained
-    optimizer: int  # the optimizer's state: two tensors for each of them with Adam and AdamW
+    optimizer: int  # the optimizer's state, for each of them
     # Weights of linear layers in the type that autocast computes in; made once for all microbatches
     # of a batch.
     casts: Count
@@ -155,7 +154,7 @@ def rank_memory(
     return RankMemory(
         parameters=weights + model.total(frozen, "weights"),
         gradients=sum(gradients),
-        optimizer=_N_OPTIMIZER_STATES * (sum(gradients) + model.total(frozen, "gradients")),
+        optimizer=model.optimizer_states * (sum(gradients) + model.total(frozen, "gradients")),
         casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
         messages=order.n_microbatches * sum(messages) if last else 0,

@@ -17,7 +17,7 @@ import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
-from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.config import TORCH_DTYPE_MAP, Optimizer
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.control import merge_ranks
@@ -54,6 +54,7 @@ from torchtitan.settings import (
     stage_modules,
     weights_half,
 )
+from torchtitan.upstream.fixes import SGD
 from torchtitan.vision.model import VisionArgs, VisionModel, image_loss
 from torchtitan.vision.spec import base_spec, with_classes
 
@@ -99,6 +100,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         recompute=job_config.activation_checkpoint.mode == "full",
         update_copies=int(job_config.optimizer.implementation == "foreach"),
         score_bytes=score_bytes(job_config.freezing),
+        optimizer_states=optimizer_states(job_config.optimizer),
     )
     if isinstance(args, VisionArgs):
         return block_bytes(args, how=how)
@@ -108,6 +110,13 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         prepare = partial(add_adapters, settings=lora, seed=seed, autocast=how.autocast)
     seq_len, of_learned = job_config.training.seq_len, learns_alone(job_config, args)
     return decoder_bytes(args, how=how, seq_len=seq_len, prepare=prepare, of_learned=of_learned)
+
+
+def optimizer_states(optimizer: Optimizer) -> int:
+    """Return how many tensors an optimizer keeps for a weight; of SGD its momentum."""
+    if optimizer.name == SGD:
+        return int(optimizer.beta1 > 0)
+    return 2
 
 
 def score_bytes(freezing: Freezing) -> int:
@@ -155,6 +164,7 @@ class How(NamedTuple):
     recompute: bool = False  # whether blocks keep their input alone and run again in the backward
     update_copies: int = 0  # as ``ModelBytes`` has it
     score_bytes: int = 0  # of a weight
+    optimizer_states: int = 2  # as ``ModelBytes`` has it
 
     def casting(self) -> AbstractContextManager[Any]:
         """Return the autocast context of forwards."""
@@ -278,6 +288,7 @@ def _count(
         logits=4 * logits.numel(),
         recomputed=recomputed,
         update_copies=how.update_copies,
+        optimizer_states=how.optimizer_states,
         blocks=tuple(blocks),
         outputs=tuple(outputs),
     )

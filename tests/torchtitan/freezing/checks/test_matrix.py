@@ -162,7 +162,6 @@ BREAKS: dict[str, tuple[str, Any, str]] = {
                     {f"{PP}microbatch_size": 1}, "it must be 2 or more"),
     "converters": ("model.converters", [FLOAT8], "it must be []"),
     "early": ("optimizer.early_step_in_backward", True, FALSE),
-    "sgd": ("optimizer.name", "SGD", "it must be 'Adam' or 'AdamW'"),
     "not saved": ("checkpoint.enable", False, TRUE),
     "load only": ("checkpoint.load_only", True, FALSE),
     "load step": ("checkpoint.load_step", 4, "it must be -1"),
@@ -225,7 +224,7 @@ GRID: dict[str, str] = {
     "profiler": "cpu",
     "experts": "cpu",
     "profile": f"{_ALONE}, one rank, compile, adapters, packing, offload",
-    "estimate": f"{_ALONE}, unknown, sgd, selective",
+    "estimate": f"{_ALONE}, unknown, selective",
 }
 GRID["efficiency"] = (
     f"{GRID['performance']}, not saved, load only, load step, excluded, nodes, torchrun")

@@ -2,10 +2,13 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.distributed import ParallelDims
 
 from tests.torchtitan.helpers.image_models import KINDS, N_LAYERS, args_of, some_pictures
 from timelyfreeze.whatif.rank_memory import ModelBytes
@@ -13,6 +16,7 @@ from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.memory.estimate import How, block_bytes, estimate_memory, model_bytes
 from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.settings import JobConfig, count_layers, stage_modules
+from torchtitan.upstream.fixes import build_sgd
 from torchtitan.vision.model import VisionModel
 
 pytestmark = pytest.mark.slow
@@ -93,6 +97,29 @@ def test_ranks_hold_what_their_parts_do() -> None:
         received = 0 if number == 0 else model.outputs[start]
         assert rank.activations == (4 - number) * (sum(part.kept for part in parts) + sent)
         assert rank.messages == 4 * (sent + received)
+
+
+@pytest.mark.parametrize(
+    ("keys", "n_states"),
+    [(["AdamW"], 2), (["SGD"], 1), (["SGD", "--optimizer.beta1=0.0"], 0)],
+)
+def test_an_optimizer_holds_as_much_as_it_saves(keys: list[str], n_states: int) -> None:
+    """Counted of a real optimizer after a step, without its counts of steps."""
+    job_config = read("--optimizer.name=" + keys[0], *keys[1:])
+    part = nn.Linear(3, 2)
+    if keys[0] == "SGD":
+        optimizers: Any = build_sgd([part], job_config.optimizer)
+    else:
+        optimizers = build_optimizers(
+            [part], job_config.optimizer, ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
+        )
+    part(torch.ones(1, 3)).sum().backward()
+    optimizers.step()
+    states = [state for one in optimizers for state in one.state.values()]
+    n_held = sum(t.numel() for s in states for t in s.values() if isinstance(t, Tensor) and t.dim())
+    assert n_held == n_states * sum(p.numel() for p in part.parameters())
+    for rank in estimate_memory(job_config):
+        assert rank.optimizer == n_states * rank.gradients
 
 
 @pytest.mark.slow

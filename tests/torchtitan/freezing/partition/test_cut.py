@@ -254,8 +254,8 @@ def test_a_profile_that_does_not_tell_is_refused(
         ({"layers": (2, 3, 2)}, "whose model has 7 layers; model.flavor 'debugmodel' has 6"),
         ({"keys": ["--model.name=llama4"]}, "and the layers of model.flavor 'debugmodel' differ"),
         (
-            {"keys": ["--optimizer.name=SGD"]},
-            "memory is estimated, and optimizer.name is 'SGD'; the estimate is for",
+            {"keys": ["--activation_checkpoint.mode=selective"]},
+            "memory is estimated, and activation_checkpoint.mode is 'selective'; the estimate is",
         ),
     ],
 )
