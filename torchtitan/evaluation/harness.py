@@ -1,6 +1,5 @@
 """lm-eval's own command line: its arguments and results."""
 
-import gzip
 import json
 import math
 import os
@@ -212,18 +211,14 @@ def lm_eval_tasks() -> Path:
     return Path(spec.origin).parent / "tasks"
 
 
-def _read_lines(path: Path, needed: Iterable[str]) -> Iterator[dict[str, Any]]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                example = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-            if not isinstance(example, dict):
-                kind = type(example).__name__
-                raise ValueError(f"{path}, line {number} is {kind}, not an object")
-            if missing := [name for name in needed if name not in example]:
-                raise ValueError(f"{path}, line {number} lacks {listed(missing)}")
-            yield example
+def _read_lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, Any]]:
+    # Imported late: --help need not wait for torch.
+    from torchtitan.data.rows.errors import DataExampleError, kind_of
+    from torchtitan.data.rows.examples import read_rows
+
+    for number, row in read_rows(path):
+        known = row if isinstance(row, dict) else {}
+        if missing := [name for name in needed if name not in known]:
+            problem = f"is {kind_of(row)} without {listed(missing)}"
+            raise DataExampleError(str(path), number, problem)
+        yield row

@@ -108,9 +108,9 @@ def test_missing_files_are_all_named(local: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 is list, not an object"),
-        (json.dumps({"id": "x", "question": "Why?"}), "line 2 lacks choices, answerKey"),
+        ("{", "line 2: is not valid JSON"),
+        ("[1]", "line 2: is a list without question, choices, answerKey"),
+        (json.dumps({"question": "Why?"}), "line 2: is an object without choices, answerKey"),
     ],
 )
 def test_a_broken_line_is_named(local: Path, line: str, message: str) -> None:
