@@ -88,11 +88,9 @@ def render_csv(runs: Sequence[Run]) -> str:
     return buffer.getvalue()
 
 
-def _plain(value: Any) -> str | None:
-    """Return a value for the CSV file; NaN stays, None is left out."""
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return None if value is None else str(spreadsheet_cell(value))
+def _plain(value: Any) -> Any:
+    """Return a value for the CSV file, which has nothing for None."""
+    return json.dumps(value) if isinstance(value, dict) else spreadsheet_cell(value)
 
 
 def cell(group: Group, column: Column) -> str:
