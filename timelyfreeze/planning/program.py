@@ -186,7 +186,7 @@ class PrecedenceRows:
         for e, node in enumerate(lp.before.tolist()):
             self._rows_from[node].append(e)
         pairs = zip(lp.before.tolist(), self._after, strict=True)
-        self._order, _ = topological_order(self._n_nodes, pairs)
+        self._order = topological_order(self._n_nodes, pairs)
 
     def _lengths(self, ratios: Floats) -> list[float]:
         # Rows without a ratio have -1 in its place.

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import TypeVar
 
@@ -257,48 +258,21 @@ def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     return array
 
 
-def topological_order(
-    n_nodes: int, edges: Iterable[tuple[int, int]]
-) -> tuple[list[int], list[int]]:
-    """Sort nodes by Kahn's algorithm; return them, and the other nodes' numbers of edges.
-
-    The other nodes lie on or behind a circle.
-    """
-    successors: list[list[int]] = [[] for _ in range(n_nodes)]
-    waiting = [0] * n_nodes
+def topological_order(n_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return nodes after all their predecessors; a CycleError names a circle."""
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(n_nodes), ()))
     for i, j in edges:
-        successors[i].append(j)
-        waiting[j] += 1
-    order = [i for i, count in enumerate(waiting) if count == 0]
-    for i in order:  # grows while it is walked
-        for j in successors[i]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                order.append(j)
-    return order, waiting
+        sorter.add(j, i)
+    return list(sorter.static_order())
 
 
 def _topological(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    order, waiting = topological_order(len(actions), edges.tolist())
-    if len(order) < len(actions):
-        circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
+    try:
+        return np.array(topological_order(len(actions), edges.tolist()), dtype=np.int64)
+    except CycleError as error:
+        circle = " -> ".join(str(actions[i]) for i in error.args[1])
         circle = textwrap.shorten(circle, 500, placeholder=" ...")
         raise ScheduleError(
             f"the schedule would hang: each of these actions waits for the one before it: "
             f"{circle}; reorder them ({key('schedule_csv')})"
-        )
-    return np.array(order, dtype=np.int64)
-
-
-def _find_circle(edges: NDArray[np.int64], waiting: list[int]) -> list[int]:
-    """Return a circle among the waiting nodes, by a backward walk."""
-    blocker = {j: i for i, j in edges.tolist() if waiting[i] and waiting[j]}
-    seen: dict[int, int] = {}
-    walk: list[int] = []
-    node = next(iter(blocker))
-    while node not in seen:
-        seen[node] = len(walk)
-        walk.append(node)
-        node = blocker[node]
-    circle = [*walk[seen[node] :], node]
-    return circle[::-1]
+        ) from None
