@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
-from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer, numbered_examples
 from torchtitan.data.dataset import InstructDataset, PackedOnce
-from torchtitan.data.rows.examples import InstructExamples
-from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE, Inputs
-from torchtitan.data.sources import ExampleMixture, ExampleSplit
+from torchtitan.data.sources import ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.hf.decoder import Decoder, as_decoder
@@ -212,19 +210,12 @@ PROMPTS = st.lists(st.integers(1, SMALL + 2), min_size=1, max_size=30).filter(
 )
 
 
-def messages(example: dict[str, Any]) -> Conversation:
-    """Example i is 100 + i once or more, then the answer 7."""
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return Conversation([Message("user", prompt), Message("assistant", "7")])
-
-
 def make(prompts: list[int], window: int, multiple: int, rank: int = 0, n: int = 1) -> PackedOnce:
     """A prompt of n tokens makes n + 1 inputs, and no target where n is above SMALL."""
-    examples = [{"i": i, "prompt": length} for i, length in enumerate(prompts)]
-    source = InstructExamples(examples, (("examples.jsonl", len(examples)),), messages)
     place = {"dp_rank": rank, "dp_world_size": n}
-    mixture = ExampleMixture([source])
-    packed = InstructDataset(mixture, NumberTokenizer(), SMALL, packing=True, **place)
+    packed = InstructDataset(
+        numbered_examples(prompts), NumberTokenizer(), SMALL, packing=True, **place
+    )
     packed._window = window
     return PackedOnce(packed, multiple)
 
