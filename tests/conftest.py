@@ -48,3 +48,12 @@ def heeded() -> Iterator[None]:
     yield
     for number, handler in former.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone, for all tests of a file."""
+    from tests.timelyfreeze.helpers.stages import process_group
+
+    with process_group():
+        yield

@@ -51,7 +51,7 @@ ALLOWED = {
         "load_dataset",
     ): "likewise; on this disk parquet, which is data alone",
     (
-        "timelyfreeze/cli/torchvision_import.py",
+        "timelyfreeze/cli/overlay.py",
         "exec_module",
     ): "torchvision, as Python's own import of it would",
     (

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, message_of
 from timelyfreeze.cli.doctor.command import _output_of
 from torchtitan.freezing.checks import ConfigError, check_data
-from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.launch import launch
+from torchtitan.freezing.launch import launch, read_config
 from torchtitan.freezing.values.command_line import form_errors, read_toml
 from torchtitan.settings.job_config import job_config_class
 from torchtitan.upstream import fixes as upstream_fixes

@@ -17,7 +17,7 @@ from tests.timelyfreeze.compare.run_folders import write_record, write_run, writ
 from timelyfreeze.compare import command as compare
 from timelyfreeze.compare.paper import command as paper
 from timelyfreeze.compare.runs.run import find_runs
-from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
+from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.tables import LOSSES, STEPS
 
 pytestmark = pytest.mark.slow
@@ -129,9 +129,11 @@ SUMMARY = RunSummary(
 
 @fuzzed(40)
 @given(text=mangled_json(json.loads(summary_to_json(SUMMARY))) | st.just(DEEP))
-def test_what_is_no_summary_is_refused(text: str) -> None:
+def test_what_is_no_summary_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / SUMMARY_FILE).write_text(text)
+
     def read() -> None:
-        summary = summary_from_json(text)
+        summary = read_summary(tmp_path)
         assert isinstance(summary.steps, int)
         assert summary.stage_ratios is None or all(
             isinstance(stage, int) for stage in summary.stage_ratios

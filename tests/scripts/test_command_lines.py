@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.tools.make_assets.__main__ as make_assets
-import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed
 from torchtitan.evaluation import command as evaluate
@@ -84,7 +83,7 @@ COMMANDS = {
     ),
     "estimate_memory": Command(
         lambda arguments: estimate_memory.main([CONFIG, *arguments]),
-        (torchtitan.freezing.config_file, "read_config"),
+        (torchtitan.freezing.launch, "read_config"),
         [],
         {"--device-gib": (["0.5", "80"], ["0", "-1", "nan", "inf", "x"])},
     ),
@@ -96,7 +95,7 @@ COMMANDS = {
     ),
     "profile": Command(
         lambda arguments: profile.main([CONFIG, *arguments]),
-        (torchtitan.freezing.config_file, "read_config"),
+        (torchtitan.freezing.launch, "read_config"),
         [],
         {
             "--ratios": (["0", "0.5"], ["-0.1", "1.1", "nan", "inf", "x"]),

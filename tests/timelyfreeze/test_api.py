@@ -23,7 +23,6 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     make_modules,
     modules_for,
-    process_group,
     sum_loss,
 )
 from timelyfreeze import TimelyFreeze, api
@@ -32,6 +31,8 @@ from timelyfreeze.runtime import FreezingStage, stages_of
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 SHORT = {
     "last_warmup_step": 1,
     "last_monitor_step": 7,
@@ -39,12 +40,6 @@ SHORT = {
     "discard_batches": 1,
     "min_gain": -1.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_process() -> Any:
-    with process_group():
-        yield
 
 
 def plain_schedule(modules: list[nn.Module], kind: type = FULL, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """The activation cache in a trainer of one's own, all stages in one process."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tests.timelyfreeze.helpers.stages import (
     SINGLE,
     SPLIT,
     V_SHAPED,
-    process_group,
 )
 from tests.timelyfreeze.test_api import plain_schedule
 from timelyfreeze import ActivationCache, Row, TimelyFreeze
@@ -31,11 +30,9 @@ LAYERS_OF = {FULL: (4, 1), SPLIT: (4, 1), V_SHAPED[0]: (2, 2), SINGLE[1]: (1, 4)
 
 
 @pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_process(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # A model this small computes faster than anything is read.
     monkeypatch.setattr(CacheDecision, "pays", True)
-    with process_group():
-        yield
 
 
 class Loop:

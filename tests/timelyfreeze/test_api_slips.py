@@ -6,11 +6,13 @@ import pytest
 from torch import nn
 
 from tests.timelyfreeze.helpers.stages import make_batch, make_modules
-from tests.timelyfreeze.test_api import SHORT, Loop, _one_process, plain_schedule  # noqa: F401 - a fixture
+from tests.timelyfreeze.test_api import SHORT, Loop, plain_schedule
 from timelyfreeze import TimelyFreeze, api
 from timelyfreeze.policies.apf import Apf
 from timelyfreeze.policies.fixed import Fixed
 from timelyfreeze.runtime import Exchange
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_gradients_that_are_left_over_are_refused_before_they_move_what_is_frozen() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,12 @@ from tests.timelyfreeze.helpers.cut_run import (
     exact_gradients,
     make_tokens,
 )
-from tests.timelyfreeze.helpers.stages import N_MICROBATCHES, process_group
+from tests.timelyfreeze.helpers.stages import N_MICROBATCHES
 from timelyfreeze import partition_model
 from timelyfreeze.control.dimensions import _learned
 from timelyfreeze.runtime import FreezingStage
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 transformers = pytest.importorskip("transformers", reason="the models are those of transformers")
 
@@ -63,12 +64,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "T5": ("ForConditionalGeneration", T5, r"2 lists of blocks \(encoder.block, decoder.block\)"),
     "Albert": ("ForMaskedLM", SIZES, "layer_groups are no chain: .* does not run each once"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_process() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def make_model(family: str) -> Any:

@@ -1,6 +1,5 @@
 """Models of one's own, cut into stages: mixtures of experts, blocks used twice, and no chains."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,11 @@ from tests.timelyfreeze.helpers.cut_run import (
     loss_of,
     make_tokens,
 )
-from tests.timelyfreeze.helpers.stages import N_MICROBATCHES, process_group
+from tests.timelyfreeze.helpers.stages import N_MICROBATCHES
 from timelyfreeze import TimelyFreeze, partition_model
 from timelyfreeze.settings import freezing
 
-
-@pytest.fixture(autouse=True)
-def _one_process() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Expert(nn.Module):

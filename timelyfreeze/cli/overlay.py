@@ -4,20 +4,25 @@ Both make a package: modules missing in the release are ours. A wheel puts ours 
 folder. Where the project runs from its own folder (an editable install, a clone), the folder
 ``torchtitan`` beside this package is added to the release's search path, whatever the current
 folder or ``PYTHONPATH`` is.
+
+It also lets torchvision be imported beside a torch without CUDA. The package index has torchvision
+for CUDA alone. Beside another build of torch its operators cannot be loaded, and its import fails,
+since two of them are described all the same. All models of transformers then fail to import too.
+Both operators choose among boxes, unused here, so they are declared as stubs.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from timelyfreeze.cli import torchvision_import
-
 RELEASE = "torchtitan"
 OURS = str(Path(__file__).resolve().parents[2] / RELEASE)
+_TORCHVISION = "torchvision"
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def _add_ours(spec: ModuleSpec) -> None:
@@ -31,7 +36,26 @@ def _extend(folders: list[str] | None) -> None:
         folders.append(OURS)
 
 
-_CHANGES = {RELEASE: _add_ours, torchvision_import.PACKAGE: torchvision_import.declare_first}
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        import torch
+
+        for library in Path(self.path).parent.glob("_C*.so"):
+            with suppress(OSError):
+                torch.ops.load_library(str(library))
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"{_TORCHVISION}::{name}", _SCHEMA)
+        super().exec_module(module)
+
+
+def _declare_first(spec: ModuleSpec) -> None:
+    """Declare operators missing in torchvision, before its import."""
+    if isinstance(spec.loader, SourceFileLoader):
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+
+
+_CHANGES = {RELEASE: _add_ours, _TORCHVISION: _declare_first}
 
 
 class _Finder(MetaPathFinder):

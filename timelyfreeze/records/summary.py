@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files import parse_json, read_dataclass, read_object, shown
+from timelyfreeze.files import read_dataclass, read_object, shown
 
 SUMMARY_FILE = "summary.json"
 _MS = "{:,.1f} ms"
@@ -214,27 +215,17 @@ def summary_to_json(summary: RunSummary) -> str:
     return json.dumps(asdict(summary), indent=2) + "\n"
 
 
-def summary_from_json(text: str | bytes) -> RunSummary:
-    """Read the summary of :func:`summary_to_json`; anything else is a ValueError."""
-    return _summary(parse_json(text))
-
-
 def read_summary(run_folder: Path) -> RunSummary:
     """Read the summary of a run; an OSError if missing, a ValueError if no run's."""
     values = read_object(run_folder / SUMMARY_FILE)
     try:
-        return _summary(values)
+        summary, zone = read_dataclass(RunSummary, values), None
+        with suppress(ValueError):
+            zone = datetime.fromisoformat(summary.started_at).tzinfo
+        if zone is None:
+            raise ValueError(
+                f"started_at is {shown(summary.started_at)}; it must be a time with offset"
+            )
     except ValueError as error:
         raise ValueError(f"{SUMMARY_FILE}: {error}") from None
-
-
-def _summary(values: Any) -> RunSummary:
-    summary = read_dataclass(RunSummary, values)
-    started = summary.started_at
-    try:
-        zone = datetime.fromisoformat(started).tzinfo
-    except ValueError:
-        zone = None
-    if zone is None:
-        raise ValueError(f"started_at is {shown(started)}; it must be a time with offset")
     return summary

@@ -19,6 +19,8 @@ from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
 from torchtitan.data.text.renderer import MOST_CHARACTERS
 
 IGNORE_INDEX = -100
+# Names of what the model gets: places and labels of learned tokens, and how many each row has.
+LEARNED, N_LEARNED = "learned", "n_learned"
 
 
 class Turn(NamedTuple):
@@ -143,7 +145,7 @@ ROWS = "rows"
 # few enough that encoding them is no pause.
 WINDOW_EXAMPLES = 128
 # The margin of a sequence as text.
-READ, LEARNED = "        | ", "learned | "
+_READ, _IS_LEARNED = "        | ", "learned | "
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -242,4 +244,36 @@ def _example_lines(
     for learned, run in groupby(tokens, key=lambda token: token[0]):
         text = decode([token for _, token in run])
         for line in text.removesuffix("\n").split("\n"):
-            yield (LEARNED if learned else READ) + line
+            yield (_IS_LEARNED if learned else _READ) + line
+
+
+class HostTensor(Tensor):
+    """A tensor staying on the host, although upstream or FSDP moves its batch to a device."""
+
+    def to(self, *args: Any, **kwargs: Any) -> "HostTensor":
+        """Return this tensor unchanged."""
+        return self
+
+
+def learned_tokens(labels: Tensor) -> dict[str, Tensor]:
+    """Return the learned tokens of a batch from its labels, int64 [B, T], on the host.
+
+    ``learned``, int64 [B, 2, T], are places in the row and their labels, learned tokens first, in
+    ascending order. ``n_learned``, int64 [B], counts them by row, and stays on the host.
+    """
+    if labels.device.type != "cpu":
+        raise ValueError(f"labels are on {labels.device}; learned tokens are found on the host")
+    is_learned = labels != IGNORE_INDEX
+    places = is_learned.logical_not().byte().argsort(dim=1, stable=True)
+    learned = torch.stack([places, labels.gather(1, places)], dim=1)
+    return {LEARNED: learned, N_LEARNED: is_learned.sum(dim=1).as_subclass(HostTensor)}
+
+
+def to_every_stage(
+    extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Move all stages' inputs out of the first pipeline stage's inputs."""
+    every = (POSITIONS, LENGTHS, LEARNED, N_LEARNED)
+    first = {name: value for name, value in extra_inputs.items() if name not in every}
+    moved = {name: value for name, value in extra_inputs.items() if name in every}
+    return first, extra_kwargs | moved

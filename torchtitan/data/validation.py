@@ -16,9 +16,8 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 
 from torchtitan.data.dataset import PackedOnce
-from torchtitan.data.every_stage import learned_tokens, to_every_stage
 from torchtitan.data.loader import ResizableDataloader, read_dataset, validation_loader
-from torchtitan.data.sequences import IGNORE_INDEX, Batch, Template
+from torchtitan.data.sequences import IGNORE_INDEX, Batch, Template, learned_tokens, to_every_stage
 from torchtitan.data.sources import ExampleSplit, validation_sources
 from torchtitan.settings import JobConfig
 

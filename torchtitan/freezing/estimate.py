@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.launch import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
     from torchtitan.freezing.partition.cut import partition_line
     from torchtitan.freezing.values.pipeline import compiles_blocks

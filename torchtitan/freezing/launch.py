@@ -19,17 +19,18 @@ from typing import Any
 from torchtitan.protocols import train_spec as titan_spec
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import FileLock
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import freezes_by_turns
 from torchtitan.checkpoints.finished import finished_steps, model_only_error, resumable_step
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
-from torchtitan.freezing.checks import check_data, is_done, start_of
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.checks import check_data, is_done, start_of, with_rank
+from torchtitan.freezing.partition.cut import check_live_times, with_partition
 from torchtitan.freezing.report.run_folder import last_report
-from torchtitan.freezing.values.command_line import ConfigError
-from torchtitan.settings import JobConfig
+from torchtitan.freezing.values.command_line import ConfigError, read_values
+from torchtitan.settings import JobConfig, with_preset
 from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of an error.
@@ -183,6 +184,25 @@ def prepare(args: Sequence[str]) -> JobConfig:
     checks.check(job_config, trains=True)
     try:
         register_spec(job_config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return job_config
+
+
+def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
+    """Return the configuration of ``args`` and of their TOML file.
+
+    A model named by its id on the hub is fetched, if its folder is not there yet, with ``weights``
+    too, should the run begin from them. A ConfigError names every wrong key.
+    """
+    job_config, given = read_values(args)
+    try:
+        model, checkpoint = job_config.model, job_config.checkpoint
+        if is_hub_id(model.hf_assets_path):
+            weights &= checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
+            model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights)
+        job_config = with_rank(with_partition(with_preset(job_config, given)))
+        check_live_times(job_config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return job_config

@@ -25,7 +25,7 @@ from timelyfreeze.runtime import ActionRecorder, adopt_stages, run_batches_in, s
 from timelyfreeze.runtime.linear import keep_copies
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
-from torchtitan.data.every_stage import learned_tokens, to_every_stage
+from torchtitan.data.sequences import learned_tokens, to_every_stage
 from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.elastic.part import Leave, SharedRun, inside
 from torchtitan.freezing.emulation.pipeline import EmulatedDims, LoneDims, as_one_process

@@ -259,7 +259,7 @@ class Decoder(Transformer):
     ) -> Tensor:
         """Compute logits of tokens, [B, T], or a stage's output; within documents if packed.
 
-        With ``learned`` and ``n_learned`` (``torchtitan.data.every_stage``) a last stage computes
+        With ``learned`` and ``n_learned`` (``torchtitan.data.sequences``) a last stage computes
         the summed loss of learned tokens in place of logits.
         """
         if positions is not None and attention_masks is None:

@@ -1,6 +1,5 @@
 """The configuration of a run, and the pipeline described by it."""
 
-from torchtitan.settings.halves import adapters_half, weights_half
 from torchtitan.settings.job_config import (
     Freezing,
     JobConfig,
@@ -29,4 +28,11 @@ from torchtitan.settings.layout import (
     pipeline_title,
     stage_modules,
 )
-from torchtitan.settings.presets import preset_errors, preset_line, with_preset, with_values
+from torchtitan.settings.presets import (
+    adapters_half,
+    preset_errors,
+    preset_line,
+    weights_half,
+    with_preset,
+    with_values,
+)

@@ -31,8 +31,7 @@ def _export(options: argparse.Namespace) -> int:
     from torchtitan.tools.logging import init_logger
 
     from timelyfreeze.records.summary import read_summary
-    from torchtitan.hf.export import export_run
-    from torchtitan.hf.model_card import check_hub, model_card, push
+    from torchtitan.hf.export import check_hub, export_run, model_card, push
     from torchtitan.vision.export import FORMS
 
     init_logger()

@@ -7,8 +7,7 @@ gives both the same plan.
 import itertools
 
 import pytest
-import torch
-from launcher import arguments, merged, run_scenarios
+from launcher import arguments, assert_goes_on, assert_near, merged, run_scenarios
 from methods import ROWS, STEPS
 from saving import SAVED, resumed_from
 from test_hybrid import SETTINGS
@@ -197,14 +196,7 @@ def resumed_runs(tmp_path_factory):
 @pytest.mark.parametrize("begun", FORMS)
 def test_a_run_goes_on_in_its_form_to_the_last_bit(resumed_runs, begun, step):
     whole, resumed = resumed_runs[begun], resumed_runs[f"{begun} to {step}, {begun}"]
-    for a, b in zip(whole, resumed, strict=True):
-        assert b["losses"] == a["losses"][-len(b["losses"]) :]
-        assert b["masks"] == [m for m in a["masks"] if m[0] > step]
-        assert b["decided"] == [d for d in a["decided"] if d[0] > step]
-        assert b["plan"] == a["plan"]
-    left, right = merged(resumed, "weights"), merged(whole, "weights")
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert_goes_on(whole, resumed, step)
 
 
 @pytest.mark.parametrize("step", STOPS)
@@ -216,8 +208,4 @@ def test_a_run_goes_on_in_the_other_form(resumed_runs, begun, ended, step):
         assert b["masks"] == [m for m in a["masks"] if m[0] > step]
         assert b["decided"] == [d for d in a["decided"] if d[0] > step]
         assert b["plan"] == a["plan"]
-    left, right = (without_wrappers(merged(ranks, "weights")) for ranks in (resumed, whole))
-    assert left.keys() == right.keys()
-    for name in left:
-        difference = float((left[name] - right[name]).abs().max())
-        assert difference < 1e-5, f"{name}: {difference:.2e}"
+    assert_near(*(without_wrappers(merged(ranks, "weights")) for ranks in (resumed, whole)))

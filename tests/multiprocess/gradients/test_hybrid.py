@@ -7,7 +7,7 @@ rows: rows are dealt out in turn, and masks depend on step, pass, microbatch and
 import itertools
 
 import pytest
-from launcher import arguments, merged, run_scenarios
+from launcher import arguments, assert_near, merged, run_scenarios
 from methods import ROWS
 
 # In the suite ``test_hybrid_gradients`` has sharded stages, with one method.
@@ -100,11 +100,7 @@ def test_both_see_the_same_rows(sharded, whole, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_sharded_training_equals_whole(sharded, whole, case):
-    left, right = merged(sharded[case], "weights"), merged(whole[case], "weights")
-    assert left.keys() == right.keys()
-    for name in left:
-        difference = float((left[name] - right[name]).abs().max())
-        assert difference < 1e-5, f"{name}: {difference:.2e}"
+    assert_near(merged(sharded[case], "weights"), merged(whole[case], "weights"))
     assert sharded[case][0]["decided"] == whole[case][0]["decided"]
     if CASES[case][0].plans:
         plan = whole[case][0]["plan"]

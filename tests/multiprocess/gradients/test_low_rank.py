@@ -7,7 +7,15 @@ import math
 
 import pytest
 import torch
-from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
+from launcher import (
+    EMULATED,
+    SCHEDULES,
+    arguments,
+    asked_for,
+    assert_goes_on,
+    merged,
+    run_scenarios,
+)
 from methods import PHASES, STEPS
 from saving import SAVED, resumed_from
 
@@ -95,12 +103,7 @@ def is_linear(name):
 
 @pytest.mark.parametrize(("schedule", "place"), STOPS)
 def test_a_resumed_run_equals_the_undisturbed_one(runs, schedule, place):
-    (whole,), (resumed,) = runs[schedule], runs[f"{schedule} from {place}"]
-    assert resumed["losses"] == whole["losses"][2 * place :]
-    assert resumed["grad_norms"] == whole["grad_norms"][place:]
-    assert resumed["masks"] == [m for m in whole["masks"] if m[0] > place]
-    left, right = resumed["weights"], whole["weights"]
-    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+    assert_goes_on(runs[schedule], runs[f"{schedule} from {place}"], place)
 
 
 @pytest.mark.long

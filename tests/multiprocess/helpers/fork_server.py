@@ -43,7 +43,7 @@ import torchtitan.freezing.spec
 import torchtitan.freezing.trainer  # noqa: F401
 from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.planning import end_with_parent
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.report import reports
 
 # What image classifiers and adapters are made of takes seconds, too.

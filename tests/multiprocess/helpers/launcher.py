@@ -307,3 +307,11 @@ def assert_goes_on(whole, resumed, stopped_at):
     left, right = merged(resumed, "weights"), merged(whole, "weights")
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def assert_near(tensors, others):
+    """Assert that tensors by name are the same but for rounding."""
+    assert tensors.keys() == others.keys()
+    for name in tensors:
+        difference = float((tensors[name] - others[name]).abs().max())
+        assert difference < 1e-5, f"{name}: {difference:.2e}"

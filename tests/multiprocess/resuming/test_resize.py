@@ -10,7 +10,7 @@ import itertools
 import json
 
 import pytest
-from launcher import EMULATED, ROOT, arguments, asked_for, merged, run_scenarios
+from launcher import EMULATED, ROOT, arguments, asked_for, assert_near, merged, run_scenarios
 from methods import ROWS, Row
 from test_hybrid import APF, SETTINGS
 
@@ -249,11 +249,7 @@ def average_freeze_ratio(ranks):
 @pytest.mark.parametrize("leg", LEGS, indirect=True)
 def test_it_comes_to_the_same_weights(leg):
     _, _, resumed, undisturbed = leg
-    left, right = merged(resumed, "weights"), merged(undisturbed, "weights")
-    assert left.keys() == right.keys()
-    for name in left:
-        difference = float((left[name] - right[name]).abs().max())
-        assert difference < 1e-5, f"{name}: {difference:.2e}"
+    assert_near(merged(resumed, "weights"), merged(undisturbed, "weights"))
 
 
 @pytest.mark.parametrize("leg", LEGS, indirect=True)

@@ -4,7 +4,7 @@ import pytest
 from launcher import launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from timelyfreeze.records.summary import summary_from_json
+from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.timeline import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
@@ -51,7 +51,7 @@ def test_the_default_run_needs_one_flag(default_run):
 
 def test_its_timelines_show_the_ranks_on_the_virtual_clock(default_run):
     _, folder = default_run
-    summary = summary_from_json((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     for phase, batch_ms in (
         (Phase.UPPER_BOUND, summary.batch_ms_unfrozen),
         (Phase.STABLE, summary.batch_ms),
@@ -88,7 +88,7 @@ def test_tensorboard_has_virtual_and_real_metrics(default_run):
 
 def test_a_prediction_is_compared_with_the_virtual_clock(default_run):
     _, folder = default_run
-    summary = summary_from_json((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     # What ran one action after the other takes longer than any batch that is predicted.
     assert summary.batch_ms < summary.real_batch_ms
     assert summary.batch_ms_unfrozen < summary.real_batch_ms_unfrozen

@@ -14,7 +14,7 @@ from launcher import asked_for, merged, run_scenarios
 from methods import STEPS
 
 from tests.timelyfreeze.helpers.pipelines import eager_order
-from timelyfreeze.records.summary import summary_from_json
+from timelyfreeze.records.summary import read_summary
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv
 
 RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze", "egeria"]
@@ -183,11 +183,15 @@ def test_every_ranks_actions_run_in_its_own_order(real, emulated, name):
 MEASURED = ("outside_ms", "interval_factor")
 
 
-def files_of(folder, name):
+def run_folder(folder, name):
     (found,) = (folder / name / "tb").iterdir()
+    return found
+
+
+def files_of(folder, name):
     return {
         path.name: path.read_text()
-        for path in found.iterdir()
+        for path in run_folder(folder, name).iterdir()
         if path.is_file() and path.suffix != ".0"
     }
 
@@ -206,7 +210,9 @@ def test_the_files_are_those_of_the_pipeline(folder, real, emulated, name):
     for file in ("bounds.json", "plan.json"):
         assert planned(ours.get(file)) == planned(theirs.get(file)), file
     assert order_from_csv(ours["schedule.csv"]).n_ranks == len(real[name])
-    summary, of_real = (summary_from_json(f["summary.json"]) for f in (ours, theirs))
+    summary, of_real = (
+        read_summary(run_folder(folder / kind, name)) for kind in ("emulated", "real")
+    )
     assert of_real.emulated_ranks is None
     assert summary.emulated_ranks == len(real[name])
     assert (summary.n_devices, summary.ranks_per_replica) == (1, 1)
@@ -223,7 +229,7 @@ def test_the_files_are_those_of_the_pipeline(folder, real, emulated, name):
 
 @pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " in n.values[0]])
 def test_a_run_without_freezing_is_timed_too(folder, emulated, name):
-    summary = summary_from_json(files_of(folder / "emulated", name)["summary.json"])
+    summary = read_summary(run_folder(folder / "emulated", name))
     assert summary.emulated_ranks == int(name[0])
     assert summary.real_batch_ms > summary.batch_ms > 0
     assert summary.step_ms > summary.virtual_step_ms > summary.batch_ms

@@ -4,12 +4,12 @@ In float32: the same rows in the same steps while a step's rows stay; where they
 in the same order, in fewer steps.
 """
 
-import json
 import math
 
+import elastic_scenarios
 import pytest
 import torch
-from launcher import ROOT, arguments, merged, run_scenarios
+from launcher import merged, run_scenarios
 
 # In the suite test_parts has packing by fewer ranks.
 pytestmark = pytest.mark.long
@@ -26,56 +26,31 @@ N_ROWS = 8  # of a pipeline batch
 RATE = 1e-3
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where everything is, with rows that are short enough for none to be left out."""
-    folder = tmp_path_factory.mktemp("packing")
-    rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
-    short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
-    (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
-    return folder
+folder = elastic_scenarios.rows_folder
 
 
-def scenario(folder, name, *, rows, steps, most=None, save_at=(), resumes=None, **settings):
+def scenario(folder, name, *, rows, steps, most=None, **more):
     """``most`` is the largest global batch, 0 for that of the start, None without packing."""
-    saved = packing = {}
-    if resumes is not None:
-        saved = {
-            "checkpoint__initial_load_path": folder / resumes,
-            "checkpoint__no_initial_load_model_only": None,
-        }
+    packing = {}
     if most is not None:
         packing = {
             "freezing__packing.mode": "performance",
             "freezing__packing.max_global_batch": most,
         }
-    return {
-        "name": name,
-        "is_elastic": most is not None,
-        "save_at": list(save_at),
-        "resumes": resumes is not None,
-        "args": arguments(
-            **{
-                "model__flavor": "8M",
-                "optimizer__lr": RATE,
-                "training__dataset_path": folder / "rows.jsonl",
-                "training__seq_len": 64,
-                "training__steps": steps,
-                "training__local_batch_size": N_ROWS,
-                "training__global_batch_size": rows,
-                "training__mixed_precision_param": "float32",
-                "parallelism__pipeline_parallel_degree": 2,
-                "parallelism__pipeline_parallel_microbatch_size": 1,
-                "validation__no_enable": None,
-                "checkpoint__enable": None,
-                "checkpoint__keep_latest_k": 0,
-                **FREEZING,
-                **packing,
-                **settings,
-                **saved,
-            }
-        ),
+    every = {
+        "model__flavor": "8M",
+        "optimizer__lr": RATE,
+        "training__steps": steps,
+        "training__local_batch_size": N_ROWS,
+        "training__global_batch_size": rows,
+        "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__pipeline_parallel_microbatch_size": 1,
+        **FREEZING,
+        **packing,
+        **more,
     }
+    made = elastic_scenarios.scenario(folder, name, is_elastic=False, **every)
+    return made | {"is_elastic": most is not None}
 
 
 CONSTANT = {"lr_scheduler__decay_ratio": 0.0}

@@ -4,7 +4,6 @@ Ranks are real under one schedule and where stages are sharded, and emulated und
 """
 
 import csv
-import json
 import statistics
 
 import pytest
@@ -13,7 +12,7 @@ from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scen
 from timelyfreeze.planning.plan import plan_from_json
 from timelyfreeze.records.held_out import HELD_OUT as PARTS
 from timelyfreeze.records.held_out import HeldOutRow
-from timelyfreeze.records.summary import summary_from_json
+from timelyfreeze.records.summary import read_summary
 from timelyfreeze.records.tables import STEPS as STEPS_FILE
 from torchtitan.freezing.report.reports import render_report
 
@@ -268,9 +267,8 @@ def test_losses_are_written_with_the_time_they_took(two_ranks, folder, schedule)
 def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     name = f"{schedule} with"
     where = run_folder(folder, name)
-    text = (where / "summary.json").read_text()
-    summary, ranks = summary_from_json(text), two_ranks[name]
-    assert json.loads(text)["schedule"] == schedule
+    summary, ranks = read_summary(where), two_ranks[name]
+    assert summary.schedule == schedule
     assert (summary.method, summary.model) == ("timelyfreeze", "llama3 short")
     assert summary.emulated_ranks == (None if schedule == REAL else 2)
     assert summary.n_devices == summary.ranks_per_replica == len(ranks)
@@ -298,7 +296,7 @@ def test_the_summary_says_what_happened(two_ranks, folder, schedule):
 
 def test_a_run_without_freezing_has_a_summary_too(one_rank, folder):
     where = run_folder(folder / "one", "single")
-    summary = summary_from_json((where / "summary.json").read_text())
+    summary = read_summary(where)
     assert (summary.method, summary.schedule, summary.n_devices) == ("none", None, 1)
     assert summary.batch_ms is summary.stage_ratios is summary.failure is None
     assert summary.tokens_per_second is None, "its only step ran cold"

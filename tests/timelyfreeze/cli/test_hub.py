@@ -110,7 +110,7 @@ def test_a_host_fetches_once_and_its_processes_get_the_folder(
 ) -> None:
     """What torchrun gets; and a process that reads it asks the hub for nothing."""
     pytest.importorskip("torchtitan")
-    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.launch import read_config
 
     fake.folder.mkdir()
     seen = []
@@ -126,7 +126,7 @@ def test_a_host_fetches_once_and_its_processes_get_the_folder(
 
 def test_a_process_of_another_launcher_fetches_what_it_reads(fake: FakeHub, tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")
-    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.launch import read_config
 
     words = write_toml(tmp_path, loads=True)[4:]
     for weights in (False, True):

@@ -108,6 +108,16 @@ class EmulatedRanks:
                             stage.applied_ratios[action.microbatch] = fraction
             self.controller.end_step()
 
+    @property
+    def controllers(self) -> list[FreezeController]:
+        return [self.controller]
+
+    def collect(self) -> list[CollectedMetrics]:
+        return [self.controller.collect()]
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.controller.load_state_dict(state)
+
     def saved(self) -> dict[str, Any]:
         state = self.controller.state_dict()
         tensors = {k: v.clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
@@ -214,30 +224,20 @@ def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, skip_input_gr
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["1F1B", "v_shape"])
-def test_a_run_goes_on_emulated(name: str, place: str) -> None:
+@pytest.mark.parametrize(("before", "after"), [(Ranks, EmulatedRanks), (EmulatedRanks, Ranks)])
+def test_a_run_goes_on_emulated_or_with_a_process_for_each_rank(
+    before: Any, after: Any, name: str, place: str
+) -> None:
     order, stop = ORDERS[name], PLACES[place]
-    whole, resumed = whole_run(Ranks, name), EmulatedRanks(order)
-    resumed.controller.load_state_dict(whole.saved(place))
-    resumed.run(stop + 1, LAST_STEP)
-    assert ratios(resumed.controller) == pytest.approx(ratios(whole.ranks.controllers[0]))
-    for stage in range(order.n_stages):
-        assert masks_of(resumed, stage) == masks_of(whole.ranks, stage)[3 * stop :]
-    got, want = resumed.controller.collect(), whole.metrics
-    assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["1F1B", "v_shape"])
-def test_an_emulated_run_goes_on_with_a_process_for_each_rank(name: str, place: str) -> None:
-    order, stop = ORDERS[name], PLACES[place]
-    whole, resumed = whole_run(EmulatedRanks, name), Ranks(order)
+    whole, resumed = whole_run(before, name), after(order)
     resumed.load(whole.saved(place))
     resumed.run(stop + 1, LAST_STEP)
-    assert ratios(whole.ranks.controller) == pytest.approx(ratios(resumed.controllers[0]))
+    got, want = resumed.controllers[0], whole.ranks.controllers[0]
+    assert ratios(got) == pytest.approx(ratios(want))
     for stage in range(order.n_stages):
         assert masks_of(resumed, stage) == masks_of(whole.ranks, stage)[3 * stop :]
-    got, want = resumed.collect()[0], whole.metrics
-    assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
+    average = resumed.collect()[0].average_freeze_ratio
+    assert average == pytest.approx(whole.metrics.average_freeze_ratio)
 
 
 @pytest.mark.parametrize("place", PLACES)

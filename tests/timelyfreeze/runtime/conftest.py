@@ -10,13 +10,6 @@ from tests.timelyfreeze.helpers.stages import process_group
 SIZES = list(itertools.product((2, 4), (8, 16)))
 
 
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
-    """A process group of this process alone, for all tests of a file."""
-    with process_group():
-        yield
-
-
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]}ranks{size[1]}microbatches")
 def size(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
     """(ranks, microbatches), with a process group of so many pretended ranks."""

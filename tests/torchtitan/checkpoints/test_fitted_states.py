@@ -1,6 +1,5 @@
 """What a checkpoint lacks, because it was saved by other processes or never was."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch.distributed.checkpoint import CheckpointException
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config.job_config import Checkpoint
 
-from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.checkpoints.test_manager import State
 from tests.torchtitan.upstream.test_fixes import fresh
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager, fitted_states
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Part(State):
@@ -33,12 +33,6 @@ class Part(State):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loaded = state
-
-
-@pytest.fixture(autouse=True)
-def _one_process() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def manager(folder: Path, part: Part, *, upstream: bool = False) -> Any:

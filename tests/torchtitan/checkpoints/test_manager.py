@@ -11,9 +11,10 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torchtitan.config.job_config import Checkpoint
 
-from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.upstream.test_fixes import fresh
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class State:
@@ -48,12 +49,6 @@ def manager(folder: Path, *, upstream: bool = False, value: int = 0, **settings:
     )
     made.layer = layer
     return made
-
-
-@pytest.fixture(autouse=True)
-def _one_process() -> Any:
-    with process_group():
-        yield
 
 
 def weight(made: Any) -> float:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, rendered, tokenizer_folder
+from tests.torchtitan.helpers.loaders import build_loader
 from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.loader import loader_of, read_dataset
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import read_examples
@@ -295,15 +295,8 @@ def test_real_examples_with_a_real_template_are_those_of_transformers(
 
 
 def test_the_loader_takes_a_template(tokenizer: FolderTokenizer) -> None:
-    dataset = read_dataset(
-        dp_world_size=1,
-        dp_rank=0,
-        tokenizer=tokenizer,
-        sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
-        seq_len=256,
-        template=template_of("chatml", tokenizer),
-    )
-    inputs, _ = next(iter(loader_of(dataset, 2)))
+    template = template_of("chatml", tokenizer)
+    inputs, _ = next(iter(build_loader(tokenizer=tokenizer, seq_len=256, template=template)))
     text = tokenizer.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
     assert text.startswith("<|im_start|>user\n")
 
@@ -316,12 +309,9 @@ def test_an_example_that_the_template_refuses_is_named(
     late = good.replace("]}", ', {"from": "system", "value": "z"}]}')
     path.write_text(f"{good}\n{late}\n")
     with pytest.raises(DataExampleError) as error:
-        read_dataset(
-            dp_world_size=1,
-            dp_rank=0,
+        build_loader(
             tokenizer=tokenizer,
             sources=[DataSource("sharegpt", str(path))],
-            seq_len=64,
             template=template_of("llama2", tokenizer),
         )
     assert str(error.value) == (

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer, numbered_messages
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message, MessageReader
@@ -24,13 +24,8 @@ ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 8
 
 
-def messages(example: dict[str, Any]) -> Conversation:
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return Conversation([Message("user", prompt), Message("assistant", "7")])
-
-
 def make_examples(
-    count: int, too_long: set[int] = frozenset(), says: MessageReader = messages
+    count: int, too_long: set[int] = frozenset(), says: MessageReader = numbered_messages
 ) -> ExampleMixture:
     """Example i has the prompt 100 + i; those of ``too_long`` have it often enough to fill T."""
     examples = [{"i": i, "prompt": 1 + SEQ_LEN * (i in too_long)} for i in range(count)]

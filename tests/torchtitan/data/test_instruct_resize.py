@@ -14,12 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from tests.torchtitan.helpers.loaders import ASSETS, build_loader
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer, numbered_examples
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.loader import loader_of, read_dataset
-from torchtitan.data.rows.examples import InstructExamples
-from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.sources import DataSource, ExampleMixture
+from torchtitan.data.sources import DataSource
 from torchtitan.data.stream import (
     EpochOrder,
     ExampleStream,
@@ -28,27 +26,15 @@ from torchtitan.data.stream import (
     in_parts,
     remaining,
 )
-from torchtitan.data.text.tokenizer import FolderTokenizer
 
-ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
-
-
-def messages(example: dict[str, Any]) -> Conversation:
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return Conversation([Message("user", prompt), Message("assistant", "7")])
 
 
 def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any) -> InstructDataset:
     """Example i says 100 + i, ``prompts[i]`` times: more than SEQ_LEN times, and no answer fits."""
     window = kwargs.pop("window", None)
-    examples = InstructExamples(
-        [{"i": i, "prompt": prompt} for i, prompt in enumerate(prompts)],
-        (("examples.jsonl", len(prompts)),),
-        messages,
-    )
     data = InstructDataset(
-        ExampleMixture([examples]),
+        numbered_examples(prompts),
         NumberTokenizer(),
         SEQ_LEN,
         dp_rank=reader,
@@ -250,18 +236,9 @@ def test_what_is_left_by_hand() -> None:
 
 
 def build(dp_rank: int, dp_world_size: int, workers: int = 0, **kwargs: Any) -> Any:
-    defaults: dict[str, Any] = {
-        "tokenizer": FolderTokenizer(str(ASSETS / "tokenizer")),
-        "sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))],
-        "seq_len": 256,
-        "batch_size": 2,
-        "shuffle_seed": 4,
-        "loading": {"num_workers": workers},
-    }
-    given = defaults | kwargs
-    size, loading = given.pop("batch_size"), given.pop("loading")
-    dataset = read_dataset(dp_rank=dp_rank, dp_world_size=dp_world_size, **given)
-    return loader_of(dataset, size, **loading)
+    chat = {"sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))], "seq_len": 256}
+    chat |= {"batch_size": 2, "shuffle_seed": 4, "loading": {"num_workers": workers}}
+    return build_loader(dp_rank=dp_rank, dp_world_size=dp_world_size, **{**chat, **kwargs})
 
 
 def texts(stream: Any, count: int) -> list[tuple[int, ...]]:

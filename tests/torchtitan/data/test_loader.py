@@ -12,28 +12,14 @@ import pytest
 import torch
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.loader import Lookahead, loader_of, read_dataset
+from tests.torchtitan.helpers.loaders import ASSETS
+from tests.torchtitan.helpers.loaders import build_loader as build
+from torchtitan.data.loader import Lookahead
 from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.data.sources import DataSource, ExampleSplit, training_sources
 from torchtitan.data.text.tokenizer import FolderTokenizer
-
-ASSETS = Path(__file__).parents[2] / "assets"
-
-
-def build(**kwargs: Any) -> Any:
-    defaults: dict[str, Any] = {
-        "dp_world_size": 1,
-        "dp_rank": 0,
-        "tokenizer": FolderTokenizer(str(ASSETS / "tokenizer")),
-        "sources": [DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
-        "seq_len": 128,
-        "batch_size": 4,
-    }
-    given = defaults | kwargs
-    size, loading = given.pop("batch_size"), given.pop("loading", {})
-    return loader_of(read_dataset(**given), size, **loading)
 
 
 def test_batches_of_the_tiny_set() -> None:

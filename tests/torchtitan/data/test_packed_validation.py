@@ -4,9 +4,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
-from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer, numbered_examples
+from tests.torchtitan.helpers.validators import Processor, build_validator
 from torchtitan.data.dataset import InstructDataset, PackedOnce
-from torchtitan.data.rows.examples import InstructExamples
-from torchtitan.data.rows.messages import Conversation, Message
-from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE, Inputs
-from torchtitan.data.sources import ExampleMixture, ExampleSplit
+from torchtitan.data.sequences import IGNORE_INDEX, Inputs
+from torchtitan.data.sources import ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.validation import InstructValidator, build_instruct_validator
+from torchtitan.data.validation import InstructValidator
 from torchtitan.hf.decoder import Decoder, as_decoder
 from torchtitan.settings.job_config import JobConfig
 
@@ -36,19 +33,6 @@ ARGS = TransformerModelArgs(
     dim=32, n_layers=2, n_heads=4, n_kv_heads=2,
     vocab_size=TOKENIZER.get_vocab_size(), max_seq_len=SEQ_LEN,
 )  # fmt: skip
-
-
-class Processor:
-    """What the validator uses of a metrics processor."""
-
-    ntokens_since_last_log, time_last_log, loss = 0, 0.0, float("nan")
-    n_tokens = 0
-
-    def log_held_out(self, step: int, parts: list[tuple[int, float]]) -> None:
-        self.parts = parts
-
-    def log_validation(self, loss: float, step: int) -> None:
-        self.loss, self.n_tokens = loss, self.ntokens_since_last_log
 
 
 class LossOfBatches:
@@ -88,19 +72,14 @@ def build(
     place = {"dataset": "alpaca", "dataset_path": str(ASSETS / "tiny_instruct")}
     for key, value in {**place, "seq_len": SEQ_LEN, "local_batch_size": 1, **changes}.items():
         setattr(config.validation, key, value)
-    dims = dict.fromkeys(("dp_enabled", "cp_enabled", "pp_enabled", "dp_cp_enabled"), False)
-    return build_instruct_validator(
+    return build_validator(
+        processor,
         job_config=config,
         dp_rank=rank[0],
         dp_world_size=rank[1],
         tokenizer=TOKENIZER,
         split=split,
-        template=PLAIN_TEMPLATE,
-        parallel_dims=SimpleNamespace(**dims),
         loss_fn=loss_fn or LossOfBatches(),
-        validation_context=nullcontext,
-        maybe_enable_amp=nullcontext(),
-        metrics_processor=processor or Processor(),
     )
 
 
@@ -127,8 +106,9 @@ def test_the_loss_is_that_of_the_examples_alone(workers: int) -> None:
     validator.validate([model_of(Decoder)], 1)
     assert packed.n_targets == alone.n_targets > 500
     assert packed.total == pytest.approx(alone.total, rel=1e-5)
-    assert ours.loss == pytest.approx(expected.loss, rel=1e-5)
-    assert ours.n_tokens == expected.n_tokens, "padding is not counted"
+    (_, loss, n_tokens, _), (_, expected_loss, expected_tokens, _) = ours.logged + expected.logged
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert n_tokens == expected_tokens, "padding is not counted"
     assert 4 * packed.n_batches < alone.n_batches == 30, "or nothing was packed"
 
 
@@ -165,7 +145,7 @@ def test_a_batch_of_padding_alone_counts_for_nothing() -> None:
     assert [bool((one != IGNORE_INDEX).any()) for one in labels] == [True, False]
     validator.validate([model_of(Decoder)], 1)
     assert seen.n_batches == 1
-    assert processor.loss == pytest.approx(seen.total / seen.n_targets, rel=1e-6)
+    assert processor.logged[0][1] == pytest.approx(seen.total / seen.n_targets, rel=1e-6)
 
 
 def test_steps_say_how_many_batches_are_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,19 +192,12 @@ PROMPTS = st.lists(st.integers(1, SMALL + 2), min_size=1, max_size=30).filter(
 )
 
 
-def messages(example: dict[str, Any]) -> Conversation:
-    """Example i is 100 + i once or more, then the answer 7."""
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return Conversation([Message("user", prompt), Message("assistant", "7")])
-
-
 def make(prompts: list[int], window: int, multiple: int, rank: int = 0, n: int = 1) -> PackedOnce:
     """A prompt of n tokens makes n + 1 inputs, and no target where n is above SMALL."""
-    examples = [{"i": i, "prompt": length} for i, length in enumerate(prompts)]
-    source = InstructExamples(examples, (("examples.jsonl", len(examples)),), messages)
     place = {"dp_rank": rank, "dp_world_size": n}
-    mixture = ExampleMixture([source])
-    packed = InstructDataset(mixture, NumberTokenizer(), SMALL, packing=True, **place)
+    packed = InstructDataset(
+        numbered_examples(prompts), NumberTokenizer(), SMALL, packing=True, **place
+    )
     packed._window = window
     return PackedOnce(packed, multiple)
 

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.chat_tokenizers import tokenizer_folder
-from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from tests.torchtitan.helpers.loaders import build_loader
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer, numbered_examples
 from torchtitan.data import dataset as instruct_data
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.loader import loader_of, read_dataset
-from torchtitan.data.rows.examples import InstructExamples
-from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import (
     IGNORE_INDEX,
     EncodedExample,
@@ -25,8 +23,6 @@ from torchtitan.data.sequences import (
     pack,
     sequence_text,
 )
-from torchtitan.data.sources import DataSource, ExampleMixture
-from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.freezing import samples as show_samples
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -93,18 +89,10 @@ def test_lengths_of_a_batch_are_filled_up_to_a_power_of_two(
 # --- the stream -----------------------------------------------------------------------------------
 
 
-def messages(example: dict[str, Any]) -> Conversation:
-    """Example i is 100 + i once or more, then the answer 7."""
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return Conversation([Message("user", prompt), Message("assistant", "7")])
-
-
 def make(prompts: list[int], **kwargs: Any) -> InstructDataset:
     """A prompt of n tokens makes n + 1 inputs, and no target where n is above SEQ_LEN."""
-    examples = [{"i": i, "prompt": n} for i, n in enumerate(prompts)]
-    source = InstructExamples(examples, (("examples.jsonl", len(examples)),), messages)
     kwargs = {"packing": True, **kwargs}
-    return InstructDataset(ExampleMixture([source]), NumberTokenizer(), SEQ_LEN, **kwargs)
+    return InstructDataset(numbered_examples(prompts), NumberTokenizer(), SEQ_LEN, **kwargs)
 
 
 def examples_in(inputs: dict[str, torch.Tensor]) -> list[int]:
@@ -202,19 +190,8 @@ def test_a_state_of_other_sequences_is_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_packs_and_resumes(workers: int) -> None:
-    def build() -> Any:
-        dataset = read_dataset(
-            dp_world_size=1,
-            dp_rank=0,
-            tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
-            sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
-            seq_len=256,
-            shuffle_seed=1,
-            packing=True,
-        )
-        return loader_of(dataset, 4, num_workers=workers)
-
-    loader = build()
+    kwargs = {"shuffle_seed": 1, "packing": True, "loading": {"num_workers": workers}}
+    loader = build_loader(seq_len=256, **kwargs)
     stream = iter(loader)
     for _ in range(7):
         inputs, labels = next(stream)
@@ -224,7 +201,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
     assert inputs.rows is None  # another epoch packs other sequences
     state = loader.state_dict()
     want = next(stream)
-    resumed = build()
+    resumed = build_loader(seq_len=256, **kwargs)
     resumed.load_state_dict(state)
     inputs, labels = next(iter(resumed))
     for name in inputs:
@@ -235,15 +212,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
 
 def test_little_stays_empty() -> None:
     """Real lengths of examples: a window leaves its last sequences unfilled, no more."""
-    dataset = read_dataset(
-        dp_world_size=1,
-        dp_rank=0,
-        tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
-        sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
-        seq_len=1024,
-        packing=True,
-    )
-    stream = iter(loader_of(dataset, 4))
+    stream = iter(build_loader(seq_len=1024, packing=True))
     filled = sum(int(next(stream)[0].n_tokens.sum()) for _ in range(8))
     assert filled > 0.9 * 8 * 4 * 1024
     assert instruct_data.WINDOW_EXAMPLES == 128

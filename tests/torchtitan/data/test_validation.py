@@ -2,7 +2,6 @@
 
 import json
 import logging
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,37 +13,21 @@ import torchtitan.components.validate as titan_validate
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 
+from tests.torchtitan.helpers.validators import Processor, build_validator
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import alpaca_messages
-from torchtitan.data.sequences import IGNORE_INDEX, PLAIN_TEMPLATE
+from torchtitan.data.sequences import IGNORE_INDEX
 from torchtitan.data.sources import ALL_EXAMPLES, ExampleMixture, ExampleSplit
 from torchtitan.data.text.tokenizer import FolderTokenizer
-from torchtitan.data.validation import InstructValidator, build_instruct_validator
+from torchtitan.data.validation import InstructValidator
 from torchtitan.settings.job_config import JobConfig
 
 TOKENIZER = FolderTokenizer(str(Path(__file__).parents[2] / "assets" / "tokenizer"))
 SEQ_LEN = 32
 # Answers of unequal length, the longer ones behind: batches differ in their tokens.
 ANSWERS = ["yes", "no", "yes yes", "no no"] + ["no one knows what to say of all this"] * 3
-
-
-class Processor:
-    """What the validator uses of a metrics processor; upstream's also starts again at a log."""
-
-    def __init__(self) -> None:
-        self.ntokens_since_last_log = 0
-        self.time_last_log = 0.0
-        self.logged: list[tuple[int, float, int, float]] = []
-
-    def log_held_out(self, step: int, parts: list[tuple[int, float]]) -> None:
-        self.parts = parts
-
-    def log_validation(self, loss: float, step: int) -> None:
-        self.logged.append((step, loss, self.ntokens_since_last_log, self.time_last_log))
-        self.ntokens_since_last_log = 0
-        self.time_last_log = -1.0
 
 
 class Model(nn.Module):
@@ -101,20 +84,8 @@ def build(
     settings = {"dataset": "alpaca", "dataset_path": examples, "seq_len": SEQ_LEN}
     for key, value in {**settings, "local_batch_size": 2, **changes}.items():
         setattr(config.validation, key, value)
-    return build_instruct_validator(
-        job_config=config,
-        dp_world_size=1,
-        dp_rank=0,
-        tokenizer=TOKENIZER,
-        split=split,
-        template=PLAIN_TEMPLATE,
-        parallel_dims=SimpleNamespace(
-            dp_enabled=False, cp_enabled=False, pp_enabled=False, dp_cp_enabled=False
-        ),
-        loss_fn=sum_loss,
-        validation_context=nullcontext,
-        maybe_enable_amp=nullcontext(),
-        metrics_processor=processor or Processor(),
+    return build_validator(
+        processor, job_config=config, tokenizer=TOKENIZER, split=split, loss_fn=sum_loss
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan.freezing.checks import check, validation_split
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.values.pipeline import n_microbatches
 from torchtitan.settings import JobConfig

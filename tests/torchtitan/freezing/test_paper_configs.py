@@ -15,7 +15,7 @@ from timelyfreeze.policies import Check
 from timelyfreeze.policies.layout import build_layout
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec
 from torchtitan.freezing.values.pipeline import n_microbatches

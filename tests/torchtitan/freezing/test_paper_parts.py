@@ -15,7 +15,7 @@ import torch
 from timelyfreeze.policies import Check, FreezePolicy, Metric
 from timelyfreeze.policies.layout import build_layout
 from timelyfreeze.runtime.meters.change_meter import ChangeMeter
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.settings import JobConfig
 
 pytestmark = pytest.mark.slow

@@ -42,6 +42,12 @@ def config(**changes: Any) -> JobConfig:
     return make_job_config(**values)
 
 
+def front_config(**changes: Any) -> JobConfig:
+    """A run whose front freezes, on instruction data, then ``section__key=value``."""
+    values = {"freezing__method": "fixed", "training__dataset": "alpaca", **changes}
+    return config(**{"model__flavor": "debugmodel", **values})
+
+
 def errors(job_config: JobConfig) -> list[str]:
     """The lines of the error, each without its dash."""
     with pytest.raises(ConfigError) as error:

@@ -36,13 +36,12 @@ pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def save_run(
-    place: Path, model: Transformer, *, step: int = 10, more: Any = None, **model_keys: Any
+    place: Path, model: torch.nn.Module, *, step: int = 10, more: Any = None, **model_keys: Any
 ) -> Path:
     """Write what a run leaves: its settings, and a checkpoint as upstream writes it."""
     job_config = JobConfig()
     job_config.job.dump_folder = str(place / "outputs")
-    job_config.model.name = "llama3"
-    for key, value in {"flavor": "hf", **model_keys}.items():
+    for key, value in {"name": "llama3", "flavor": "hf", **model_keys}.items():
         setattr(job_config.model, key, value)
     job_config.checkpoint.initial_load_in_hf = True
     run = place / "outputs" / "tb" / "run"

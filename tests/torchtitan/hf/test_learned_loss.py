@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchtitan.models.llama3 import TransformerModelArgs
 
-from torchtitan.data.every_stage import learned_tokens
+from torchtitan.data.sequences import learned_tokens
 from torchtitan.hf import learned_loss as module
 from torchtitan.hf.decoder import Decoder
 from torchtitan.hf.learned_loss import _CrossEntropy, learned_loss

@@ -10,7 +10,7 @@ from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from tests.torchtitan.hf.test_adapter import load
 from tests.torchtitan.hf.test_export import save_run
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, summary_to_json
-from torchtitan.hf.model_card import model_card
+from torchtitan.hf.export import model_card
 from torchtitan.vision.export_command import main
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]

@@ -4,7 +4,6 @@ In float32, since the noise of 16 bits would hide what is compared.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.timelyfreeze.helpers.stages import (
     SPLIT,
     Pipeline,
     make_batch,
-    process_group,
     sum_loss,
 )
 from tests.timelyfreeze.runtime.linear.test_stage_linears import (
@@ -29,13 +27,7 @@ from torchtitan.lora import Lora
 from torchtitan.lora.adapters import UP, add_adapters
 
 pytest.importorskip("peft", reason="peft is not installed: the extra lora has it")
-pytestmark = pytest.mark.slow  # peft takes seconds to import
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]  # peft takes seconds to import
 
 
 def with_adapters(schedule: type) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Presets, from a file and a command line to the configuration."""
+"""Presets, from a file and a command line to the configuration; halves of a run with adapters."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.job_configs import config, put
 from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.settings import (
     JobConfig,
+    adapters_half,
     model_family,
     pipeline_metadata,
     pipeline_order,
     pipeline_title,
     preset_line,
+    weights_half,
 )
 
 PAPER = '[freezing]\npreset = "paper"\n'
@@ -148,3 +150,24 @@ def test_notes_say_how_the_first_stage_was_frozen(rank: int, mode: str) -> None:
     given = config(freezing__gradient_rank=rank)
     notes = pipeline_metadata(given, pipeline_order(given, 8), 8)
     assert (notes.first_stage, notes.gradient_rank) == (mode, rank)
+
+
+def test_adapters_learn_alone_and_phases_begin_behind_them() -> None:
+    excluded = ["freezing", "dataloader"]
+    whole = config(lora__until=48, checkpoint__exclude_from_loading=excluded)
+    put(whole, "freezing", last_warmup_step=60, last_monitor_step=100, last_ramp_step=200)
+    first, second = adapters_half(whole), weights_half(whole)
+    assert (first.freezing.method, second.freezing.method) == ("lora", "timelyfreeze")
+    assert (first.lora.until, second.lora.until, whole.lora.until) == (0, 0, 48)
+    assert first.checkpoint.exclude_from_loading == ["dataloader"]
+    assert second.checkpoint.exclude_from_loading == excluded
+    ends = second.freezing
+    assert (ends.last_warmup_step, ends.last_monitor_step, ends.last_ramp_step) == (108, 148, 248)
+    assert first.training == second.training == whole.training
+
+
+def test_steps_of_a_policy_are_counted_from_there_too() -> None:
+    whole = config(lora__until=48, freezing__method="egeria")
+    whole.freezing.egeria.unfreeze_steps.append(300)
+    assert weights_half(whole).freezing.egeria.unfreeze_steps == [348]
+    assert whole.freezing.egeria.unfreeze_steps == [300]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from PIL import Image
 
 from tests.tools.make_assets.pictures import write_folder
@@ -21,29 +20,14 @@ from tests.torchtitan.helpers.image_models import (
     load,
     some_pictures,
 )
+from tests.torchtitan.hf.test_export import save_run
 from torchtitan.hf.export import export_run
 from torchtitan.images.transforms import ImageTransform
-from torchtitan.settings import JobConfig
 from torchtitan.vision.export import FORMS
 from torchtitan.vision.model import FLAVORS, VisionModel
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
-
-
-def save_run(place: Path, model: torch.nn.Module, kind: str, **model_keys: Any) -> Path:
-    """Write what a run leaves: its settings, and a checkpoint as upstream writes it."""
-    job_config = JobConfig()
-    job_config.job.dump_folder = str(place / "outputs")
-    job_config.model.name = kind
-    for key, value in model_keys.items():
-        setattr(job_config.model, key, value)
-    run = place / "outputs" / "tb" / "run"
-    run.mkdir(parents=True)
-    (run / "settings.json").write_text(json.dumps(job_config.to_dict()))
-    state = model.state_dict()
-    dcp.save(state, checkpoint_id=place / "outputs" / "checkpoint" / "step-5", no_dist=True)
-    return run
 
 
 def loaded_by_library(folder: Path) -> Any:
@@ -63,7 +47,7 @@ def test_the_library_loads_what_was_trained(
     """Trained from scratch, for other classes than the flavor has: the checkpoint knows."""
     monkeypatch.setitem(FLAVORS[kind], "tiny", {**SETTINGS[kind], "num_labels": 1000})
     model = VisionModel(args_of(kind), library_model(kind)).eval()
-    run = save_run(tmp_path, model, kind, flavor="tiny")
+    run = save_run(tmp_path, model, name=kind, flavor="tiny")
     folder = export_run(run, max_file_bytes=file_bytes, forms=FORMS)
     assert (len(list(folder.glob("*.safetensors"))) > 1) == (file_bytes < 10**9)
     pictures = some_pictures(2)
@@ -82,7 +66,7 @@ def test_a_folder_that_was_trained_keeps_its_words(tmp_path: Path, kind: str) ->
     library.save_pretrained(source)
     (source / "preprocessor_config.json").write_text("{}")
     model = VisionModel(args_of(kind), library)
-    run = save_run(tmp_path, model, kind, flavor="hf", hf_assets_path=str(source))
+    run = save_run(tmp_path, model, name=kind, flavor="hf", hf_assets_path=str(source))
     folder = export_run(run, dtype=torch.bfloat16, forms=FORMS)
     exported = loaded_by_library(folder)
     assert exported.config.id2label == library.config.id2label
@@ -100,7 +84,7 @@ def test_an_export_names_the_classes_and_reads_pictures_as_it_was_trained(tmp_pa
     run = save_run(
         tmp_path,
         VisionModel(args_of("vit"), library),
-        "vit",
+        name="vit",
         flavor="hf",
         hf_assets_path=str(source),
     )
@@ -126,6 +110,6 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(
     monkeypatch.setitem(FLAVORS["vit"], "tiny", SETTINGS["vit"])
     model = VisionModel(args_of("vit"), library_model("vit"))
     del model.layers["3"]
-    run = save_run(tmp_path, model, "vit", flavor="tiny")
+    run = save_run(tmp_path, model, name="vit", flavor="tiny")
     with pytest.raises(ValueError, match=r"lacks layers\.3\."):
         export_run(run, forms=FORMS)

@@ -37,8 +37,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.runtime.linear import keep_copies, linears_of
 from timelyfreeze.schedule import ActionKind
 from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
-from torchtitan.data.every_stage import learned_tokens
-from torchtitan.data.sequences import IGNORE_INDEX
+from torchtitan.data.sequences import IGNORE_INDEX, learned_tokens
 from torchtitan.settings import JobConfig, count_layers, examples_of_microbatch
 from torchtitan.upstream.fixes import PipelineLoss, autocast_stages, one_cast_for_all
 

@@ -28,7 +28,7 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
 
     upstream_fixes.install()
     from timelyfreeze.schedule import order_to_csv
-    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.launch import read_config
     from torchtitan.freezing.partition.cut import partition_line
     from torchtitan.freezing.profile.bench import Repeats, Response
     from torchtitan.freezing.profile.profile import (

@@ -199,22 +199,22 @@ def test_only_the_rank_that_reads_asks_which_rows_come(tmp_path: Path) -> None:
     run.cache.close()
 
 
-def test_it_is_decided_by_what_the_training_waits_for(
-    on_disk: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody could read ahead the rows of the first step that reads, so it does not count.
-
-    A row that the training reads itself takes 100 s of a clock that is pushed on.
-    """
-    now = [0.0]
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that is pushed on by 100 s for each row that the training reads itself."""
+    now, read = [0.0], folder_module.read_entry
     monkeypatch.setattr("timelyfreeze.front.caching.cache.time.perf_counter", lambda: now[0])
-    read = folder_module.read_entry
 
     def slow(folder: Path, number: int) -> object:
         now[0] += 100.0 * (threading.current_thread() is threading.main_thread())
         return read(folder, number)
 
     monkeypatch.setattr(folder_module, "read_entry", slow)
+    return now
+
+
+def test_it_is_decided_by_what_the_training_waits_for(on_disk: Run, now: list[float]) -> None:
+    """Nobody could read ahead the rows of the first step that reads, so it does not count."""
     waited = []
     for _ in range(5):
         on_disk.step(1, upcoming=numbers(BATCHES))
@@ -229,18 +229,9 @@ def test_it_is_decided_by_what_the_training_waits_for(
 
 
 def test_a_disk_that_is_too_slow_to_be_read_ahead_does_not_pay(
-    on_disk: Run, monkeypatch: pytest.MonkeyPatch
+    on_disk: Run, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_disk.store._folder, "want", lambda places: None)
-    now = [0.0]
-    monkeypatch.setattr("timelyfreeze.front.caching.cache.time.perf_counter", lambda: now[0])
-    read = folder_module.read_entry
-
-    def slow(folder: Path, number: int) -> object:
-        now[0] += 100.0
-        return read(folder, number)
-
-    monkeypatch.setattr(folder_module, "read_entry", slow)
     for _ in range(4):
         on_disk.step(1, upcoming=numbers(BATCHES))
     verdict = on_disk.cache._kept.verdict

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,
     Pipeline,
     make_batch,
-    process_group,
 )
 from timelyfreeze.control.build import checks_for
 from timelyfreeze.control.policy_runner import PolicyRunner
@@ -28,7 +27,7 @@ from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
 from timelyfreeze.runtime.reference import comparator as output_watch
 from timelyfreeze.settings import FreezeSettings, Step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 POLICY = Egeria(
     check_interval=2, window=2, stale=1, tolerance=10.0, bootstrap_change=10.0,
@@ -36,12 +35,6 @@ POLICY = Egeria(
 )  # fmt: skip
 # Checks after steps 3, 5, 7 and so on; bootstrapping ends at 5, so 7 is compared first.
 SETTINGS = FreezeSettings(last_warmup_step=1).unplanned
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 class Alone:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.timelyfreeze.helpers.layered import make_parts
-from tests.timelyfreeze.runtime.reference.test_comparator import Noting, Run, one_rank  # noqa: F401
+from tests.timelyfreeze.runtime.reference.test_comparator import Noting, Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 STOPS = [4, 5, 6, 9, 10]
 

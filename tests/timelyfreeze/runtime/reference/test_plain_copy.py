@@ -1,7 +1,6 @@
 """Copies of wrapped blocks compute what the blocks do, and can go to another process."""
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,18 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.timelyfreeze.helpers.layered import Layer
-from tests.timelyfreeze.helpers.stages import process_group
 from timelyfreeze.runtime.linear import lean_linears
 from timelyfreeze.runtime.reference.capture import plain_copy
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 INPUT = torch.linspace(-1, 1, 10).reshape(2, 5)
 SCALE = torch.tensor([1.5])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def weights(block: nn.Module) -> dict[str, torch.Tensor]:

@@ -68,6 +68,21 @@ def test_a_first_stage_frozen_whole_runs_no_backward_at_all(schedule: type) -> N
     assert watched.n_gradients == 1
 
 
+def alive_after_backwards(
+    stage: Any, schedule: type, kept: list[weakref.ref[Tensor]]
+) -> list[bool]:
+    """Note, after each microbatch's last backward, whether what is kept of it is still there."""
+    last = "backward_one_chunk" if schedule is FULL else "backward_weight_one_chunk"
+    original, alive = getattr(stage, last), []
+
+    def counting(microbatch: int, *args: Any, **kwargs: Any) -> None:
+        original(microbatch, *args, **kwargs)
+        alive.append(kept[microbatch]() is not None)
+
+    setattr(stage, last, counting)
+    return alive
+
+
 @pytest.mark.usefixtures("_no_gc")
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
@@ -79,17 +94,8 @@ def test_activations_are_released_with_the_backward_of_their_microbatch(
     modules[1] = nn.Sequential(modules[1], watched)
     pipeline = Pipeline(modules, schedule)
     pipeline.run()
-    stage = pipeline.stages[1]
-    last = "backward_one_chunk" if schedule is FULL else "backward_weight_one_chunk"
-    original = getattr(stage, last)
     watched.kept.clear()
-    alive = []
-
-    def counting(microbatch: int, *args: Any, **kwargs: Any) -> None:
-        original(microbatch, *args, **kwargs)
-        alive.append(watched.kept[microbatch]() is not None)
-
-    setattr(stage, last, counting)
+    alive = alive_after_backwards(pipeline.stages[1], schedule, watched.kept)
     pipeline.run({1: random_masks(modules, 0, ratio)[1]})
     assert alive == [False] * N_MICROBATCHES
 
@@ -103,15 +109,6 @@ def test_the_output_of_the_embedding_is_released_with_them(schedule: type) -> No
     kept: list[weakref.ref[Tensor]] = []
     embedding = next(part for part in modules[0].modules() if isinstance(part, nn.Embedding))
     embedding.register_forward_hook(lambda *args: kept.append(weakref.ref(args[-1])))
-    stage = pipeline.stages[0]
-    last = "backward_one_chunk" if schedule is FULL else "backward_weight_one_chunk"
-    original = getattr(stage, last)
-    alive = []
-
-    def counting(microbatch: int, *args: Any, **kwargs: Any) -> None:
-        original(microbatch, *args, **kwargs)
-        alive.append(kept[microbatch]() is not None)
-
-    setattr(stage, last, counting)
+    alive = alive_after_backwards(pipeline.stages[0], schedule, kept)
     pipeline.run({0: random_masks(modules, 0, 0.5)[0]})
     assert alive == [False] * N_MICROBATCHES

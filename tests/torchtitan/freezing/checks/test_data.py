@@ -19,7 +19,7 @@ from torchtitan.freezing.checks.data import (
 )
 from torchtitan.freezing.checks.features import FEATURES
 from torchtitan.freezing.checks.requirements import feature_errors
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.values.errors import place_errors
 from torchtitan.settings import JobConfig
 

@@ -1,6 +1,6 @@
 """Errors in the choice of a freezing method and in its policy's settings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from torchtitan.config import ConfigManager
 import timelyfreeze.policies.policy as policy_module
 from tests.torchtitan.freezing.elastic.test_packing import packing
 from tests.torchtitan.freezing.elastic.test_pipeline import elastic
-from tests.torchtitan.helpers.job_configs import config, errors, put
+from tests.torchtitan.helpers.job_configs import config, errors, front_config, put
 from timelyfreeze.front.caching import EntryFolder
 from timelyfreeze.policies.methods import freezes_by_turns, known_methods
 from timelyfreeze.policies.policy import registered_policies
@@ -136,11 +136,7 @@ def test_ranks_are_given_by_width_where_they_work(rank: Any, changes: dict[str, 
 
 
 def cached(settings: CacheSettings | None = None, **changes: Any) -> JobConfig:
-    job_config = config(
-        **{"freezing__method": "fixed", "training__dataset": "alpaca", **changes},
-    )
-    put(job_config, "freezing", cache=settings or CacheSettings(enable=True))
-    return job_config
+    return front_config(freezing__cache=settings or CacheSettings(enable=True), **changes)
 
 
 PLANNED = sorted(method for method in known_methods() if "timelyfreeze" in method)
@@ -190,14 +186,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_start(
 
 
 def ahead(**changes: Any) -> JobConfig:
-    values = {
-        "freezing__method": "smartpipe",
-        "freezing__run_ahead": True,
-        "training__dataset": "alpaca",
-        "model__flavor": "debugmodel",
-        **changes,
-    }
-    return config(**values)
+    return front_config(**{"freezing__method": "smartpipe", "freezing__run_ahead": True, **changes})
 
 
 @pytest.mark.parametrize("method", ["fixed", "linear", "smartpipe", "autofreeze", "egeria"])
@@ -222,12 +211,17 @@ def test_nobody_is_ahead_unasked() -> None:
     assert trainer_for(job_config).func is ElasticRun
 
 
-@pytest.mark.parametrize(
-    "method", ["fixed", "autofreeze", "pipetransformer", "egeria", "timelyfreeze+autofreeze"]
-)
+def efficiency(**changes: Any) -> JobConfig:
+    return packing(PackingSettings("efficiency"), **{"checkpoint__enable": True, **changes})
+
+
+@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_policies_may_be_elastic_with_a_plan_and_without(method: str, schedule: str) -> None:
-    check(elastic(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
+@pytest.mark.parametrize("made", [elastic, packing, efficiency])
+def test_policies_without_a_plan_may_move_and_grow_batches(
+    made: Callable[..., JobConfig], method: str, schedule: str
+) -> None:
+    check(made(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
 
 
 def test_a_run_that_is_not_elastic_by_time_needs_no_profile() -> None:
@@ -236,29 +230,16 @@ def test_a_run_that_is_not_elastic_by_time_needs_no_profile() -> None:
     check(elastic(ElasticSettings(partition="time")))
 
 
-def test_an_elastic_run_goes_together_with_an_emulation() -> None:
-    check(elastic(emulation__enable=True))
-
-
-def test_an_elastic_run_goes_together_with_the_cache() -> None:
-    job_config = elastic()
-    put(job_config, "freezing", cache=CacheSettings(enable=True))
-    check(job_config)
-
-
-@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_policies_without_a_plan_may_grow_batches(method: str, schedule: str) -> None:
-    check(packing(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
-
-
-def efficiency(**changes: Any) -> JobConfig:
-    return packing(PackingSettings("efficiency"), **{"checkpoint__enable": True, **changes})
-
-
-@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
-def test_what_goes_on_with_fewer_ranks(method: str) -> None:
-    check(efficiency(freezing__method=method))
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"emulation__enable": True},
+        {"freezing__cache": CacheSettings(enable=True)},
+        {"freezing__method": "timelyfreeze+autofreeze"},
+    ],
+)
+def test_an_elastic_run_goes_together_with(other: dict[str, Any]) -> None:
+    check(elastic(**other))
 
 
 @pytest.mark.parametrize("method", ["fixed", "timelyfreeze+fixed"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.torchtitan.helpers.job_configs import config, put
+from tests.torchtitan.helpers.job_configs import front_config
 from timelyfreeze.cli.torchrun import NEXT, PRESENT
 from timelyfreeze.front.plan import BatchPacking
 from timelyfreeze.settings import PackingSettings
@@ -29,17 +29,9 @@ N_LAYERS, START = 10, (2, 3, 3, 2)
 
 
 def packing(settings: PackingSettings | None = None, **changes: Any) -> JobConfig:
-    values = {
-        "freezing__method": "fixed",
-        "training__dataset": "alpaca",
-        "training__global_batch_size": 64,
-        "training__seq_len": 64,
-        "model__flavor": "8M",
-        **changes,
-    }
-    job_config = config(**values)
-    put(job_config, "freezing", packing=settings or PackingSettings("performance"))
-    return job_config
+    sizes = {"training__global_batch_size": 64, "training__seq_len": 64, "model__flavor": "8M"}
+    chosen = settings or PackingSettings("performance")
+    return front_config(freezing__packing=chosen, **{**sizes, **changes})
 
 
 def at(n_frozen: int) -> RunState:

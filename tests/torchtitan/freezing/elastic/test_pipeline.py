@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.freezing.partition.test_cut import profile, times
-from tests.torchtitan.helpers.job_configs import config, put
+from tests.torchtitan.helpers.job_configs import front_config
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.elastic.pipeline import (
@@ -37,15 +37,7 @@ START = (1, 2, 2, 1)
 
 
 def elastic(settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
-    values = {
-        "freezing__method": "fixed",
-        "training__dataset": "alpaca",
-        "model__flavor": "debugmodel",
-        **changes,
-    }
-    job_config = config(**values)
-    put(job_config, "freezing", elastic=settings or ElasticSettings(enable=True))
-    return job_config
+    return front_config(freezing__elastic=settings or ElasticSettings(enable=True), **changes)
 
 
 def loads(split: tuple[int, ...], n_frozen: int, frozen_cost: float = 1 / 6) -> list[float]:

@@ -1,7 +1,5 @@
 """One process in the shape of a pipeline: its dimensions, and norms added up rank by rank."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torchtitan.distributed.utils as titan_dist
 from torch import nn
 from torchtitan.distributed import ParallelDims
 
-from tests.timelyfreeze.helpers.stages import process_group
 from torchtitan.freezing.emulation.pipeline import (
     EmulatedDims,
     EmulatedMesh,
@@ -20,10 +17,8 @@ from torchtitan.upstream import fixes as upstream_fixes
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_process() -> Iterator[None]:
+def _one_process(one_rank: None) -> None:
     upstream_fixes.install()
-    with process_group():
-        yield
 
 
 def world(**degrees: int) -> ParallelDims:

@@ -1,7 +1,6 @@
 """A pipeline built in one process: upstream's stages, the schedule's order, the ranks' weights."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
-from tests.timelyfreeze.helpers.stages import process_group, sum_loss
+from tests.timelyfreeze.helpers.stages import sum_loss
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.control.emulated import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
@@ -25,6 +24,8 @@ from torchtitan.freezing.emulation.pipeline import (
 )
 from torchtitan.settings import pipeline_order
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 ARGS = TransformerModelArgs(dim=16, n_layers=8, n_heads=2, vocab_size=32)
 STAGES_PER_RANK = {
     "GPipe": 1,
@@ -35,12 +36,6 @@ STAGES_PER_RANK = {
     "DualPipeV": 2,
 }
 SEED = 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_process() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def build(**changes: Any) -> tuple[Any, list[nn.Module], EmulatedDims]:

@@ -12,7 +12,7 @@ from torchtitan.distributed import ParallelDims
 
 from tests.torchtitan.helpers.image_models import KINDS, N_LAYERS, args_of, some_pictures
 from timelyfreeze.whatif.rank_memory import ModelBytes
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.memory.estimate import How, block_bytes, estimate_memory, model_bytes
 from torchtitan.freezing.partition.cut import partition_line
 from torchtitan.settings import JobConfig, count_layers, stage_modules

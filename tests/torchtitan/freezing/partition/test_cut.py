@@ -14,8 +14,8 @@ from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.estimate import main as estimate
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.partition.cut import part_parameters, partition_line
 from torchtitan.settings import JobConfig, count_layers, modules_of_split, stage_modules

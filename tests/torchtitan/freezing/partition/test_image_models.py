@@ -13,7 +13,7 @@ from timelyfreeze.whatif.bounds_file import PipelineMetadata, bounds_file_text
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.launch import read_config
 from torchtitan.freezing.partition.cut import (
     count_model_layers,
     model_sizes,

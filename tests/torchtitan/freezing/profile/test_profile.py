@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config
 from timelyfreeze.runtime.linear import StageLinears
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
@@ -87,12 +85,6 @@ def cross_entropy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    with process_group():
-        yield
-
-
 def lone(
     module: Seen, *, is_first: bool = False, is_last: bool = False, gradient_rank: int = 0
 ) -> LoneStage:
@@ -109,7 +101,7 @@ def lone(
     )
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("split", [False, True])
 def test_what_frozen_weights_still_learn_is_part_of_their_time(
     monkeypatch: pytest.MonkeyPatch, split: bool
@@ -123,7 +115,7 @@ def test_what_frozen_weights_still_learn_is_part_of_their_time(
     assert sorted(done) == sorted(stage.table.names)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("is_first", "is_last"), [(True, False), (False, False), (False, True)])
 def test_a_stage_runs_alone_with_masks(is_first: bool, is_last: bool, split: bool) -> None:
@@ -148,7 +140,7 @@ def test_a_stage_runs_alone_with_masks(is_first: bool, is_last: bool, split: boo
         assert set(by_kind) == ({F, I, W} if split else {F, B})
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 def test_gradients_are_those_of_the_stage_by_itself() -> None:
     module = Seen()
     stage = lone(module, is_last=True)
@@ -161,7 +153,7 @@ def test_gradients_are_those_of_the_stage_by_itself() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 def test_gradients_add_up_over_passes() -> None:
     module = Seen()
     stage = lone(module)
@@ -172,7 +164,7 @@ def test_gradients_add_up_over_passes() -> None:
     torch.testing.assert_close(module.up.weight.grad, 2 * once)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 def test_a_first_stage_both_ways() -> None:
     module = Seen(is_first=True)
     stage = lone(module, is_first=True)

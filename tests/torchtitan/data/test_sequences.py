@@ -1,10 +1,10 @@
-"""What every stage gets of a batch, worked out by hand."""
+"""Inputs of every stage, of a batch, worked out by hand."""
 
 import pytest
 import torch
 from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
 
-from torchtitan.data.every_stage import HostTensor, learned_tokens, to_every_stage
+from torchtitan.data.sequences import HostTensor, learned_tokens, to_every_stage
 
 LABELS = torch.tensor([[-100, 7, -100, 9, 4], [-100] * 5, [3, -100, -100, -100, 0]])
 
