@@ -75,7 +75,8 @@ def planned(request, folder):
     settings = {"plans": {**halves, **PLANNED}, "learns": learns}
     for name, step in asked_for(request, "name", "step"):
         again, saved = f"{name} from {step}", f"planned/{name}/checkpoint/step-{step}"
-        scenarios.append(scenario(folder, again, is_elastic=True, resumes=saved, **settings[name]))
+        resumed = scenario(folder, again, is_elastic=True, resumes=saved, **settings[name])
+        scenarios.append({**resumed, "after": name})
     return run_scenarios(folder / "planned", 1, scenarios, script="elastic_run.py")
 
 
