@@ -1,7 +1,7 @@
 """Sequences of instruction data: tokens of an example or, packed, of several; text for people.
 
 Examples are packed in windows of consecutive examples of a stream. A window's sequences depend on
-    its examples alone, so a stream is resumed by the numbers of window and sequence.
+its examples alone, so a stream is resumed by the numbers of window and sequence.
 
 The last stage computes logits of learned tokens alone. Their places are found on the host, where a
 batch comes from, without waiting for a device.
