@@ -15,7 +15,7 @@ from tests.timelyfreeze.compare.tables import told
 from tests.tools.golden import assert_golden, assert_only
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.runs import jobs as comparison_jobs
-from timelyfreeze.compare.runs.jobs import ROOT, duration, start
+from timelyfreeze.compare.runs.jobs import ROOT, start
 from timelyfreeze.records.tables import STEPS, StepRow
 
 FILE = "run_commands.txt"
@@ -289,14 +289,6 @@ def test_an_interrupt_ends_the_process(tmp_path: Path, monkeypatch: pytest.Monke
     assert started[0].returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(41.2, "41 s"), (90, "2 minutes"), (1620, "27 minutes"), (9000, "2.5 hours")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_time_to_go_is_that_of_the_runs_still_to_make(
     config: Path,
     output: Path,
@@ -310,7 +302,7 @@ def test_time_to_go_is_that_of_the_runs_still_to_make(
     monkeypatch.setattr(comparison_jobs.time, "monotonic", lambda: next(clock))
     run(Trainer(), config, output, methods="none fixed apf")
     assert re.findall(r"^\[.*", capsys.readouterr().out, re.M) == [
-        "[1/3] 1F1B none seed 42: ... 30 s, 30 s to go",
+        "[1/3] 1F1B none seed 42: ... 00:30, 00:30 to go",
         "[2/3] 1F1B fixed seed 42: finished before",
-        "[3/3] 1F1B apf seed 42: ... 50 s, 0 s to go",
+        "[3/3] 1F1B apf seed 42: ... 00:50, 00:00 to go",
     ]

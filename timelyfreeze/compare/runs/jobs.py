@@ -22,6 +22,8 @@ from itertools import count, starmap
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from timelyfreeze.cli import run_environment, train_command
 from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.cli.hub import config_table, is_on, value_of
@@ -176,16 +178,17 @@ def run_jobs(
         started = time.monotonic()
         status = _run_one(job, settings, output, starter)
         seconds.append(time.monotonic() - started)
+        took = tqdm.format_interval(seconds[-1])
         left = len(jobs) - len(done) - len(seconds)
-        to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
+        to_go = f"{tqdm.format_interval(statistics.fmean(seconds) * left)} to go"
         if status == 0 and finished_run(output / job.path):
-            print(f" {duration(seconds[-1])}, {to_go}", flush=True)
+            print(f" {took}, {to_go}", flush=True)
             failed += [] if then is None or then(job) else [job]
             seconds[-1] = time.monotonic() - started
             continue
         failed.append(job)
         reason = f"exit status {status}" if status else "no summary of all steps"
-        print(f" failed after {duration(seconds[-1])} ({reason}), {to_go}")
+        print(f" failed after {took} ({reason}), {to_go}")
         print_end(output / job.path / LOG)
     return failed
 
@@ -286,10 +289,3 @@ def require_scorable(arguments: Sequence[str]) -> None:
     (error,) = errors_of(_EVALUATE, [arguments], run_environment(os.environ, 1), ROOT)
     if error is not None:
         raise ValueError(f"--evaluate: {error.rpartition('error: ')[2]}")
-
-
-def duration(seconds: float) -> str:
-    """Return ``seconds`` in a reader's unit."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from tqdm import tqdm
+
 from timelyfreeze.cli import run_environment
-from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
+from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, print_end, start
 from timelyfreeze.compare.runs.run import BASE_MODEL, Run, find_runs, finished_run
 from timelyfreeze.records.scores import BY_KEY, HUB, Scores, read_scores
 
@@ -120,7 +122,7 @@ class Scoring:
         words = self.questions.arguments(model, place)
         command = [sys.executable, "-m", "timelyfreeze", "evaluate", *words]
         status = self.starter(command, run_environment(os.environ, 1), log)
-        took = duration(time.monotonic() - started)
+        took = tqdm.format_interval(time.monotonic() - started)
         scores = self._known(place, step) if status == 0 else None
         if scores is not None:
             average = "" if scores.average is None else f" {100 * scores.average:.2f}% on average,"

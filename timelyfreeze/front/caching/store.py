@@ -39,7 +39,6 @@ class ActivationStore:
         self._disk_failed = self._has_told = False
         self._counting = threading.Lock()  # one thread stores, another drops
         self.memory_used = 0  # bytes of the rows in memory
-        self.n_refused = 0  # rows that were not stored because the writer was behind
 
     @property
     def n_ahead(self) -> int:
@@ -151,7 +150,6 @@ class ActivationStore:
             return 0
         self._offered = [job for job in self._offered if not job.done()]
         if len(self._offered) >= _N_WAITING:
-            self.n_refused += len(wanted)
             return 0
         there, mark = copy_to_host(outputs).contiguous(), copied(outputs)
         chosen = [(rows[place], there[place]) for place in wanted]

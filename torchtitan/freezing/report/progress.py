@@ -64,19 +64,9 @@ def status_text(status: Status) -> str:
         ("loss {:.3f}", status.loss),
         (f"{{:,.0f}} {status.unit}/s{status.note}", status.tokens_per_second),
         ("{:+.0%} throughput", status.gain),
-        ("{} left", None if left_s is None else duration_text(left_s)),
+        ("{} left", None if left_s is None else tqdm.format_interval(left_s)),
     ) if value is not None]  # fmt: skip
     return ", ".join(parts)
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"

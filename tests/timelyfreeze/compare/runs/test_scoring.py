@@ -123,9 +123,9 @@ def test_each_run_is_scored_as_it_finishes_and_the_model_before_training_once(
     assert (base / "evaluate.log").exists()
     printed = capsys.readouterr().out
     assert (
-        "The model before training: models/small\n  scores: ... 30.00% on average, 0 s" in printed
+        "The model before training: models/small\n  scores: ... 30.00% on average, 00:00" in printed
     )
-    assert "  scores: ... 40.00% on average, 0 s\n" in printed
+    assert "  scores: ... 40.00% on average, 00:00\n" in printed
     told = "Before training, small: average accuracy 30.00%, MMLU 30.00%, HellaSwag 30.00%"
     assert told in (tmp_path / "out/comparison.md").read_text()
     rows = table_rows(printed)
@@ -178,7 +178,7 @@ def test_a_failed_evaluation_is_shown_and_the_others_go_on(
     assert run(machine, tmp_path, "--evaluate") == 1
     assert machine.started[1:] == ["score none", "train apf 60", "score apf", "score base_model"]
     printed = capsys.readouterr().out
-    assert "  scores: ... failed after 0 s (exit status 2)\n  the end of " in printed
+    assert "  scores: ... failed after 00:00 (exit status 2)\n  the end of " in printed
     assert "    the log of none\n" in printed
     assert "not evaluated: 1F1B none seed 42" in table_notes(printed)
     machine.fails = {"base_model"}

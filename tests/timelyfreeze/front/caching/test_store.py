@@ -356,7 +356,6 @@ def test_a_slow_writer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monke
     store = begun(0, disk(tmp_path))
     for number in range(100):
         store.offer([row(number)], output(number))  # would hang if it waited
-    assert store.n_refused == 100 - 64
     go_on.set()
     store.flush()
     assert found(store, range(100)) == list(range(64))

@@ -18,7 +18,6 @@ from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.progress import (
     Progress,
     Status,
-    duration_text,
     quiet_unless,
     status_text,
 )
@@ -90,7 +89,7 @@ def test_without_a_terminal_the_log_gets_a_line_a_minute(
             progress.show(step, Status(Phase.STABLE, loss=1.0, seconds_left=70.0))
             hidden.show(step, Status())
     told = [record.getMessage() for record in caplog.records]
-    assert told == [f"step {step}/9: freezing, loss 1.000, 1 min 10 s left" for step in (3, 4)]
+    assert told == [f"step {step}/9: freezing, loss 1.000, 01:10 left" for step in (3, 4)]
 
 
 def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
@@ -232,7 +231,7 @@ def test_only_the_shown_rank_and_those_named_talk(
         (Status(Phase.RAMP, 0), "freezing more and more (last step)"),
         (
             Status(Phase.STABLE, None, 2.0, 1234.5, 0.523, 70.0),
-            "freezing, loss 2.000, 1,234 tokens/s, +52% throughput, 1 min 10 s left",
+            "freezing, loss 2.000, 1,234 tokens/s, +52% throughput, 01:10 left",
         ),
         (Status(tokens_per_second=9.0, note=" without padding"), "9 tokens/s without padding"),
         (Status(Phase.OFF, gain=-0.014), "freezing is off, -1% throughput"),
@@ -245,15 +244,6 @@ def test_what_is_known_is_told_in_words(status: Status, text: str) -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_has_words(phase: Phase) -> None:
     assert status_text(Status(phase))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3599.0, "59 min 59 s"),
-     (7322.0, "2 h 2 min"), (360000.0, "100 h 0 min")],
-)  # fmt: skip
-def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 def test_the_time_left_follows_the_last_twenty_steps() -> None:
