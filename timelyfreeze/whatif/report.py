@@ -150,7 +150,7 @@ def best_of(cases: Sequence[Case]) -> list[str]:
     shortest, soonest = min(cases, key=lambda case: case.frozen_microbatch_ms), soonest_of(cases)
     unfrozen_ms = soonest.per_microbatch(soonest.step_ms)
     verdict = "freezing does not pay: nothing reaches a loss sooner, as estimated"
-    text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms"
+    text = f"{_where(soonest)}, without freezing: {unfrozen_ms:.2f} ms a microbatch"
     freezing = [f'method = "{NONE}"']
     if (least := _least(soonest)) < 1.0:
         verdict = f"freezing pays: a loss in {least:.2f} of the time without it, as estimated"
@@ -169,8 +169,9 @@ def best_of(cases: Sequence[Case]) -> list[str]:
         f"shortest time to a loss: {text}",
         *("", "[parallelism]", f'pipeline_parallel_schedule = "{soonest.schedule}"', *cut),
         *("", "[freezing]", *freezing, ""),
-        f"shortest for each microbatch: {_frozen(shortest)}",
-        f'adapters (method = "{LORA}") leave out gradients: {_where(adapted)}, {adapted_ms:.2f} ms',
+        f"shortest step with freezing: {_frozen(shortest)}",
+        f'adapters (method = "{LORA}") leave out gradients: {_where(adapted)}, {adapted_ms:.2f} ms '
+        "a microbatch",
         "",
     ]
 
@@ -219,7 +220,7 @@ def _least(case: Case) -> float:
 def _frozen(case: Case) -> str:
     cap = render_cap(case.max_freeze_ratio)
     rank = "" if case.gradient_rank is None else f", rank {case.gradient_rank}"
-    return f"{_where(case)}, r_max {cap}{rank}: {case.frozen_microbatch_ms:.2f} ms"
+    return f"{_where(case)}, r_max {cap}{rank}: {case.frozen_microbatch_ms:.2f} ms a microbatch"
 
 
 def _where(case: Case) -> str:

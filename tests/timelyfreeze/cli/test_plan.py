@@ -252,5 +252,5 @@ def test_a_laptop_needs_no_torch(bounds: Path) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "shortest for each microbatch" in done.stdout
+    assert "shortest step with freezing" in done.stdout
     assert "run-ahead" in done.stdout

@@ -32,15 +32,19 @@ def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:
     verdict, soonest, *toml, shortest, adapters, _ = best_of([fast, case()])
     assert verdict == "freezing pays: a loss in 0.88 of the time without it, as estimated"
     assert soonest == (
-        "shortest time to a loss: 1F1B, 8 microbatches, r_max 0.25: 80.00 ms, times 1.10 steps"
+        "shortest time to a loss: 1F1B, 8 microbatches, r_max 0.25: 80.00 ms a microbatch, "
+        "times 1.10 steps"
     )
     assert tomllib.loads("\n".join(toml)) == {
         "parallelism": {"pipeline_parallel_schedule": "1F1B"},
         "freezing": {"method": "timelyfreeze", "max_freeze_ratio": 0.25},
     }
-    assert shortest == ("shortest for each microbatch: 1F1B, 8 microbatches, r_max 0.8: 60.00 ms")
+    assert shortest == (
+        "shortest step with freezing: 1F1B, 8 microbatches, r_max 0.8: 60.00 ms a microbatch"
+    )
     assert adapters == (
-        'adapters (method = "lora") leave out gradients: 1F1B, 8 microbatches, 50.00 ms'
+        'adapters (method = "lora") leave out gradients: 1F1B, 8 microbatches, '
+        "50.00 ms a microbatch"
     )
 
 
@@ -51,7 +55,8 @@ def test_of_several_ranks_it_is_the_one_soonest_at_a_loss() -> None:
     ]
     _, soonest, *toml, shortest, _, _ = best_of(ranks)
     assert "r_max 0.25, rank 0: 70.00 ms" in shortest
-    assert "r_max 0.25, rank 64: 75.00 ms, times 1.05 steps" in soonest  # 78.75; 79.75 and 98.00
+    # 78.75, beside 79.75 and 98.00
+    assert "r_max 0.25, rank 64: 75.00 ms a microbatch, times 1.05 steps" in soonest
     assert tomllib.loads("\n".join(toml))["freezing"]["gradient_rank"] == 64
 
 
@@ -67,13 +72,15 @@ def test_where_no_cap_pays_it_is_the_fastest_without_freezing() -> None:
     unknown = case(schedule="GPipe", frozen_step_ms=560.0, steps_factor=None)
     verdict, soonest, *toml, shortest, adapters, _ = best_of([slow, other, unknown])
     assert verdict == "freezing does not pay: nothing reaches a loss sooner, as estimated"
-    assert soonest.endswith("ZBVZeroBubble, 8 microbatches, split time, without freezing: 90.00 ms")
+    assert soonest.endswith(
+        "ZBVZeroBubble, 8 microbatches, split time, without freezing: 90.00 ms a microbatch"
+    )
     assert tomllib.loads("\n".join(toml)) == {
         "parallelism": {"pipeline_parallel_schedule": "ZBVZeroBubble", "partition": "time"},
         "freezing": {"method": "none"},
     }
-    assert shortest.endswith("GPipe, 8 microbatches, r_max 0.25: 70.00 ms")
-    assert adapters.endswith("1F1B, 8 microbatches, 40.00 ms")
+    assert shortest.endswith("GPipe, 8 microbatches, r_max 0.25: 70.00 ms a microbatch")
+    assert adapters.endswith("1F1B, 8 microbatches, 40.00 ms a microbatch")
 
 
 def test_without_an_estimate_nothing_is_promised() -> None:

@@ -138,7 +138,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     # Overheads of layers are measured, and on a busy machine may contradict each other; the
     # measured split is planned for in any case.
     assert plan_main([str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
-    assert "shortest for each microbatch" in capsys.readouterr().out
+    assert "shortest step with freezing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
