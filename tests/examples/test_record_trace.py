@@ -17,7 +17,7 @@ from timelyfreeze.whatif.trace_file import read_trace_files
 ROOT = Path(__file__).parents[2]
 MICROBATCHES = 4
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def looked_up(path: Path, action: str) -> list[float]:
